@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.resharding import Region
-from holdfast.format.shards import RankShard, together
+from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store import open_store
 from tests.support.written import Written
@@ -100,7 +100,7 @@ def commit(root, world_size, tensors, states=None, *, job="job", iteration=1):
     store = open_store(root)
     attempt = store.latest_attempt(job) or store.acquire_attempt(job, "test").number
     written = payloads(world_size, tensors, states)
-    whole = together([each.part for each in written], world_size)
+    whole = merge_ranks([each.part for each in written], world_size)
     manifest = fmt.Manifest(
         job=job, iteration=iteration, lineage=1, attempt=attempt, kind="scheduled", created_at=1790000000.0,
         parent=None, world_size=world_size, files=whole.files, tensors=whole.tensors, state=whole.state,

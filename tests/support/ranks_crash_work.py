@@ -42,7 +42,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "begin": (local.LocalStore, "begin"),
     "join": (local.LocalStore, "join"),
     "write": (local.LocalWriter, "write"),
-    "settle": (local.LocalWriter, "settle"),
+    "settle": (local.LocalWriter, "make_durable"),
     "commit": (local.LocalWriter, "commit"),
     "sync": (Files, "sync"),
     "rename": (Files, "rename"),

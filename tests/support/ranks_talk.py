@@ -177,7 +177,7 @@ def let_go_while_stuck(stage):
     if group.leads:
         for thread in threads:
             thread.start()
-        while len(group._outcomes) < 2:
+        while group._workers._unfinished < 2:
             pass
         group.close()
         for thread in threads:

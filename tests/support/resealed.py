@@ -8,7 +8,7 @@ from holdfast.format import manifest as fmt
 def sealed(fields):
     """A manifest of these fields."""
     body = json.dumps(fields).encode()[:-1]
-    return body + fmt.SEAL % fmt.digest(body).encode()
+    return body + fmt.DIGEST_ENTRY % fmt.digest(body).encode()
 
 
 def fields_of(data):

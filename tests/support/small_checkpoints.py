@@ -16,7 +16,7 @@ def joined(store, place, checkpoint=FIRST, attempt=1, data=b"others"):
     """The writer of another process, with its file written."""
     writer = store.join(JOB, checkpoint, attempt, place, len(data))
     writer.write(OTHER_FILE, [data])
-    writer.settle()
+    writer.make_durable()
     return writer
 
 

@@ -11,7 +11,7 @@ class Watching(LocalStore):
 
     def __init__(self, root, before=lambda start, size: None, readers=2):
         super().__init__(root)
-        self.before, self.readers = before, readers
+        self.before, self.read_threads = before, readers
         self.reads, self.open, self.most_open = [], 0, 0
 
     def open_file(self, job, checkpoint, file, **options):

@@ -1,4 +1,4 @@
-"""A checkpoint for others: one safetensors file, a torch.save file, a torch.distributed.checkpoint directory."""
+"""Export a checkpoint as a safetensors file, a torch.save file or a torch.distributed.checkpoint directory."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from holdfast.torch_internals import with_metadata
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"
-"""What shows that a directory is a torch.distributed.checkpoint, which `force` may replace."""
+"""The file that identifies a torch.distributed.checkpoint directory, which `force` may replace."""
 EXPORTED_RANK = 0
 
 
 @dataclass(slots=True)
-class Exported:
-    """What was written, and what the format has no room for."""
+class ExportResult:
+    """What was written, and what the format cannot hold."""
 
     objects: list[str]
     tensors: int = 0
@@ -54,16 +54,16 @@ def export(
     only: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
-) -> Exported:
-    """Write a checkpoint, verified on the way, to `target`, which is there whole or not at all.
+) -> ExportResult:
+    """Verify a checkpoint and write it to `target` atomically.
 
-    A module's tensors have the names of its state_dict(). With `only`, one object of the session is written.
-    What several ranks stored of a tensor is put together; of what each had of its own, that of rank 0 is written.
+    The tensors of a module have the names of its state_dict(). With `only`, one object of the session is written.
+    Shards of several ranks are assembled; of what each rank had for itself, that of rank 0 is written.
 
     Raises:
-        FileExistsError: there is something at `target`; with `force`, something that is no export.
+        FileExistsError: `target` exists; with `force`, it is not an export.
         LookupError: the checkpoint has no object `only`.
-        OSError: cannot read the store, or write to `target`; the message says which file.
+        OSError: the store cannot be read, or `target` cannot be written; the error names the file.
         Whatever `restore.load` raises.
     """
     _require_free(target, format, force)
@@ -76,28 +76,29 @@ def export(
         trees = {only: trees[only]}
     wanted = names_in(list(trees.values()))
     loaded = restore.load(store, job, checkpoint, only=wanted, rank=EXPORTED_RANK, progress=progress)
-    chosen = _Chosen(manifest, trees, loaded.tensors, alone=only is not None)
-    written = Exported(list(trees))
-    with appearing(target, force) as temporary:
+    chosen = _Selection(manifest, trees, loaded.tensors, alone=only is not None)
+    written = ExportResult(list(trees))
+    with atomic_write(target, force) as temporary:
         _WRITERS[format](temporary, chosen, written)
         written.size_bytes = sync(temporary)
     return written
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _Selection:
     manifest: fmt.Manifest
     trees: dict[str, Any]
     tensors: Mapping[str, torch.Tensor]
     alone: bool
-    """One object, which needs no keyword in front of its names."""
+    """Whether one object is exported, whose names need no keyword."""
 
     def states(self) -> dict[str, Any]:
-        """What each object's state_dict() returned, by its keyword."""
+        """Return the state_dict() of each object by keyword."""
         return {keyword: _state_dict(tree, self.tensors) for keyword, tree in self.trees.items()}
 
     def named(self) -> dict[str, torch.Tensor]:
-        """A module's tensors by their names in its state_dict(), an optimizer's by those of their parameters."""
+        """Return tensors by name: that in the state_dict() of a module, or that of the parameter of an
+        optimizer."""
         found: dict[str, torch.Tensor] = {}
         for keyword, tree in self.trees.items():
             if is_module(tree):
@@ -117,7 +118,7 @@ def _state_dict(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """The same in types that torch.load(weights_only=True) takes."""
+    """Convert to types that torch.load(weights_only=True) accepts."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, collections.deque)):
@@ -131,7 +132,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _write_safetensors(path: Path, chosen: _Chosen, written: Exported) -> None:
+def _write_safetensors(path: Path, chosen: _Selection, written: ExportResult) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in chosen.named().items()}
     stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
     slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
@@ -146,13 +147,13 @@ def _write_safetensors(path: Path, chosen: _Chosen, written: Exported) -> None:
     written.left_out = [name for name, value in leaves if not isinstance(value, torch.Tensor)]
 
 
-def _write_torch(path: Path, chosen: _Chosen, written: Exported) -> None:
+def _write_torch(path: Path, chosen: _Selection, written: ExportResult) -> None:
     states = chosen.states()
     torch.save(states, path)
     written.tensors = _count_tensors(states)
 
 
-def _write_dcp(path: Path, chosen: _Chosen, written: Exported) -> None:
+def _write_dcp(path: Path, chosen: _Selection, written: ExportResult) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     states = chosen.states()
@@ -170,7 +171,7 @@ _WRITERS: dict[Format, Callable[..., None]] = {
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Whatever is no list or dict, by the way to it."""
+    """Yield the values that are not lists or dicts, by path."""
     items: Iterator[tuple[Any, Any]]
     if isinstance(value, dict):
         items = iter(value.items())
@@ -191,21 +192,21 @@ def _require_free(target: Path, format: Format, force: bool) -> None:  # noqa: A
     if not os.path.lexists(target):
         return
     if not force:
-        raise FileExistsError(f"{target} is there already; --force replaces it")
+        raise FileExistsError(f"{target} exists; use --force to replace it")
     if target.is_dir() and not (format == "dcp" and (target / DCP_METADATA).is_file()):
-        raise FileExistsError(f"{target} is a directory and no {format} export: it is not replaced")
+        raise FileExistsError(f"{target} is a directory, but not a {format} export, and is not replaced")
 
 
 @contextlib.contextmanager
-def appearing(target: Path, force: bool) -> Iterator[Path]:
-    """A temporary name beside `target` that takes its place at the end, and is gone if that is not reached."""
+def atomic_write(target: Path, force: bool) -> Iterator[Path]:
+    """Yield a temporary path that replaces `target` at the end, and is removed on an error."""
     if not target.parent.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, "there is no such directory to write to", str(target.parent))
-    temporary = _beside(target)
+        raise NotADirectoryError(errno.ENOTDIR, "the directory to write to does not exist", str(target.parent))
+    temporary = _temporary_name(target)
     try:
         yield temporary
         if not force and os.path.lexists(target):
-            raise FileExistsError(f"{target} has come into being meanwhile; --force replaces it")
+            raise FileExistsError(f"{target} was created meanwhile; use --force to replace it")
         if target.is_dir():
             _replace_directory(temporary, target)
         else:
@@ -216,17 +217,17 @@ def appearing(target: Path, force: bool) -> Iterator[Path]:
 
 
 def _replace_directory(temporary: Path, target: Path) -> None:
-    old = _beside(target)
-    target.rename(old)  # one with files in it cannot be renamed over
+    old = _temporary_name(target)
+    target.rename(old)  # a rename cannot replace a directory that is not empty
     try:
         temporary.rename(target)
-    except BaseException:  # even on Ctrl-C what was there comes back
+    except BaseException:  # put it back, also on Ctrl-C
         old.rename(target)
         raise
     _remove(old)
 
 
-def _beside(target: Path) -> Path:
+def _temporary_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
 
 
@@ -238,7 +239,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> int:
-    """Make a file, or a directory and the files in it, durable; their bytes."""
+    """Make a file, or a directory and its files, durable, and return their size in bytes."""
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     for each in files:
         with each.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Maintenance of a store that no session looks after: retention, leftovers, records with implausible numbers."""
+"""Maintenance of a store without a session: retention, leftovers, records with implausible numbers."""
 
 from __future__ import annotations
 
@@ -13,73 +13,73 @@ from holdfast.checkpoint import restore
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
 from holdfast.protocol.retention import Retention, expendable
 from holdfast.store import Attempt, Lineage, Pins, RecordName, Store, newest_attempt, newest_pins
-from holdfast.store.records import decode_record, held, protected
+from holdfast.store.records import decode_record, held_checkpoints, protected_checkpoints
 from holdfast.system import processes
 
 SLACK_SECONDS = 60.0
-"""Clocks of a process's start and of the record it wrote may differ by so much."""
+"""Tolerated difference between the start of a process and the time in the record that it wrote."""
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """Something that may go."""
+    """Something that may be removed."""
 
     name: str
     why: str
     size_bytes: int | None
-    """None where its manifest cannot be read."""
+    """None when its manifest cannot be read."""
     is_leftover: bool = False
     removed: bool = False
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What may go of one job."""
+    """What may be removed of one job."""
 
     job: str
     attempt: int
-    """The newest; should another begin, nothing is removed any more."""
+    """The newest attempt; once another begins, nothing more is removed."""
     running: str | None
-    """Where the job runs or may run, so that its own session looks after the store."""
+    """Where the job runs or may run, so that its session maintains the store."""
     items: list[Item]
     stays: int
-    """How many checkpoints are left."""
+    """Number of checkpoints that remain."""
 
 
 class RepairPlan(Plan):
-    """Records of a job to remove, since their numbers are implausible."""
+    """The records of a job with implausible numbers."""
 
     newest_left: int
-    """The newest attempt that stays; 0: none does."""
+    """The newest attempt that remains; 0 when none does."""
     pins: Pins | None
-    """Noted under an attempt beyond that, and to be noted again."""
-    unmended: list[str]
-    """Numbers that have run out and cannot be freed, in words."""
+    """Pins recorded by a removed attempt, to be recorded again."""
+    unrepairable: list[str]
+    """Messages about numbers that are exhausted and cannot be freed."""
 
 
 def plan(
     store: Store, job: str, rules: Retention, drop: Collection[str] = (), wanted: Collection[str] = ()
 ) -> Plan:
-    """What may go by `rules`, beside pinned ones and whatever retention protects.
+    """Plan which checkpoints and leftovers of a job to remove.
 
     Args:
-        store: where the job's checkpoints are.
+        store: where the checkpoints of the job are.
         job: its name.
-        rules: what stays.
-        drop: checkpoints that go whatever retention says.
-        wanted: what open orders name, which a store by itself does not know.
+        rules: the retention rules.
+        drop: checkpoints to remove in any case.
+        wanted: checkpoints that open restore orders name, which only a server knows.
     """
     newest = newest_attempt(store, job)
     running = None if newest is None else running_where(newest)
     committed = store.checkpoints(job)
     lineages = store.records(job, Lineage)
     head = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
-    never = protected(
+    never = protected_checkpoints(
         lineages, max((each.number for each in lineages), default=0), restore.of_kind(store, job, "requested")
     )
-    never |= held(store, job) | {*wanted, *([head] if head is not None else [])}
+    never |= held_checkpoints(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
-    sizes = restore.Sizes(store, job).of(committed)
+    sizes = restore.CheckpointSizes(store, job).of(committed)
     named = [each for each in committed if each in drop]
-    gone = {each: "named to go" + (", though pinned" if each in pins else "") for each in named}
+    gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
     gone |= expendable(rest, rules, never=never, pinned=pins, sizes=sizes)
     items = [Item(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
@@ -92,11 +92,11 @@ def plan(
 
 
 def carry_out(store: Store, planned: Plan) -> None:
-    """Remove what was planned, and mark each item when it is gone.
+    """Remove what was planned, and mark each removed item.
 
     Raises:
         Fenced: a newer attempt has begun.
-        OSError: the store cannot; what was removed before that is gone.
+        OSError: the store failed; some items are removed.
     """
     for item in planned.items:
         if item.is_leftover:
@@ -107,15 +107,15 @@ def carry_out(store: Store, planned: Plan) -> None:
 
 
 def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPlan:
-    """Records to remove: of attempts, and of lineages without checkpoints.
+    """Plan which records of attempts, and of lineages without checkpoints, to remove.
 
-    A number is implausible if it is out of range or about to be, or lies far beyond the number before it. The
-    lowest is the start of the job's numbers, wherever that is.
+    A number is implausible if it is out of range or almost, or far above the previous number. The lowest number is
+    always plausible.
 
     Args:
-        store: where the job's checkpoints are.
+        store: where the checkpoints of the job are.
         job: its name.
-        has_ended: attempts on other machines have ended; otherwise they may still run.
+        has_ended: whether attempts on other machines have ended; otherwise they may still run.
     """
     records, committed = store.record_names(job), store.checkpoints(job)
     attempts = [each for each in records if each.kind == "attempt"]
@@ -127,7 +127,7 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
     suspects = [each for each in attempts if each.name in gone or each.number == newest_left]
     gone |= _implausible(lineages, MAX_LINEAGE, trained)
     gone |= {
-        each.name: "its attempt is not on record"
+        each.name: "its attempt has no record"
         for each in records
         if each.kind == "ending" and each.number > newest_left
     }
@@ -143,9 +143,9 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
         stays=len(committed),
         newest_left=newest_left,
         pins=noted if noted is not None and noted.attempt > newest_left else None,
-        unmended=[
-            f"{what} {max(numbers):,} stays, since checkpoints are stored under it, and few numbers are left: "
-            f"to train on, fork the job with holdfast fork"
+        unrepairable=[
+            f"{what} {max(numbers):,} remains because checkpoints belong to it, and few numbers are left: "
+            f"to continue training, fork the job with holdfast fork"
             for what, (numbers, most) in kept.items()
             if any(most - PLAUSIBLE_STEP < number <= most for number in numbers)
         ],
@@ -153,7 +153,7 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
 
 
 def repair(store: Store, planned: RepairPlan) -> None:
-    """Remove what was planned, mark each item when it is gone, and note pins again. Raises as `carry_out` does."""
+    """Remove what was planned, mark removed items, and record pins again. Raises what `carry_out` does."""
     for item in planned.items:
         store.remove_record(planned.job, item.name, planned.attempt)
         item.removed = True
@@ -162,22 +162,22 @@ def repair(store: Store, planned: RepairPlan) -> None:
 
 
 def _implausible(records: list[RecordName], most: int, needed: Collection[int]) -> Iterator[tuple[str, str]]:
-    """(name, why) of records of one kind."""
+    """Yield (name, reason) of records of one kind."""
     known = sorted(each for each in needed if each <= most)
     for record in sorted(records, key=lambda each: each.number):
         before = max((each for each in known if each <= record.number), default=None)
         if record.number > most:
-            yield record.name, f"beyond {most:,}, the largest number"
+            yield record.name, f"above {most:,}, the largest number"
         elif record.number > most - PLAUSIBLE_STEP and record.number not in needed:
-            yield record.name, f"leaves too few numbers up to {most:,}, the largest"
+            yield record.name, f"leaves too few numbers up to the largest, {most:,}"
         elif before is not None and record.number > before + PLAUSIBLE_STEP:
-            yield record.name, f"far beyond {before:,}, the number before it"
+            yield record.name, f"far above {before:,}, the previous number"
         else:
             known.append(record.number)
 
 
 def _running(store: Store, job: str, suspects: list[RecordName], *, has_ended: bool) -> str | None:
-    """Where one of these attempts runs or may run. A record that cannot be read is of none."""
+    """Return where one of these attempts runs or may run, ignoring unreadable records."""
     for record in reversed(suspects):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             attempt = decode_record(store.read_record(job, record.name), Attempt, record.number)
@@ -189,7 +189,7 @@ def _running(store: Store, job: str, suspects: list[RecordName], *, has_ended: b
 
 
 def running_where(attempt: Attempt) -> str | None:
-    """Where an attempt runs or, on another machine, may run; None when its process has ended."""
+    """Return where an attempt runs or, on another machine, may run; None when its process has ended."""
     if attempt.host != socket.gethostname():
         return f"may still run on {attempt.host}, as attempt {attempt.number}"
     if attempt.pid <= 0:
@@ -198,9 +198,9 @@ def running_where(attempt: Attempt) -> str | None:
         os.kill(attempt.pid, 0)
     except (ProcessLookupError, OverflowError):
         return None
-    except PermissionError:  # there is one of that number, of somebody else
+    except PermissionError:  # the process belongs to another user
         pass
     started_at = processes.started_at(attempt.pid)
     if started_at is not None and started_at > attempt.started_at + SLACK_SECONDS:
-        return None  # its number went to a process that began later
+        return None  # the process id was reused
     return f"runs here, as attempt {attempt.number} in process {attempt.pid}"

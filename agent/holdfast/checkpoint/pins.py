@@ -1,4 +1,4 @@
-"""Checkpoints that people keep: as the server says, and as the store has it noted for when there is no server."""
+"""Pinned checkpoints, as the server reports them, and as the store records them for starts without a server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 
 
-class Pinned:
-    """What retention leaves, whatever its rules. For the thread of the link and for retention."""
+class PinnedCheckpoints:
+    """The checkpoints that retention always keeps. Used by the polling thread and by retention."""
 
     def __init__(self, store: Store, job: str, reporter: Reporter) -> None:
         self._store, self._job, self._reporter = store, job, reporter
         self._checkpoints: tuple[str, ...] | None = None
-        """None while neither the server nor the store has said."""
-        self._noted: tuple[str, ...] | None = None
-        """By this attempt. It notes again what it found, so that a late note of the one before counts no more."""
-        self._learned = self._faulty = False
-        self._looked_for: set[str] = set()
+        """None until the server or the store has reported pins."""
+        self._recorded: tuple[str, ...] | None = None
+        """What this attempt has recorded. It records again what it found: a late write of an earlier attempt must
+        not count."""
+        self._is_loaded = self._has_failed = False
+        self._reported: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -32,66 +33,69 @@ class Pinned:
         return self._checkpoints or ()
 
     def follow(self, wanted: tuple[str, ...] | None, attempt: int) -> None:
-        """Keep what the server says; None: it says nothing. It holds at once, noted or not.
+        """Apply the pins that the server reports, at once; None means that it reports none.
 
-        The store is asked on another thread: the one that calls hears of orders as well.
+        They are recorded in the store on another thread: the calling thread also receives orders.
         """
         if wanted is not None:
             self._checkpoints = wanted
-            io_pool.submit(lambda: self._note_and_look(attempt))
+            io_pool.submit(lambda: self._record_and_report(attempt))
 
-    def _note_and_look(self, attempt: int) -> None:
-        self.note(attempt)
-        self._look_for_them()
+    def _record_and_report(self, attempt: int) -> None:
+        self.record(attempt)
+        self._report_missing()
 
-    def learn(self) -> None:
-        """What an earlier attempt has noted holds, unless a server has spoken. OSError: the store cannot say."""
-        if self._learned:
+    def load(self) -> None:
+        """Apply the pins of an earlier attempt, unless a server has reported pins. OSError when the store
+        fails."""
+        if self._is_loaded:
             return
         found = newest_pins(self._store, self._job)
         with self._lock:
-            self._learned = True
+            self._is_loaded = True
             if self._checkpoints is None:
                 self._checkpoints = found.checkpoints if found is not None else ()
-            if found is None and self._noted is None:
-                self._noted = ()  # most jobs never see a pin, nor a note
+            if found is None and self._recorded is None:
+                self._recorded = ()  # nothing to record while there are no pins
 
-    def note(self, attempt: int) -> None:
-        """Note them in the store; what cannot be noted holds as well, is told once and tried again when called."""
+    def record(self, attempt: int) -> None:
+        """Record the pins in the store. A failure is reported once, and the next call tries again."""
         with self._lock:
             wanted = self._checkpoints
-            if wanted is None or wanted == self._noted:
+            if wanted is None or wanted == self._recorded:
                 return
             try:
                 if not attempt:
                     raise OSError("it is not writable")
                 self._store.append(self._job, Pins(attempt=attempt, checkpoints=wanted, at=time.time()))
-            except Fenced as error:  # the newer attempt is told of them for itself
-                logger.debug("%s: pins are not noted: %s", self._job, error)
+            except Fenced as error:  # the newer attempt receives them from the server
+                logger.debug("%s: pins are not recorded: %s", self._job, error)
             except OSError as error:
-                self._tell_unnoted(error)
+                self._report_failure(error)
             else:
-                self._noted, self._faulty = wanted, False
+                self._recorded, self._has_failed = wanted, False
 
-    def _tell_unnoted(self, error: OSError) -> None:
-        if not self._faulty:
-            self._faulty = True
-            what = f"pins cannot be noted in store {self._store.url}: {error.strerror or error}"
+    def _report_failure(self, error: OSError) -> None:
+        if not self._has_failed:
+            self._has_failed = True
+            what = f"pins cannot be recorded in store {self._store.url}: {error.strerror or error}"
             self._reporter.notice(
-                "warning", "pins", f"{what}; they hold while this attempt runs, and each checkpoint tries again"
+                "warning",
+                "pins",
+                f"{what}; they apply while this attempt runs, and the next checkpoint tries again",
             )
 
-    def _look_for_them(self) -> None:
-        """Say once of each that is not in the store: its pin keeps nothing."""
+    def _report_missing(self) -> None:
+        """Report each pinned checkpoint that is not in the store once."""
         with self._lock:
-            unknown = set(self.checkpoints) - self._looked_for
+            unknown = set(self.checkpoints) - self._reported
             if not unknown:
                 return
             try:
                 unknown -= set(self._store.checkpoints(self._job))
-            except OSError:  # what cannot be listed cannot be told
+            except OSError:  # the store cannot be listed
                 return
-            self._looked_for |= unknown
+            self._reported |= unknown
         for checkpoint in sorted(unknown):
-            message = f"{checkpoint} is pinned, and is not in the store: there is nothing to keep"
+            message = f"{checkpoint} is pinned but not in the store"
             self._reporter.notice("warning", "pins", message)

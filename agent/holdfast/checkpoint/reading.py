@@ -1,7 +1,7 @@
-"""Stretches of a checkpoint's files, and parallel reading of them into fresh memory, verified on the way.
+"""Read ranges of a checkpoint's files in parallel, and verify every byte on the way. Needs no torch.
 
-Knows no torch. Threads read each run in large blocks, aligned for direct I/O, and whichever of them finds the next
-bytes complete feeds them to the digest while they are still in a cache.
+Threads read large blocks, aligned for direct I/O. The thread that completes the next bytes of a range hashes them
+while they are still in the processor's cache.
 """
 
 from __future__ import annotations
@@ -17,124 +17,128 @@ from typing import TypeVar
 
 from holdfast.format import manifest as fmt
 from holdfast.store import Store
-from holdfast.store.base import FileReader
+from holdfast.store.base import FileReader, Pace
 from holdfast.system import io_pool
 
-S = TypeVar("S", fmt.Piece, fmt.Tensor)
+S = TypeVar("S", fmt.DigestRange, fmt.Tensor)
 
 READ_BYTES = 8 << 20
-WINDOW_BYTES = 64 << 20
-"""Memory for each stretch that is read to be verified only; about as many are held as there are threads."""
+VERIFY_BYTES = 16 << 20
+"""Size of the ranges that are only verified; about one per thread is in memory at a time."""
 SMALL_FILE_BYTES = 1 << 20
-"""A file of at most this is read at once."""
-BRIDGED_BYTES = 64 << 10
-"""A stretch that nobody wants is read along up to this length: another read takes longer."""
-
-TOLD_EVERY_SECONDS = 0.1
+"""A file of at most this size is read at once."""
+GAP_BYTES = 64 << 10
+"""An unwanted gap of at most this size is read along: a second read would take longer."""
+PROGRESS_SECONDS = 0.1
 
 Progress = Callable[[int, int], None]
-"""Told the bytes read so far and those to be read, on the thread that waits for them."""
+"""Called with the bytes read so far and the total, on the thread that waits for them."""
 
 
-class Run:
-    """A stretch of a file, from the first to the last of its pieces, in memory of its own."""
+class FileRange:
+    """A range of a file that is read into memory of its own."""
 
-    def __init__(self, file: fmt.File, pieces: Sequence[fmt.Piece], tensors: Sequence[fmt.Tensor] = ()) -> None:
-        self.file, self.pieces, self.tensors = file, pieces, tensors
-        self.base = pieces[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
-        """Where the memory begins in the file: at the block that holds the first piece."""
-        self.end = min(-(-pieces[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
+    def __init__(
+        self, file: fmt.File, digests: Sequence[fmt.DigestRange], tensors: Sequence[fmt.Tensor] = ()
+    ) -> None:
+        self.file, self.digests, self.tensors = file, digests, tensors
+        self.start = digests[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
+        """Offset of the memory in the file: that of the block that holds the first byte."""
+        self.end = min(-(-digests[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
         self.memory: mmap.mmap | memoryview | None = None
 
     def reserve(self) -> mmap.mmap | memoryview:
-        """The memory that the run will be read into. MemoryError when there is none."""
+        """Return the memory that the range is read into. MemoryError when there is none."""
         if self.memory is None:
-            self.memory = fresh_memory(self.end - self.base)
+            self.memory = fresh_memory(self.end - self.start)
         return self.memory
 
     def view(self, start: int, end: int) -> memoryview:
-        """The bytes of the file from `start` to `end`."""
+        """Return the bytes of the file from `start` to `end`."""
         assert self.memory is not None
-        return memoryview(self.memory)[start - self.base : end - self.base]
+        return memoryview(self.memory)[start - self.start : end - self.start]
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """One at least, so that a run of empty tensors is looked at as well."""
-        for start in range(self.base, max(self.end, self.base + 1), READ_BYTES):
+        """Yield at least one block, so that a range of empty tensors is verified as well."""
+        for start in range(self.start, max(self.end, self.start + 1), READ_BYTES):
             yield start, min(start + READ_BYTES, self.end)
 
 
-def runs_to_keep(manifest: fmt.Manifest, file: fmt.File, only: Collection[str] | None = None) -> list[Run]:
-    """The header and the tensors of a file; or `only` the tensors of these names, reading around the others.
+def ranges_to_load(
+    manifest: fmt.Manifest, file: fmt.File, only: Collection[str] | None = None
+) -> Iterator[FileRange]:
+    """Yield the header and all tensors of a file, or the tensors named in `only`.
 
-    What is kept together lies together: the memory of a module's tensors goes once they are copied, while an
-    optimizer goes on with its own as they are. Small tensors, which are always copied, lie with the header; in
-    a small file all do.
+    Each object of the session gets separate ranges: the memory of a module's tensors is freed once they are
+    copied, while an optimizer keeps its own. Small tensors, which are always copied, share the range of the
+    header; in a small file all tensors do.
     """
     tensors = sorted(fmt.tensors_of(manifest, file.name), key=lambda tensor: tensor.start)
-    groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _kept_with(file, each))]
+    groups = [list(group) for _, group in itertools.groupby(tensors, key=lambda each: _memory_owner(file, each))]
     if only is not None:
-        groups = [[tensor for tensor in group if tensor.name in only] for group in groups]
-        together = [tensors for group in groups for tensors in near(group)]
-        return [Run(file, list(_pieces(tensors)), tensors) for tensors in together]
-    header = next(fmt.pieces(manifest, file))
-    beside = groups.pop(0) if groups and not _kept_with(file, tensors[0]) else []
-    first = Run(file, [header, *_pieces(beside)], beside)
-    return [first, *(Run(file, list(_pieces(group)), group) for group in groups)]
+        for group in groups:
+            for nearby in merge_nearby([tensor for tensor in group if tensor.name in only]):
+                yield FileRange(file, _digests(nearby), nearby)
+        return
+    header = next(fmt.digest_ranges(manifest, file))
+    small = groups.pop(0) if groups and not _memory_owner(file, tensors[0]) else []
+    yield FileRange(file, [header, *_digests(small)], small)
+    for group in groups:
+        yield FileRange(file, _digests(group), group)
 
 
-def _pieces(tensors: Iterable[fmt.Tensor]) -> Iterator[fmt.Piece]:
-    return (piece for tensor in tensors for piece in fmt.pieces_of(tensor))
+def _digests(tensors: Iterable[fmt.Tensor]) -> list[fmt.DigestRange]:
+    return [each for tensor in tensors for each in fmt.tensor_ranges(tensor)]
 
 
-def near(items: Sequence[S]) -> Iterator[list[S]]:
-    """Those that lie so near to each other in their file that they are read together."""
-    found: list[S] = []
-    for item in items:
-        if found and item.start - found[-1].end > BRIDGED_BYTES:
-            yield found
-            found = []
-        found.append(item)
-    if found:
-        yield found
-
-
-def _kept_with(file: fmt.File, tensor: fmt.Tensor) -> str:
+def _memory_owner(file: fmt.File, tensor: fmt.Tensor) -> str:
     is_large = file.size_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
     return object_of(tensor.name) if is_large else ""
 
 
-def lay_into(room: memoryview, runs: Iterable[Run]) -> None:
-    """Have runs read into memory that is there, which begins with a page, as far as it goes."""
+def merge_nearby(items: Sequence[S]) -> Iterator[list[S]]:
+    """Group items, sorted by their place in a file, that are close enough to be read at once."""
+    group: list[S] = []
+    for item in items:
+        if group and item.start - group[-1].end > GAP_BYTES:
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def assign_buffer(buffer: memoryview, ranges: Iterable[FileRange]) -> None:
+    """Have as many ranges as fit read into `buffer`, which begins at a page."""
     at = 0
-    for run in runs:
-        size_bytes = run.end - run.base
-        if at + size_bytes <= len(room):
-            run.memory = room[at : at + size_bytes]
+    for each in ranges:
+        size_bytes = each.end - each.start
+        if at + size_bytes <= len(buffer):
+            each.memory = buffer[at : at + size_bytes]
             at = -(-(at + size_bytes) // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES
 
 
-def runs_to_verify(manifest: fmt.Manifest, file: fmt.File, most_bytes: int | None = None) -> Iterator[Run]:
-    """All of a file in stretches of moderate size: of at most WINDOW_BYTES, unless a piece of it is larger."""
-    most_bytes = WINDOW_BYTES if most_bytes is None else most_bytes
-    pieces: list[fmt.Piece] = []
-    for piece in fmt.pieces(manifest, file):
-        if pieces and piece.end - pieces[0].start > most_bytes:
-            yield Run(file, pieces)
-            pieces = []
-        pieces.append(piece)
-    yield Run(file, pieces)
+def ranges_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[FileRange]:
+    """Yield all of a file in ranges of at most VERIFY_BYTES, or of one digest where that covers more."""
+    digests: list[fmt.DigestRange] = []
+    for each in fmt.digest_ranges(manifest, file):
+        if digests and each.end - digests[0].start > VERIFY_BYTES:
+            yield FileRange(file, digests)
+            digests = []
+        digests.append(each)
+    yield FileRange(file, digests)
 
 
 def object_of(name: str) -> str:
-    """The keyword of the object that a tensor belongs to."""
+    """Return the keyword of the object that a tensor belongs to."""
     return name.partition(".")[0]
 
 
 def fresh_memory(size_bytes: int) -> mmap.mmap:
-    """Zeroed memory of this process alone, from the start of a page.
+    """Map zeroed private memory. MemoryError when there is none.
 
-    Not in huge pages, though these are quicker to come by as a rule: a virtual machine that hands free memory back
-    to its host hands back huge pages first, and must ask for each again. Measured there, all took twice as long.
+    Huge pages are not requested. They usually take less time, but not on a virtual machine that returns free
+    memory to its host: it returns huge pages first, and there each read took twice as long.
     """
     try:
         return mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -147,118 +151,139 @@ def read(
     job: str,
     checkpoint: str,
     manifest: fmt.Manifest,
-    runs: Iterable[Run],
+    ranges: Iterable[FileRange],
     *,
     keep: bool = True,
+    threads: int | None = None,
+    pace: Pace | None = None,
+    sink: Callable[[FileRange], None] | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    """Read and verify all of `runs`.
+    """Read and verify `ranges`.
 
-    Without `keep` they are verified only: from where they are kept, whatever this machine has in a cache, and
-    their memory goes again.
-
-    `meanwhile` is called while threads read: time for what needs no byte of it yet.
+    Args:
+        store: where the checkpoint is.
+        job: the job that it belongs to.
+        checkpoint: its id.
+        manifest: its manifest.
+        ranges: what to read.
+        keep: keep the bytes in memory. Otherwise they are read from the storage device, past any cache, and their
+            memory is freed.
+        threads: the number of threads, including this one; by default what suits the store.
+        pace: called with a number of bytes before they are read, and may wait.
+        sink: called with each range once it is verified, on any of the threads.
+        progress: called between blocks.
+        meanwhile: called on this thread while the others read, for work that needs none of the bytes.
 
     Raises:
-        DamagedCheckpoint: names the file and the piece that is not what it was.
+        DamagedCheckpoint: names the file and the range that differs.
         OSError: the store cannot be read, which says nothing about the checkpoint.
-        MemoryError: there is no room for it.
+        MemoryError: there is no memory for it.
     """
-    _Reading(store, job, checkpoint, manifest, list(runs), keep).run(progress, meanwhile)
+
+    def open_file(file: fmt.File) -> FileReader:
+        with contextlib.ExitStack() as undo:
+            opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
+            fmt.check_size(file, opened.size_bytes)
+            undo.pop_all()
+            return opened
+
+    _Reading(list(ranges), open_file, keep, pace, sink).run(threads or store.read_threads, progress, meanwhile)
 
 
 def read_tensor(
     store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, name: str, rank: int = 0
 ) -> list[tuple[fmt.Tensor, memoryview]]:
-    """A tensor's shards and their bytes, as a rank sees them, reading nothing else.
+    """Read the shards of one tensor, as a rank sees it, and nothing else.
 
-    KeyError for no such name; else as `read`.
+    Raises what `read` does, and KeyError when there is no tensor of that name.
     """
     files = {file.name: file for file in manifest.files}
     shards = fmt.tensors_for(manifest, rank)[name]
-    runs = [Run(files[shard.file], list(fmt.pieces_of(shard)), [shard]) for shard in shards]
-    read(store, job, checkpoint, manifest, runs)
-    return [(tensor, run.view(tensor.start, tensor.end)) for run in runs for tensor in run.tensors]
+    ranges = [FileRange(files[shard.file], _digests([shard]), [shard]) for shard in shards]
+    read(store, job, checkpoint, manifest, ranges)
+    return [(tensor, each.view(tensor.start, tensor.end)) for each in ranges for tensor in each.tensors]
 
 
 class _Reading:
-    """One use of `read`: what is left to do, shared by the threads that do it."""
+    """One call of `read`: the blocks that are left to read, shared by its threads."""
 
     def __init__(
-        self, store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, runs: list[Run], keep: bool
+        self,
+        ranges: list[FileRange],
+        open_file: Callable[[fmt.File], FileReader],
+        keep: bool,
+        pace: Pace | None,
+        sink: Callable[[FileRange], None] | None,
     ) -> None:
-        self._threads, self._keep = store.readers, keep
-        blocks = [(run, start, end) for run in runs for start, end in run.blocks()]
+        self._keep, self._pace, self._sink = keep, pace, sink
+        blocks = [(each, *block) for each in ranges for block in each.blocks()]
         self._blocks = iter(blocks)
         self._count = len(blocks)
-        self._total_bytes = sum(run.end - run.base for run in runs)
+        self._total_bytes = sum(each.end - each.start for each in ranges)
         self._done_bytes = 0
-        self._verifiers = {id(run): _Verifier(run) for run in runs}
-        left = collections.Counter(run.file.name for run, _, _ in blocks)
-
-        def open_file(file: fmt.File) -> FileReader:
-            with contextlib.ExitStack() as undo:
-                opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
-                fmt.check_size(file, opened.size_bytes)
-                undo.pop_all()
-                return opened
-
-        self._sources = {run.file.name: _Source(run.file, open_file, left[run.file.name]) for run in runs}
+        self._verifiers = {id(each): _RangeVerifier(each) for each in ranges}
+        left = collections.Counter(each.file.name for each, _, _ in blocks)
+        self._files = {each.file.name: _SharedFile(each.file, open_file, left[each.file.name]) for each in ranges}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         try:
-            for run in runs if keep else ():
-                run.reserve()  # all of it here: `meanwhile` may look at it while threads read
+            for each in ranges if keep else ():
+                each.reserve()  # all of it before threads start: `meanwhile` may use it while they read
         except MemoryError:
-            for file in {run.file.name: run.file for run in runs}.values():
-                open_file(file).close()  # DamagedCheckpoint where a file is not as large as its manifest says
+            for file in {each.file.name: each.file for each in ranges}.values():
+                open_file(file).close()  # DamagedCheckpoint where a file is smaller than its manifest says
             raise
 
-    def run(self, progress: Progress | None, meanwhile: Callable[[], None]) -> None:
-        helpers = [io_pool.submit(self._work) for _ in range(min(self._threads, self._count) - 1)]
+    def run(self, threads: int, progress: Progress | None, meanwhile: Callable[[], None]) -> None:
+        helpers = io_pool.submit_helpers(self._work, min(threads, self._count) - 1)
 
-        def tell() -> None:
+        def report() -> None:
             if progress is not None:
                 progress(self._done_bytes, self._total_bytes)
 
         try:
+            report()
             meanwhile()
             while self._read_next():
-                tell()
+                report()
             helpers = [helper for helper in helpers if not helper.cancel()]
-            while wait(helpers, TOLD_EVERY_SECONDS).not_done:
-                tell()
+            while wait(helpers, PROGRESS_SECONDS).not_done:
+                report()
         except BaseException as error:  # also Ctrl-C: the helpers stop before their next block
             self._fail(error)
             wait([helper for helper in helpers if not helper.cancel()])
         finally:
-            for source in self._sources.values():
-                source.close()
+            for file in self._files.values():
+                file.close()
         if self._failure is not None:
             raise self._failure
-        assert all(verifier.whole for verifier in self._verifiers.values())
+        assert all(verifier.is_done for verifier in self._verifiers.values())
 
     def _work(self) -> None:
         try:
             while self._read_next():
                 pass
-        except BaseException as error:  # `run` raises it where somebody can act on it
+        except BaseException as error:  # `run` raises it on the thread that waits
             self._fail(error)
 
     def _read_next(self) -> bool:
-        """Read and verify a block; False when there is none left."""
+        """Read and verify a block; return False when there is none left."""
         with self._lock:
             block = None if self._failure else next(self._blocks, None)
             if block is None:
                 return False
             block[0].reserve()
-        run, start, end = block
-        self._sources[run.file.name].read_into(start, run.view(start, end))
-        verifier = self._verifiers[id(run)]
-        verifier.arrived(start, end)
-        if verifier.whole and not self._keep:
-            run.memory = None
+        found, start, end = block
+        if self._pace is not None:
+            self._pace(end - start)
+        self._files[found.file.name].read_into(start, found.view(start, end))
+        if self._verifiers[id(found)].completes(start, end):
+            if self._sink is not None:
+                self._sink(found)
+            if not self._keep:
+                found.memory = None
         with self._lock:
             self._done_bytes += end - start
         return True
@@ -268,7 +293,7 @@ class _Reading:
             self._failure = self._failure or error
 
 
-class _Source:
+class _SharedFile:
     """A file, open from its first block to its last: a checkpoint may have more files than a process may open."""
 
     def __init__(self, file: fmt.File, open_file: Callable[[fmt.File], FileReader], blocks: int) -> None:
@@ -294,49 +319,52 @@ class _Source:
             reader.close()
 
 
-class _Verifier:
-    """Feeds a run's bytes to its digests in their order, as far as they are here."""
+class _RangeVerifier:
+    """Hashes the bytes of a range in order, as far as they have been read."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._left = run, collections.deque(run.pieces)
-        self._hash, self._at = fmt.hasher(), run.base
-        self._here = run.base
-        """All before this byte has arrived."""
+    def __init__(self, verified: FileRange) -> None:
+        self._range, self._left = verified, collections.deque(verified.digests)
+        self._hash, self._at = fmt.hasher(), verified.start
+        self._read_to = verified.start
+        """All bytes before this offset have been read."""
         self._ahead: dict[int, int] = {}
-        """Blocks that arrived before one in front of them."""
+        """Blocks that were read before one in front of them."""
         self._busy = False
         self._lock = threading.Lock()
 
     @property
-    def whole(self) -> bool:
+    def is_done(self) -> bool:
         return not self._left
 
-    def arrived(self, start: int, end: int) -> None:
-        """A block is here: verify what there is by now, unless another thread is at it and will see it."""
+    def completes(self, start: int, end: int) -> bool:
+        """Verify as far as possible now that a block was read; return whether this completed the range.
+
+        Does nothing while another thread verifies, which will see the block.
+        """
         with self._lock:
             self._ahead[start] = end
-            while self._here in self._ahead:
-                self._here = self._ahead.pop(self._here)
+            while self._read_to in self._ahead:
+                self._read_to = self._ahead.pop(self._read_to)
             if self._busy:
-                return
-            self._busy, here = True, self._here
+                return False
+            self._busy, target = True, self._read_to
         while True:
-            self._verify_to(here)
+            self._verify_to(target)
             with self._lock:
-                if here == self._here:
+                if target == self._read_to:
                     self._busy = False
-                    return
-                here = self._here
+                    return self.is_done
+                target = self._read_to
 
-    def _verify_to(self, here: int) -> None:
+    def _verify_to(self, target: int) -> None:
         while self._left:
-            piece = self._left[0]
-            start, end = max(self._at, piece.start), min(here, piece.end)
+            covered = self._left[0]
+            start, end = max(self._at, covered.start), min(target, covered.end)
             if start < end:
-                self._hash.update(self._run.view(start, end))
+                self._hash.update(self._range.view(start, end))
                 self._at = end
-            if piece.end > here:
+            if covered.end > target:
                 return
-            fmt.check_digest(self._run.file, piece, self._hash.hexdigest())
+            fmt.check_digest(self._range.file, covered, self._hash.hexdigest())
             self._hash.reset()
             self._left.popleft()

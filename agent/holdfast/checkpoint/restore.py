@@ -1,6 +1,6 @@
-"""Choose a checkpoint, verify it, load it. Applying it to live objects is the session's, through `state`.
+"""Choose, verify and load checkpoints; `state` applies them to live objects.
 
-torch is imported by `load` alone: to choose and to verify, a machine without it will do.
+Only loading imports torch: a machine without it can choose and verify.
 """
 
 from __future__ import annotations
@@ -14,88 +14,89 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint import reading
-from holdfast.checkpoint.reading import Progress, Run, lay_into, runs_to_keep, runs_to_verify
+from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import require_whole
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.store import Lineage, Store, read_manifest
-from holdfast.store.records import descent
+from holdfast.store.base import Pace
+from holdfast.store.records import ancestry
 
 if TYPE_CHECKING:
     import mmap
 
     import torch
 
-    from holdfast.format.resharding import Region, Wanted
+    from holdfast.format.resharding import Region, TensorAssembly
 
 logger = logging.getLogger("holdfast")
 
 Tree = Any
 Shape = tuple[str, tuple[int, ...]]
-"""A dtype and a shape as torch says them."""
+"""A torch dtype and a shape."""
 Payload = Callable[[fmt.File, Collection[str]], memoryview]
-"""Gives the tensors of a file, with those of these names verified."""
+"""Returns the tensor data of a file, after verifying the tensors of these names."""
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
-FIRST_TOLD_SECONDS, TOLD_EVERY_SECONDS = 1.0, 5.0
+FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A verified checkpoint in memory, as one rank sees it; its tensors are views into the files read."""
+class LoadedCheckpoint:
+    """A verified checkpoint in memory, as one rank sees it; its tensors are views of the data read."""
 
     id: str
     manifest: fmt.Manifest
     tensors: dict[str, torch.Tensor]
-    """Whole ones, but for those of which a region was asked for."""
+    """Complete tensors, except where a region was requested."""
     rank: int = 0
-    """The saved rank whose own tensors and trees these are."""
+    """The saved rank whose tensors and trees these are."""
     borrowed: bool = False
-    """Their memory will be used for something else: whatever is to stay must be copied."""
+    """Whether the memory of the tensors will be reused, so that they must be copied."""
 
     @property
     def state(self) -> dict[str, Tree]:
-        """The trees of this rank."""
+        """Trees of this rank."""
         return fmt.state_for(self.manifest, self.rank)
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Dtype and global shape of the tensors, by name."""
+        """Dtypes and global shapes of the tensors, by name."""
         seen = shapes(self.manifest, self.rank)
         return {name: seen[name] for name in self.tensors}
 
 
-def chain(store: Store, job: str) -> list[str]:
-    """The committed checkpoints that the current lineage descends from, its own first, newest first."""
+def lineage_checkpoints(store: Store, job: str) -> list[str]:
+    """List the committed checkpoints that the current lineage descends from, its own first, newest first."""
     committed = store.checkpoints(job)
     lineages = store.records(job, Lineage)
     trained = [lineage.number for lineage in lineages] or [parse_checkpoint_id(each)[1] for each in committed]
-    last = {number: last for number, last, _ in descent(lineages, max(trained, default=0))}
+    last = {number: last for number, last, _ in ancestry(lineages, max(trained, default=0))}
     standing = [each for each in committed if (at := parse_checkpoint_id(each))[0] <= last.get(at[1], -1)]
     return sorted(standing, key=lambda each: parse_checkpoint_id(each)[::-1], reverse=True)
 
 
 def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
-    """(checkpoint, whether it continues the current lineage) that a restarted job may go on from, best first.
+    """Yield (checkpoint, whether it continues the current lineage) for a restarted job, best first.
 
-    Back along the current lineage and those it descends from; only when none of these is sound, what else
-    there is, newest trained first: better an abandoned branch than to start from nothing.
+    First come the checkpoints of the current lineage and of those it descends from. If all of these are damaged,
+    an abandoned lineage is better than none: the others follow, newest trained first.
     """
-    descent = chain(store, job)
-    yield from ((checkpoint, True) for checkpoint in descent)
-    strays = (c for c in store.checkpoints(job) if c not in descent)
+    descended = lineage_checkpoints(store, job)
+    yield from ((checkpoint, True) for checkpoint in descended)
+    strays = (c for c in store.checkpoints(job) if c not in descended)
     for checkpoint in sorted(strays, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
         yield checkpoint, False
 
 
 def find(store: Store, job: str, iteration: int) -> str:
-    """The checkpoint at `iteration`: the one that training descends from, else of the newest lineage.
+    """Return the checkpoint at `iteration` that training descends from, or else that of the newest lineage.
 
     Raises:
-        NoSuchCheckpoint: there is none; it names the nearest earlier one, which is never used unasked.
+        NoSuchCheckpoint: there is none; the error names the nearest earlier one.
     """
-    known = [*chain(store, job), *reversed(store.checkpoints(job))]
+    known = [*lineage_checkpoints(store, job), *reversed(store.checkpoints(job))]
     at = next((c for c in known if parse_checkpoint_id(c)[0] == iteration), None)
     if at is not None:
         return at
@@ -104,18 +105,18 @@ def find(store: Store, job: str, iteration: int) -> str:
     advice = (
         f"the nearest earlier one is at iteration {parse_checkpoint_id(nearest)[0]:,}"
         if nearest
-        else "there is no earlier one either"
+        else "there is no earlier one"
     )
     raise NoSuchCheckpoint(f"{job} has no checkpoint at iteration {iteration:,}; {advice}", nearest)
 
 
 def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
-    """The manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
+    """Return the manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
     found = fmt.decode_manifest(read_manifest(store, job, checkpoint), f"{checkpoint}/{fmt.MANIFEST}")
     if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
         raise DamagedCheckpoint(
             f"{checkpoint}/{fmt.MANIFEST}",
-            f"is that of {found.job}, iteration {found.iteration}, lineage {found.lineage}",
+            f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
     fmt.require_sound(found)
     require_whole(found)
@@ -123,12 +124,12 @@ def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
 
 
 def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
-    """Dtype and global shape of the tensors that a saved rank had, by name."""
+    """Return the dtypes and global shapes of the tensors of a saved rank, by name."""
     return _shapes(fmt.tensors_for(manifest, rank))
 
 
 def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
-    """The committed checkpoints of a kind, as their manifests say; one that cannot be read is of none."""
+    """List the committed checkpoints whose manifests are readable and of a kind."""
     found = []
     for checkpoint in store.checkpoints(job):
         with contextlib.suppress(HoldfastError):
@@ -137,15 +138,15 @@ def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
     return found
 
 
-class Sizes:
-    """Of one job. A committed checkpoint does not change: each manifest is read once."""
+class CheckpointSizes:
+    """Sizes of the checkpoints of a job. Each manifest is read once, since it does not change."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
         self._known: dict[str, int] = {}
 
     def of(self, checkpoints: Iterable[str]) -> dict[str, int]:
-        """In bytes, by checkpoint; without those whose manifest cannot be used. OSError: the store is away."""
+        """Return sizes in bytes of checkpoints with a valid manifest. OSError when the store is unavailable."""
         found = {}
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
@@ -159,17 +160,28 @@ class Sizes:
         return found
 
 
-def verify(store: Store, job: str, checkpoint: str, *, progress: Progress | None = None) -> fmt.Manifest:
-    """Read a checkpoint and compare every byte with its digests.
+def verify(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    *,
+    threads: int | None = None,
+    pace: Pace | None = None,
+    sink: Callable[[FileRange], None] | None = None,
+    progress: Progress | None = None,
+) -> fmt.Manifest:
+    """Read a checkpoint from its storage device and compare every byte with its digests; see `reading.read`.
 
     Raises:
-        DamagedCheckpoint: names file and reason.
+        DamagedCheckpoint: names the file and the range that differs.
         UnknownFormat: a newer Holdfast wrote it.
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
     found = manifest(store, job, checkpoint)
-    runs = [run for file in found.files for run in runs_to_verify(found, file)]
-    reading.read(store, job, checkpoint, found, runs, keep=False, progress=progress)
+    ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
+    reading.read(
+        store, job, checkpoint, found, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
+    )
     return found
 
 
@@ -181,50 +193,53 @@ def load(
     only: Collection[str] | None = None,
     rank: int = 0,
     regions: Regions | None = None,
-    room: memoryview | None = None,
+    buffer: memoryview | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] = lambda: None,
-) -> Loaded:
-    """Read and verify a checkpoint, or `only` the tensors of these names; nothing comes back that is not whole.
+) -> LoadedCheckpoint:
+    """Read and verify a checkpoint for one rank.
 
-    Without `progress` a long one is told in the log. `meanwhile` is called while threads read. Raises what
-    `verify` does, and MemoryError.
+    Raises what `verify` does, and MemoryError.
 
     Args:
-        rank: for which rank: what each had of its own is that of `format.saved_rank`. What of several ranks this
-            one has no use for is not read.
-        regions: asked, with the trees of this rank and the dtypes and global shapes of its tensors, of which
-            tensors it wants a region only. All others are put together whole.
-        room: memory to read into, from the start of a page, as far as it goes: what is loaded is borrowed then.
-            A load that has to ask for memory of its own takes twice as long.
+        store: where the checkpoint is. job: the job that it belongs to. checkpoint: its id. only: the names of the
+        tensors to load; by default all. rank: the rank that loads. What each rank had for itself is that of
+        `format.saved_rank`; what this rank does
+            not need is not read.
+        regions: called with the trees of the rank and the dtypes and global shapes of its tensors; returns the
+            regions that it needs. Other tensors are loaded completely.
+        buffer: page-aligned memory to read into, as far as it goes; what is loaded is borrowed then. A load that
+            must allocate its memory takes twice as long.
+        progress: called between blocks; by default a long load is logged.
+        meanwhile: called while threads read.
     """
     found = manifest(store, job, checkpoint)
     saved = fmt.saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
-    runs = _runs(found, wanted)
-    if room is not None:
-        lay_into(room, runs)
+    ranges = _ranges(found, wanted)
+    if buffer is not None:
+        assign_buffer(buffer, ranges)
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
 
     def prepare() -> None:
-        stored.extend(pair for run in runs for pair in _stored(run))
+        stored.extend(pair for each in ranges for pair in _stored(each))
         meanwhile()
 
     reading.read(
-        *(store, job, checkpoint, found, runs),
+        *(store, job, checkpoint, found, ranges),
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )
-    return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=room is not None)
+    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=buffer is not None)
 
 
 def _wanted(
     manifest: fmt.Manifest, rank: int, only: Collection[str] | None, regions: Regions | None
-) -> dict[str, Wanted] | None:
-    """What a rank has a use for; None where that is all there is, as it is."""
+) -> dict[str, TensorAssembly] | None:
+    """Return what a rank needs of each tensor; None when it needs every stored tensor unchanged."""
     if only is None and regions is None and manifest.world_size == 1:
         return None
-    from holdfast.format.resharding import wanted
+    from holdfast.format.resharding import assembly
 
     seen = fmt.tensors_for(manifest, rank)
     if only is not None:
@@ -232,20 +247,20 @@ def _wanted(
     asked = regions(fmt.state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
     if only is None and not asked and manifest.world_size == 1:
         return None
-    return {name: wanted(name, shards, asked.get(name)) for name, shards in seen.items()}
+    return {name: assembly(name, shards, asked.get(name)) for name, shards in seen.items()}
 
 
-def _runs(manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None) -> list[Run]:
-    """What to read: all there is, or what is `wanted`."""
+def _ranges(manifest: fmt.Manifest, wanted: Mapping[str, TensorAssembly] | None) -> list[FileRange]:
+    """Return the ranges to read for all tensors, or for those `wanted`."""
     if wanted is None:
-        return [run for file in manifest.files for run in runs_to_keep(manifest, file)]
-    return [run for file, names in _names(manifest, wanted) for run in runs_to_keep(manifest, file, names)]
+        return [each for file in manifest.files for each in ranges_to_load(manifest, file)]
+    return [each for file, names in _names(manifest, wanted) for each in ranges_to_load(manifest, file, names)]
 
 
 def _names(
-    manifest: fmt.Manifest, wanted: Mapping[str, Wanted] | None
+    manifest: fmt.Manifest, wanted: Mapping[str, TensorAssembly] | None
 ) -> Iterator[tuple[fmt.File, Collection[str]]]:
-    """The tensors to read of each file that has any of them: all there are, or what is `wanted`."""
+    """Yield each file to read, and the names of the tensors to read from it."""
     names: dict[str, set[str]] = {}
     shards = (
         manifest.tensors if wanted is None else [copy.shard for each in wanted.values() for copy in each.copies]
@@ -262,27 +277,29 @@ def _shapes(seen: Mapping[str, Sequence[fmt.Tensor]]) -> dict[str, Shape]:
 
 
 def _log_progress(checkpoint: str) -> Progress:
-    """Says how far a load is, once it takes longer than a person waits without wondering."""
-    started = told_at = time.monotonic()
-    every_seconds = FIRST_TOLD_SECONDS
+    """Return a progress callback that logs, once a load takes longer than FIRST_LOG_SECONDS."""
+    started = logged_at = time.monotonic()
+    every_seconds = FIRST_LOG_SECONDS
 
-    def tell(done_bytes: int, total_bytes: int) -> None:
-        nonlocal told_at, every_seconds
+    def log(done_bytes: int, total_bytes: int) -> None:
+        nonlocal logged_at, every_seconds
         now = time.monotonic()
-        if now - told_at >= every_seconds and done_bytes < total_bytes:
-            told_at, every_seconds = now, TOLD_EVERY_SECONDS
+        if now - logged_at >= every_seconds and done_bytes < total_bytes:
+            logged_at, every_seconds = now, LOG_SECONDS
             logger.info(
                 "reading %s: %.0f of %.0f MB, %.0f MB/s",
                 *(checkpoint, done_bytes / 1e6, total_bytes / 1e6, done_bytes / 1e6 / (now - started)),
             )
 
-    return tell
+    return log
 
 
-def in_memory(found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: Regions | None = None) -> Loaded:
-    """A checkpoint that is in memory as it would lie in its files, as `load` has it from a store.
+def load_from_memory(
+    found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: Regions | None = None
+) -> LoadedCheckpoint:
+    """Load a checkpoint whose files are in memory, as `load` does from a store.
 
-    Raises what `payload` does, and DamagedCheckpoint when the shards of a tensor do not make all of it.
+    Raises what `payload` does, and DamagedCheckpoint when the shards of a tensor do not cover it.
     """
     saved = fmt.saved_rank(found, rank)
     wanted = _wanted(found, saved, None, regions)
@@ -291,12 +308,12 @@ def in_memory(found: fmt.Manifest, payload: Payload, *, rank: int = 0, regions: 
         tensors = (tensor for tensor in fmt.tensors_of(found, file.name) if tensor.name in names)
         stored.extend(_in(payload(file, names), file.header_bytes, tensors))
     checkpoint = checkpoint_id(found.iteration, found.lineage)
-    return Loaded(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
+    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
 
 
-def _stored(run: Run) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
-    """The tensors in the memory that is read, all of which stays for as long as one of them does."""
-    return _in(run.reserve(), run.base, run.tensors)
+def _stored(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    """Yield the tensors of a range. Its memory stays for as long as one of them does."""
+    return _in(read.reserve(), read.start, read.tensors)
 
 
 def _in(
@@ -311,22 +328,22 @@ def _in(
         if tensor.start == tensor.end:
             yield tensor, torch.empty(shape, dtype=dtype, device="cpu")
             continue
-        # a storage of its own, which torch.save writes alone, rather than a view of all that was read
+        # a separate storage: torch.save writes the whole storage of a tensor
         at, count = tensor.start - base, math.prod(shape)
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=at)
         yield tensor, flat if len(shape) == 1 else flat.view(shape)
 
 
 def _placed(
-    stored: list[tuple[fmt.Tensor, torch.Tensor]], wanted: Mapping[str, Wanted] | None
+    stored: list[tuple[fmt.Tensor, torch.Tensor]], wanted: Mapping[str, TensorAssembly] | None
 ) -> dict[str, torch.Tensor]:
-    """By name, as torch's own dtypes, put together of what several ranks stored."""
+    """Return the tensors by name in their torch dtypes, assembled from the shards of several ranks."""
     if wanted is None:
         found = {tensor.name: read for tensor, read in stored}
         views = {tensor.name: tensor.view for tensor, _ in stored if tensor.view is not None}
     else:
         by_entry = {id(tensor): read for tensor, read in stored}
-        found = {name: each.made_of(by_entry) for name, each in wanted.items()}
+        found = {name: each.build(by_entry) for name, each in wanted.items()}
         views = {name: each.view for name, each in wanted.items() if each.view is not None}
     return found | {name: _viewed(found[name], view) for name, view in views.items()}
 
@@ -337,6 +354,6 @@ def _viewed(tensor: torch.Tensor, view: str) -> torch.Tensor:
     from holdfast.format.resharding import dtype_of
 
     dtype = dtype_of("U8", view)
-    if dtype.is_complex:  # a clone, since the file aligns to elements only
+    if dtype.is_complex:  # cloned, since the file is aligned to elements only
         return torch.view_as_complex(tensor.clone())
     return tensor.view(dtype)

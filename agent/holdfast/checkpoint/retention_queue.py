@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.pins import Pinned
+from holdfast.checkpoint.pins import PinnedCheckpoints
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.protocol.retention import Retention, expendable
 from holdfast.store import Lineage, Store
-from holdfast.store.records import ASKED_FOR, held, protected
+from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
@@ -60,8 +60,8 @@ class RetentionQueue:
         self._store, self._job, self._reporter, self._head = store, job, reporter, head
         self.rules = self._own_rules = rules
         """The rules in force, and those of the script."""
-        self.pinned = Pinned(store, job, reporter)
-        self._sizes = restore.Sizes(store, job)
+        self.pinned = PinnedCheckpoints(store, job, reporter)
+        self._sizes = restore.CheckpointSizes(store, job)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Guards what follows; held for no I/O."""
@@ -89,7 +89,7 @@ class RetentionQueue:
             newer = [each for each in self._requested_ids if each not in found]
             self._requested_ids = collections.deque([*found, *newer], maxlen=ASKED_FOR)
             self._requested_loaded = True
-        self.pinned.learn()
+        self.pinned.load()
 
     def request(self) -> None:
         """Request a run; returns at once."""
@@ -137,15 +137,15 @@ class RetentionQueue:
         """Delete what the rules do not keep; only after a newer checkpoint is durable."""
         if not self._requested_loaded:
             self.load_requested()
-        self.pinned.learn()
+        self.pinned.load()
         at = self._head()
-        self.pinned.note(at.attempt)
+        self.pinned.record(at.attempt)
         committed = self._store.checkpoints(self._job)
         pins = self.pinned.checkpoints
         sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
         never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
-        waits = held(self._store, self._job) if gone else set()
+        waits = held_checkpoints(self._store, self._job) if gone else set()
         deleted = self._delete(each for each in gone if each not in waits)
         if deleted:
             self._reporter.inventory([each for each in committed if each not in deleted], pins)
@@ -168,7 +168,7 @@ class RetentionQueue:
         at = self._head()
         with self._lock:
             asked_for, wanted = list(self._requested_ids), list(self._protected_by.values())
-        kept = protected(self._store.records(self._job, Lineage), at.lineage, asked_for)
+        kept = protected_checkpoints(self._store.records(self._job, Lineage), at.lineage, asked_for)
         return kept | {each for each in (at.head, *wanted) if each is not None}
 
     def _minimum_kept(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:

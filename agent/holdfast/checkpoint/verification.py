@@ -1,14 +1,15 @@
-"""Reads a checkpoint back, slowly and one piece after the other: is it still what was written, and what is in it?
+"""Verify a stored checkpoint at a limited rate, in a process of its own.
 
     python -m holdfast.checkpoint.verification OPENER URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
 
-A process of its own, since training must not share the interpreter lock, the threads of torch or the memory with
-it. It tells what it found as lines of JSON, and ends with whoever started it.
+A separate process shares no interpreter lock, torch threads or memory with training. It prints progress and the
+result as lines of JSON, and exits with the process that started it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import os
@@ -16,26 +17,24 @@ import pkgutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 import torch
 
-from holdfast.checkpoint import restore
-from holdfast.checkpoint.reading import Run, near, runs_to_verify
+from holdfast.checkpoint import reading, restore
+from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
 from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.messages import MOST_TENSORS, TensorNorms, Verdict
 from holdfast.store import Store
-from holdfast.store.base import FileReader, Pace
+from holdfast.store.base import Pace
 from holdfast.system.io_pool import lower_cpu_priority
 from holdfast.system.processes import raise_oom_score
 
-STRETCH_BYTES = 16 << 20
-"""Read at a time, and held in memory, or twice that where another checkpoint is read beside it."""
-TOLD_EVERY_SECONDS = 1.0
+PROGRESS_SECONDS = 1.0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -50,12 +49,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     total_bytes: int = 0
     tensors: TensorNorms | None = None
     other_damaged: str | None = None
-    """In what way the checkpoint that it was compared with is."""
+    """Why the checkpoint that it was compared with could not be read."""
 
 
 Line = Progress | Finding
-Owned = list[tuple[fmt.Piece, fmt.Tensor | None]]
-"""Pieces and the tensors that they are of; None: the header."""
 
 
 def reread(
@@ -65,169 +62,94 @@ def reread(
     against: str | None = None,
     *,
     pace: Pace = lambda _: None,
-    told: Callable[[int, int], None] = lambda *_: None,
+    progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Finding:
-    """Read a checkpoint from where it is kept, compare every byte with its digests, and sum its tensors up.
+    """Verify every byte of a checkpoint on its storage device, and compute the norms of its tensors.
 
     Args:
-        store: where it is.
-        job: whose it is.
+        store: where the checkpoint is.
+        job: the job that it belongs to.
         checkpoint: its id.
-        against: another one, that is read along to tell how far the tensors are from each other.
-        pace: called before so many bytes are read, and may wait.
-        told: called with the bytes read so far and those to be read.
+        against: another checkpoint of the job, to compute how far the tensors are from those in it.
+        pace: called with a number of bytes before they are read, and may wait.
+        progress: called with the bytes of the checkpoint read so far and the total.
     """
-    reading = _Reading(store, job, checkpoint, against, pace, told)
-    try:
-        reading.run()
-    except DamagedCheckpoint as error:
-        if checkpoint not in store.checkpoints(job):
-            return reading.finding("gone", "it was removed from the store meanwhile")
-        return reading.finding("damaged", str(error))
-    except (HoldfastError, OSError, MemoryError) as error:
-        return reading.finding("failed", str(error) or type(error).__name__)
-    return reading.finding("sound")
+    done = 0, 0
+    other = _OtherCheckpoint(store, job, against, pace) if against is not None else None
+    norms = Norms(other)
 
+    def advance(*now: int) -> None:
+        nonlocal done
+        done = now[0], now[1]
+        progress(*done)
 
-class _Reading:
-    """One use of `reread`."""
-
-    def __init__(
-        self,
-        store: Store,
-        job: str,
-        checkpoint: str,
-        against: str | None,
-        pace: Pace,
-        told: Callable[[int, int], None],
-    ) -> None:
-        self._store, self._job, self._checkpoint, self._against = store, job, checkpoint, against
-        self._pace, self._told = pace, told
-        self._read_bytes = self._total_bytes = 0
-        self._other: _Other | None = None
-        self._other_damaged: str | None = None
-        self._norms: TensorNorms | None = None
-
-    def finding(self, verdict: Verdict, reason: str | None = None) -> Finding:
+    def finding(verdict: Verdict, reason: str | None = None) -> Finding:
         return Finding(
             verdict=verdict,
             reason=reason,
-            read_bytes=self._read_bytes,
-            total_bytes=self._total_bytes,
-            tensors=self._norms,
-            other_damaged=self._other_damaged,
+            read_bytes=done[0],
+            total_bytes=done[1],
+            tensors=norms.result() if verdict == "sound" else None,
+            other_damaged=other.failure if other is not None else None,
         )
 
-    def run(self) -> None:
-        found = restore.manifest(self._store, self._job, self._checkpoint)
-        self._total_bytes = sum(file.size_bytes for file in found.files)
+    try:
+        restore.verify(store, job, checkpoint, threads=1, pace=pace, sink=norms.add, progress=advance)
+    except DamagedCheckpoint as error:
+        if checkpoint not in store.checkpoints(job):
+            return finding("gone", "it was removed from the store meanwhile")
+        return finding("damaged", str(error))
+    except (HoldfastError, OSError, MemoryError) as error:
+        return finding("failed", str(error) or type(error).__name__)
+    return finding("sound")
+
+
+class _OtherCheckpoint:
+    """The checkpoint that one is compared with. What is wrong with it does not change the verdict on that one."""
+
+    def __init__(self, store: Store, job: str, checkpoint: str, pace: Pace) -> None:
+        self._read = functools.partial(reading.read, store, job, checkpoint, threads=1, pace=pace)
+        self.failure: str | None = None
         try:
-            if self._against is not None:
-                self._other = _Other(self._store, self._job, self._against)
-                self._total_bytes *= 2
+            self._manifest = restore.manifest(store, job, checkpoint)
         except (HoldfastError, OSError) as error:
-            self._give_up_other(error)
-        norms = Norms(compared=self._other is not None)
-        try:
-            for file in found.files:
-                self._read_file(found, file, norms)
-        finally:
-            if self._other is not None:
-                self._other.close()
-        self._norms = norms.told()
+            self.failure = str(error)
+            return
+        self._files = {file.name: file for file in self._manifest.files}
+        self._tensors = {_identity(tensor): tensor for tensor in self._manifest.tensors}
 
-    def _read_file(self, found: fmt.Manifest, file: fmt.File, norms: Norms) -> None:
-        owners = _owners(found, file)
-        with self._store.open_file(self._job, self._checkpoint, file.name, from_disk=True) as source:
-            fmt.check_size(file, source.size_bytes)
-            for run in runs_to_verify(found, file, STRETCH_BYTES):
-                self._read(source, run)
-                owned = [(piece, next(owners)) for piece in run.pieces]
-                other = self._counterparts(owned)
-                for piece, tensor in owned:
-                    if tensor is not None:
-                        norms.add(tensor, run.view(piece.start, piece.end), other.get(piece.start))
-                run.memory = None
-
-    def _counterparts(self, owned: Owned) -> dict[int, memoryview]:
-        """What the other checkpoint has in the place of pieces, by where these start."""
-        try:
-            return self._other.counterparts(owned, self._read) if self._other is not None else {}
-        except (HoldfastError, OSError) as error:
-            self._give_up_other(error)
-            return {}
-
-    def _give_up_other(self, error: Exception) -> None:
-        """The verdict is about one checkpoint: whatever is wrong with the other does not change it."""
-        if self._other is not None:
-            self._other.close()
-        self._other = None
-        self._other_damaged = str(error)
-
-    def _read(self, source: FileReader, run: Run) -> None:
-        self._pace(run.end - run.base)
-        run.reserve()
-        source.read_into(run.base, run.view(run.base, run.end))
-        for piece in run.pieces:
-            fmt.check_digest(run.file, piece, fmt.digest(run.view(piece.start, piece.end)))
-        self._read_bytes = min(self._read_bytes + run.end - run.base, self._total_bytes)
-        self._told(self._read_bytes, self._total_bytes)
-
-
-class _Other:
-    """The checkpoint that one is compared with, read beside it."""
-
-    def __init__(self, store: Store, job: str, checkpoint: str) -> None:
-        self._store, self._job, self._checkpoint = store, job, checkpoint
-        manifest = restore.manifest(store, job, checkpoint)
-        self._files = {file.name: file for file in manifest.files}
-        self._tensors = {_identity(tensor): tensor for tensor in manifest.tensors}
-        self._opened: tuple[str, FileReader] | None = None
-
-    def counterparts(self, owned: Owned, read: Callable[[FileReader, Run], None]) -> dict[int, memoryview]:
-        """The bytes of the same pieces of the same tensors here, by where the pieces asked for start."""
-        wanted: dict[str, dict[fmt.Piece, int]] = {}
-        for piece, tensor in owned:
-            there = self._tensors.get(_identity(tensor)) if tensor is not None else None
-            if tensor is not None and there is not None and piece.start < piece.end:
-                number = (piece.start - tensor.start) // fmt.CHUNK_BYTES
-                same = next(itertools.islice(fmt.pieces_of(there), number, None))
-                wanted.setdefault(there.file, {})[same] = piece.start
-        found: dict[int, memoryview] = {}
-        for file, starts in wanted.items():
-            for pieces in near(sorted(starts, key=lambda piece: piece.start)):
-                run = Run(self._files[file], pieces)
-                read(self._source(file), run)
-                found |= {starts[piece]: run.view(piece.start, piece.end) for piece in pieces}
-        return found
-
-    def _source(self, file: str) -> FileReader:
-        if self._opened is None or self._opened[0] != file:
-            self.close()
-            self._opened = file, self._store.open_file(self._job, self._checkpoint, file, from_disk=True)
-        return self._opened[1]
-
-    def close(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            opened[1].close()
+    def counterparts(self, found: FileRange) -> dict[int, memoryview]:
+        """Return the bytes of the same ranges of the same tensors, by the start of each range in `found`."""
+        pairs: dict[str, list[tuple[fmt.DigestRange, int]]] = {}
+        for each in found.digests if self.failure is None else ():
+            there = self._tensors.get(_identity(each.tensor)) if each.tensor is not None else None
+            if each.tensor is not None and there is not None and each.start < each.end:
+                number = (each.start - each.tensor.start) // fmt.CHUNK_BYTES
+                same = next(itertools.islice(fmt.tensor_ranges(there), number, None))
+                pairs.setdefault(there.file, []).append((same, each.start))
+        bytes_at: dict[int, memoryview] = {}
+        for name, matches in pairs.items():
+            starts = {same.start: start for same, start in matches}
+            ordered = sorted((same for same, _ in matches), key=lambda same: same.start)
+            ranges = [FileRange(self._files[name], nearby) for nearby in reading.merge_nearby(ordered)]
+            try:
+                self._read(self._manifest, ranges)
+            except (HoldfastError, OSError) as error:
+                self.failure = str(error)
+                return {}
+            bytes_at |= {
+                starts[same.start]: each.view(same.start, same.end) for each in ranges for same in each.digests
+            }
+        return bytes_at
 
 
 def _identity(tensor: fmt.Tensor) -> tuple[object, ...]:
     return tensor.name, tensor.rank, tensor.dtype, tensor.shape, tensor.offsets
 
 
-def _owners(manifest: fmt.Manifest, file: fmt.File) -> Iterator[fmt.Tensor | None]:
-    """Of each piece of a file, in its order, the tensor; None: it is the header."""
-    yield None
-    for tensor in sorted(fmt.tensors_of(manifest, file.name), key=lambda tensor: tensor.start):
-        for _ in fmt.pieces_of(tensor):
-            yield tensor
-
-
 @dataclasses.dataclass(slots=True)
 class Sums:
-    """Of one tensor, over what is finite; and of what another checkpoint has in its place."""
+    """Sums over the finite elements of one tensor, and over its counterpart in another checkpoint."""
 
     elements: int = 0
     squares: float = 0.0
@@ -237,10 +159,10 @@ class Sums:
     other_squares: float = 0.0
     difference_squares: float = 0.0
     comparable: bool = True
-    """There is a counterpart to all that was seen of it."""
+    """Every element so far has a counterpart."""
 
     def add(self, values: torch.Tensor, other: torch.Tensor | None) -> None:
-        """Some elements, in float64, and their counterparts."""
+        """Add elements, in float64, and their counterparts."""
         finite = values.isfinite()
         self.elements += values.numel()
         if not bool(finite.all()):
@@ -257,17 +179,20 @@ class Sums:
 
 
 class Norms:
-    """Collects the sums of a checkpoint's tensors."""
+    """The sums of a checkpoint's floating-point tensors."""
 
-    def __init__(self, *, compared: bool) -> None:
-        self._compared = compared
+    def __init__(self, other: _OtherCheckpoint | None) -> None:
+        self._other = other if other is not None and other.failure is None else None
         self._sums: dict[str, Sums] = {}
 
-    def add(self, tensor: fmt.Tensor, data: memoryview, other: memoryview | None) -> None:
-        """Bytes of a tensor, or of a shard of it, and those in their place in the other checkpoint.
+    def add(self, found: FileRange) -> None:
+        """Add the bytes of a range of a file, and their counterparts in the other checkpoint."""
+        others = self._other.counterparts(found) if self._other is not None else {}
+        for each in found.digests:
+            if each.tensor is not None:
+                self._add(each.tensor, found.view(each.start, each.end), others.get(each.start))
 
-        Of a tensor that holds no floating-point numbers nothing is told.
-        """
+    def _add(self, tensor: fmt.Tensor, data: memoryview, other: memoryview | None) -> None:
         dtype = DTYPES[tensor.dtype]
         if not (dtype.is_floating_point or dtype.is_complex):
             return
@@ -276,8 +201,8 @@ class Norms:
         if len(data):
             sums.add(_values(data, dtype), None if other is None else _values(other, dtype))
 
-    def told(self) -> TensorNorms:
-        """Where there are too many: first those that hold what is not finite, then the largest."""
+    def result(self) -> TensorNorms:
+        """Return at most MOST_TENSORS: those with NaN or infinity first, then the largest."""
         by_weight = sorted(
             self._sums, key=lambda name: (self._sums[name].nan + self._sums[name].inf, self._sums[name].elements)
         )
@@ -291,8 +216,8 @@ class Norms:
             largest=[each.largest for each in rows],
             nan=[each.nan for each in rows],
             inf=[each.inf for each in rows],
-            other_norm=[_if(each, each.other_squares) for each in rows] if self._compared else [],
-            distance=[_if(each, each.difference_squares) for each in rows] if self._compared else [],
+            other_norm=[_norm(each, each.other_squares) for each in rows] if self._other else [],
+            distance=[_norm(each, each.difference_squares) for each in rows] if self._other else [],
             left_out=len(self._sums) - len(names),
         )
 
@@ -307,7 +232,7 @@ def _squares(values: torch.Tensor) -> float:
     return torch.dot(values, values).item()
 
 
-def _if(sums: Sums, squares: float) -> float:
+def _norm(sums: Sums, squares: float) -> float:
     return math.sqrt(squares) if sums.comparable else math.nan
 
 
@@ -316,22 +241,22 @@ def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str
     raise_oom_score()
     torch.set_num_threads(1)
     open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
-    told_at = 0.0
+    reported_at = 0.0
 
-    def told(read_bytes: int, total_bytes: int) -> None:
-        nonlocal told_at
-        if time.monotonic() - told_at >= TOLD_EVERY_SECONDS:
-            told_at = time.monotonic()
-            _say(Progress(read_bytes, total_bytes))
+    def report(read_bytes: int, total_bytes: int) -> None:
+        nonlocal reported_at
+        if time.monotonic() - reported_at >= PROGRESS_SECONDS:
+            reported_at = time.monotonic()
+            _print(Progress(read_bytes, total_bytes))
 
     pace = RateLimiter(float(bytes_per_second), threading.Event().wait)
-    _say(reread(open_store(url), job, checkpoint, against or None, pace=pace, told=told))
+    _print(reread(open_store(url), job, checkpoint, against or None, pace=pace, progress=report))
 
 
-def _say(line: Line) -> None:
+def _print(line: Line) -> None:
     try:
         print(msgspec.json.encode(line).decode(), flush=True)
-    except BrokenPipeError:  # whoever wanted to know is gone, and so nobody reads on
+    except BrokenPipeError:  # the process that asked is gone
         os._exit(0)
 
 

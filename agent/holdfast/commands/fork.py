@@ -1,4 +1,4 @@
-"""`holdfast fork`: a new job from a checkpoint of another, on the store itself."""
+"""`holdfast fork`: begin a new job from a checkpoint of another, in the store."""
 
 from __future__ import annotations
 
@@ -30,64 +30,68 @@ from holdfast.protocol.messages import (
 )
 from holdfast.server_link.http_client import send_once
 
-TELL_SECONDS = 5.0
+REPORT_SECONDS = 5.0
 
 
 def fork(
     job: StoreJob,
     iteration: Annotated[
-        str, typer.Argument(metavar="ITERATION", help="Where: an iteration, a checkpoint's name, or `latest`.")
+        str, typer.Argument(metavar="ITERATION", help="An iteration, the name of a checkpoint, or `latest`.")
     ],
     new: Annotated[str, typer.Argument(metavar="NEW", help="The name of the new job.")],
     store: StoreOption = DEFAULT_STORE,
     server: Annotated[
-        str | None, typer.Option(envvar="HOLDFAST_SERVER", help="A server to tell; the new job's start does, too.")
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_SERVER",
+            help="Report the fork to this server; otherwise the new job does when it starts.",
+        ),
     ] = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
     """Start a new job from a copy of a checkpoint of another job.
 
-    The new job has a copy of the checkpoint (in a directory one that takes no room), so that the other one may go
-    on, be taken back or be deleted. Its first start goes on from there exactly: iteration, place in the data,
-    random numbers and all. Done twice, it is done once; a name that is taken is refused.
+    The new job gets a copy of the checkpoint, which takes no space in a directory, so that the other job may
+    continue, be restored or be deleted. The first start of the new job resumes exactly: iteration, position in the
+    data, random numbers. Repeating the command has no effect; a name that is taken is refused.
 
     Examples: holdfast fork char-gpt 1200 char-gpt-lr3  ·  holdfast fork char-gpt latest try --store s3://runs/main
     """
     with opened(store) as keeper:
         try:
-            made = forking.made_before(keeper, job, new)
-            if made is None or not _is_asked(made, iteration):
+            made = forking.existing_fork(keeper, job, new)
+            if made is None or not _is_requested(made, iteration):
                 checkpoint = chosen(keeper, job, iteration)
                 with progress_bar(f"{job} {checkpoint}") as progress:
                     made = forking.fork(keeper, job, checkpoint, new, progress=progress)
         except ValueError as error:
             fail(str(error), EXIT_USAGE)
         except Fenced:
-            fail(f"somebody begins a job of the name {new} just now: look at it, then try again")
-        told = _tell(made, server, token) if server and made.new else None
+            fail(f"another process begins a job named {new}: check it, then try again")
+        reported = _report(made, server, token) if server and made.new else None
         where = keeper.url
     if json:
-        print_json({**msgspec.to_builtins(made), "store": where, "told": told})
+        print_json({**msgspec.to_builtins(made), "store": where, "reported": reported})
         return
-    verb = "begins" if made.new else "is a fork already, and began"
+    verb = "begins" if made.new else "is already a fork, and began"
     print(f"{new} {verb} at iteration {made.iteration:,} of {job} ({made.origin.checkpoint}) in {where}")
     if made.new:
-        print(f'start it as {job} is started, with this store and holdfast.Session("{new}", ...)')
-        if told is False:
-            print(f"{server} was not told: it learns of the fork when {new} starts", file=sys.stderr)
+        print(f'start it like {job}, with this store and holdfast.Session("{new}", ...)')
+        if reported is False:
+            print(f"{server} could not be reached: it shows the fork when {new} starts", file=sys.stderr)
 
 
-def _is_asked(made: Fork, iteration: str) -> bool:
-    """The same wish again; the other job need not be there any more."""
+def _is_requested(made: Fork, iteration: str) -> bool:
+    """Return whether an existing fork is the requested one; the other job may be gone."""
     of = made.origin.checkpoint
     return iteration == of or (
         iteration.isascii() and iteration.isdecimal() and int(iteration) == parse_checkpoint_id(of)[0]
     )
 
 
-def _tell(made: Fork, server: str, token: str | None) -> bool:
-    """Whether the server knows of it now, before the new job has been started."""
+def _report(made: Fork, server: str, token: str | None) -> bool:
+    """Report the fork to the server, and return whether it was accepted."""
     at, iteration, lineage = time.time(), made.iteration, made.lineage
     events: list[Event] = [
         AttemptStarted(
@@ -102,4 +106,4 @@ def _tell(made: Fork, server: str, token: str | None) -> bool:
         job=made.job, uid=made.uid, attempt=made.attempt, rank=0, sequence=0, sent_at=at, iteration=iteration,
         lineage=lineage, events=events,
     )  # fmt: skip
-    return parsed(lambda address: send_once(address, token, batch, TELL_SECONDS), server)
+    return parsed(lambda address: send_once(address, token, batch, REPORT_SECONDS), server)

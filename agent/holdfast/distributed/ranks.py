@@ -10,11 +10,10 @@ import contextlib
 import logging
 import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from holdfast.distributed.error_transport import Failed
 from holdfast.errors import HoldfastError
+from holdfast.system.io_pool import DaemonPool
 from holdfast.torch_internals import default_store
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ WARN_AFTER_SECONDS = 20.0
 """From when a person wants to know what a start waits for."""
 SLICE_SECONDS = 1.0
 """A wait within gloo is at most so long: it takes no notice of a signal, nor of a group that is closed."""
+MOST_EXCHANGES = 64
+"""More than run at the same time: one for each checkpoint in flight."""
 CLOSE_SECONDS = 1.0
 """Closing connections takes milliseconds; what has not ended by then is stuck in gloo, and left behind."""
 
@@ -103,19 +105,14 @@ class SideGroup(Ranks):
         self._loss: str | None = None
         self._lock = threading.RLock()
         """Held where an operation begins, and where the group is let go of."""
-        self._outcomes: set[Future[Any]] = set()
-        """What threads of this process wait for."""
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
-        """Those of `_workers` that run nothing; never more are made than exchanges run at the same time."""
-        worker, group = self._new_worker(), Future[dist.ProcessGroup]()
-        worker.submit(_connected, group)
+        self._closed: Future[None] = Future()
+        """Releases the threads that wait for an exchange."""
+        self._workers = DaemonPool("holdfast-ranks", MOST_EXCHANGES, in_background=False)
         with warn_while_waiting(
             f"rank {self.rank} waits for the other ranks: each of them makes the session, and they connect over "
             "the network interface that GLOO_SOCKET_IFNAME names"
         ):
-            self._group: dist.ProcessGroup | None = group.result()
-        self._idle.append(worker)
+            self._group: dist.ProcessGroup | None = self._workers.submit(_connected).result()
         SideGroup._made += 1
         self._ending = f"holdfast/{SideGroup._made}/end"
         """The same key on all ranks: each makes its groups in the same order."""
@@ -249,16 +246,12 @@ class SideGroup(Ranks):
                 target=_part, args=(self._group, others), name="holdfast-ranks-close", daemon=True
             )
             self._group = None
-            outcomes, workers = list(self._outcomes), list(self._workers)
         parting.start()
-        for outcome in outcomes:
-            with contextlib.suppress(InvalidStateError):  # it is there
-                outcome.set_exception(self._lost())
-        for worker in workers:
-            worker.end()
+        self._closed.set_result(None)
         deadline = time.monotonic() + CLOSE_SECONDS
-        for thread in (parting, *workers):  # one that ends while the interpreter does would abort the process
-            thread.join(max(0.0, deadline - time.monotonic()))
+        # a thread that ends while the interpreter does would abort the process
+        parting.join(CLOSE_SECONDS)
+        self._workers.close(deadline - time.monotonic())
 
     @property
     def _open(self) -> dist.ProcessGroup:
@@ -305,27 +298,16 @@ class SideGroup(Ranks):
         An operation between two ranks may never return: when connections close, gloo does not report to one whose
         data is half transferred; and a wait with a short timeout closes all connections.
         """
-        outcome: Future[T] = Future()
         with self._noticing():
             with self._lock:
                 if self._group is None:
                     raise self._lost()
-                worker = self._idle.pop() if self._idle else self._new_worker()
-                self._outcomes.add(outcome)
-            worker.submit(exchange, outcome)
-            try:
-                return outcome.result()
-            finally:
-                with self._lock:
-                    self._outcomes.discard(outcome)
-                    if outcome.done() and self._group is not None:
-                        self._idle.append(worker)
-
-    def _new_worker(self) -> _Worker:
-        worker = _Worker(f"holdfast-ranks-{len(self._workers) + 1}")
-        worker.start()
-        self._workers.append(worker)
-        return worker
+                outcome = self._workers.submit(exchange)
+            pending: list[Future[Any]] = [outcome, self._closed]
+            wait(pending, return_when=FIRST_COMPLETED)
+            if not outcome.done():
+                raise self._lost()
+            return outcome.result()
 
     def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
         every = [torch.empty_like(own) for _ in range(self.world_size)]
@@ -374,35 +356,6 @@ def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[Non
         yield
     finally:
         timer.cancel()
-
-
-class _Worker(threading.Thread):
-    """Runs exchanges that may never return, one at a time; a daemon, so that the process can end all the same."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name=name, daemon=True)
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-    def submit(self, exchange: Callable[[], T], outcome: Future[T]) -> None:
-        def task() -> None:
-            # whoever waited may have been released meanwhile, by an outcome that is set already
-            with contextlib.suppress(InvalidStateError):
-                try:
-                    result = exchange()
-                except BaseException as error:  # raised by the caller, which waits for the outcome
-                    outcome.set_exception(error)
-                else:
-                    outcome.set_result(result)
-
-        self._tasks.put(task)
-
-    def end(self) -> None:
-        """End after what is under way."""
-        self._tasks.put(None)
-
-    def run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
 
 
 def _connected() -> dist.ProcessGroup:

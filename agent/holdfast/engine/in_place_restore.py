@@ -7,7 +7,7 @@ import logging
 import time
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import Loaded
+from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
@@ -105,7 +105,7 @@ class InPlaceRestore:
 
     def _take_back(
         self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
-    ) -> tuple[Loaded, bool]:
+    ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
         loaded = self._ranks.together(lambda: self._load(checkpoint, room))
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
@@ -155,7 +155,7 @@ class InPlaceRestore:
     def _manifest(self, checkpoint: str) -> Manifest:
         return restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
 
-    def _load(self, checkpoint: str, room: memoryview | None = None) -> Loaded:
+    def _load(self, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
         return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint, room)
 
     def _await_settled(self) -> None:
@@ -170,7 +170,7 @@ class InPlaceRestore:
             raise HoldfastError(f"no safety checkpoint of the current state: {reason}")
         return run.id
 
-    def _apply_or_return(self, loaded: Loaded, safety: str, order: str | None) -> bool:
+    def _apply_or_return(self, loaded: LoadedCheckpoint, safety: str, order: str | None) -> bool:
         """Apply the checkpoint; if that fails half-way, go back to the safety checkpoint and return `False`."""
         try:
             self._ranks.together(lambda: self._training.apply(loaded))

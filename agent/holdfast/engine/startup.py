@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import Loaded
+from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
@@ -46,7 +46,7 @@ HEARTBEAT_SECONDS = 3600.0
 class Start:
     """What is in place when training starts; by itself: nothing, a fresh start."""
 
-    loaded: Loaded | None = None
+    loaded: LoadedCheckpoint | None = None
     lineage: Lineage | None = None
     """The one that it continues; None for a new one."""
     order: str | None = None
@@ -384,13 +384,13 @@ class Startup:
         """Ask the store on rank 0, and share the answer."""
         return self._ranks.decide(lambda: self._patience.ask(question), kind)
 
-    def _load(self, checkpoint: str) -> Loaded:
+    def _load(self, checkpoint: str) -> LoadedCheckpoint:
         """Load on every rank; all have verified it before any applies it."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
         return self._ranks.together(lambda: self._patience.ask(load))
 
-    def _put_in_place(self, loaded: Loaded) -> None:
+    def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
         self._ranks.together(lambda: self._training.check(loaded.manifest))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)

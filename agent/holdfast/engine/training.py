@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import Loaded, Regions
+from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
@@ -284,7 +284,7 @@ class Training:
         """Function that returns this rank's parts of sharded tensors; see `restore.load`."""
         return self.registry.regions if self._ranks.world_size > 1 else None
 
-    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> Loaded:
+    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
         """Read and verify what this rank needs of a checkpoint, into `room` if given.
 
         Raises the errors of `restore.load`.
@@ -293,7 +293,7 @@ class Training:
             *(store, job, checkpoint),
             rank=self._ranks.rank,
             regions=self.regions,
-            room=room,
+            buffer=room,
             meanwhile=self.registry.populate_memory,
         )
 
@@ -334,13 +334,13 @@ class Training:
         """Describe the limitations of loaders that the session was given."""
         return [loader.limitation for loader in self._given_loaders if loader.limitation]
 
-    def missing(self, loaded: Loaded | None) -> list[str]:
+    def missing(self, loaded: LoadedCheckpoint | None) -> list[str]:
         """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
         there = loaded.state if loaded is not None else {}
         saved = [keyword for keyword in there if keyword not in RESERVED]
         return [*missing_state.missing(self.registry.given, saved), *self.registry.limitations()]
 
-    def restore_buckets(self, loaded: Loaded) -> list[str]:
+    def restore_buckets(self, loaded: LoadedCheckpoint) -> list[str]:
         """Restore the gradient buckets of the checkpoint in new processes. Collective over all ranks.
 
         Returns:
@@ -358,7 +358,7 @@ class Training:
         """Tell the pacing how many failures there were since the loaded checkpoint."""
         self._controller.job_history.failed(times)
 
-    def apply(self, loaded: Loaded) -> None:
+    def apply(self, loaded: LoadedCheckpoint) -> None:
         """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
         trees = _fitting(loaded, self._ranks.world_size)
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
@@ -386,7 +386,7 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
 
 
-def dropped_gradients(loaded: Loaded, world_size: int) -> str | None:
+def dropped_gradients(loaded: LoadedCheckpoint, world_size: int) -> str | None:
     """Describe what of a checkpoint is dropped because the world size is another one."""
     if loaded.manifest.world_size == world_size or not _unfitting(loaded):
         return None
@@ -396,13 +396,13 @@ def dropped_gradients(loaded: Loaded, world_size: int) -> str | None:
     )
 
 
-def _unfitting(loaded: Loaded) -> set[str]:
+def _unfitting(loaded: LoadedCheckpoint) -> set[str]:
     """Return names of gradients that one rank holds: their mean over other ranks would be wrong."""
     own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
     return own & names_in(loaded.state.get("gradients", {}))
 
 
-def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
+def _fitting(loaded: LoadedCheckpoint, world_size: int) -> dict[str, Any]:
     if loaded.manifest.world_size == world_size or not (gone := _unfitting(loaded)):
         return loaded.state
     gradients = {
@@ -412,7 +412,7 @@ def _fitting(loaded: Loaded, world_size: int) -> dict[str, Any]:
     return {**loaded.state, "gradients": gradients}
 
 
-def _differing(loaded: Loaded) -> set[str]:
+def _differing(loaded: LoadedCheckpoint) -> set[str]:
     """Return keywords, and entries of `rng` such as `rng.torch`, that differed among ranks."""
     seen: dict[str, set[str]] = {}
     for tensor in loaded.manifest.tensors:

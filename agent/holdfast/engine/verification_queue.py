@@ -1,7 +1,6 @@
-"""Carries out what people ask of stored checkpoints: read this one back. One at a time, and beside training.
+"""Carry out requests to verify stored checkpoints, one at a time, while training goes on.
 
-A thread of the pool waits for a process that does the work, see `holdfast.checkpoint.verification`; neither
-touches what training uses.
+A background thread waits for a process that does the work; see `holdfast.checkpoint.verification`.
 """
 
 from __future__ import annotations
@@ -32,12 +31,13 @@ from holdfast.telemetry.reporter import Reporter, text
 logger = logging.getLogger("holdfast")
 
 BYTES_PER_SECOND = 100e6
-"""Read so slowly, a checkpoint leaves the way to the store to those that are being written."""
-TOLD_EVERY_SECONDS = 5.0
+"""Read rate that leaves bandwidth for checkpoints that are being written."""
+PROGRESS_SECONDS = 5.0
 
 
 class Verifier:
-    """Follows what is wanted. Its methods are for the link's thread, and `close` for the training thread."""
+    """Carries out the requests of the server. `follow` is for the polling thread, `close` for the training
+    thread."""
 
     def __init__(
         self, checkpoints: Checkpointer, reporter: Reporter, *, bytes_per_second: float = BYTES_PER_SECOND
@@ -51,22 +51,24 @@ class Verifier:
         self._lock = threading.Lock()
 
     def follow(self, wanted: tuple[VerifyRequest, ...]) -> None:
-        """Do what is wanted and not done yet; leave what is wanted no more."""
+        """Carry out new requests, and abandon those that were withdrawn."""
         with self._lock:
             self._wanted = wanted
             self._done &= set(wanted)
             if self._next() is None or self._is_running or self._closed:
                 return
             self._is_running = True
-        self._running = io_pool.submit(self._run)  # on this thread where none can be started: not under the lock
+        self._running = io_pool.submit(
+            self._run
+        )  # not under the lock: runs on this thread where none can be started
 
     def close(self) -> None:
-        """Leave what is under way: it is still wanted at the next start."""
+        """Abandon the current request; the server repeats it at the next start."""
         with self._lock:
             self._closed = True
             if self._process is not None:
                 self._process.kill()
-        if self._running is not None and not self._running.cancel():  # else no thread of the pool came to it
+        if self._running is not None and not self._running.cancel():  # otherwise it has not begun
             concurrent.futures.wait([self._running])
 
     def _run(self) -> None:
@@ -79,9 +81,9 @@ class Verifier:
             self._checkpoints.retention_queue.protect(Protector.VERIFICATION, request.checkpoint)
             try:
                 self._verify(request)
-            except Exception as error:  # a thread's edge: one that cannot be verified must not cost the next one
-                logger.exception("%s: %s was not verified", self._reporter.job, request.checkpoint)
-                self._tell(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
+            except Exception as error:  # a failed request must not prevent the next one
+                logger.exception("%s: verification of %s failed", self._reporter.job, request.checkpoint)
+                self._report(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
             self._checkpoints.retention_queue.protect(Protector.VERIFICATION, None)
             with self._lock:
                 self._done.add(request)
@@ -93,22 +95,22 @@ class Verifier:
         return self._closed or request not in self._wanted
 
     def _verify(self, request: VerifyRequest) -> None:
-        lines, started, told_at = msgspec.json.Decoder(Line), time.monotonic(), 0.0
-        self._tell(request)
+        lines, started, reported_at = msgspec.json.Decoder(Line), time.monotonic(), 0.0
+        self._report(request)
         with tempfile.TemporaryFile() as errors:
             process = self._start(request, errors)
             assert process.stdout is not None
             finding: Finding | None = None
             with process.stdout as output:
                 for line in output:
-                    told = lines.decode(line)
+                    message = lines.decode(line)
                     if self._given_up(request):
                         break
-                    if isinstance(told, Finding):
-                        finding = told
-                    elif time.monotonic() - told_at >= TOLD_EVERY_SECONDS:
-                        told_at = time.monotonic()
-                        self._tell(request, read_bytes=told.read_bytes, total_bytes=told.total_bytes)
+                    if isinstance(message, Finding):
+                        finding = message
+                    elif time.monotonic() - reported_at >= PROGRESS_SECONDS:
+                        reported_at = time.monotonic()
+                        self._report(request, read_bytes=message.read_bytes, total_bytes=message.total_bytes)
             if finding is None:
                 process.kill()
             status = process.wait()
@@ -117,20 +119,20 @@ class Verifier:
             if self._given_up(request):
                 return
             if finding is None:
-                reason = f"the process that read it {_ended(status, errors)}"
+                reason = f"the verification process {_ended(status, errors)}"
                 finding = Finding(verdict="failed", reason=reason)
         self._conclude(request, finding, time.monotonic() - started)
 
     def _conclude(self, request: VerifyRequest, finding: Finding, seconds: float) -> None:
         if finding.verdict == "damaged":
             self._checkpoints.mark_damaged(request.checkpoint)
-            self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as reading it back shows")
+            self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as verification shows")
         elif finding.verdict == "sound":
             self._checkpoints.mark_damaged(request.checkpoint, damaged=False)
         if finding.other_damaged is not None:
             message = f"{request.checkpoint} could not be compared with {request.against}: {finding.other_damaged}"
             self._reporter.notice("warning", "verify", message)
-        self._tell(
+        self._report(
             request,
             verdict=finding.verdict,
             against=None if finding.other_damaged else request.against,
@@ -144,10 +146,10 @@ class Verifier:
     def _start(self, request: VerifyRequest, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         store = self._checkpoints.store
         if (opens := opener(store)) is None:
-            raise OSError(f"store {store.url} cannot be opened by another process")
+            raise OSError(f"store {store.url} cannot be opened in another process")
         words = [opens, store.url, self._checkpoints.job, request.checkpoint, str(self._bytes_per_second)]
         with self._lock:
-            self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, and no text from users
                 [
                     sys.executable,
                     "-P",
@@ -160,13 +162,13 @@ class Verifier:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the trainer
+                start_new_session=True,  # Ctrl-C is for the trainer only
             )
             if self._closed:
                 self._process.kill()
             return self._process
 
-    def _tell(self, request: VerifyRequest, **what: object) -> None:
+    def _report(self, request: VerifyRequest, **what: object) -> None:
         reason = what.pop("reason", None)
         event = messages.Verified(
             at=time.time(),

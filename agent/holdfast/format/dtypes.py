@@ -1,4 +1,4 @@
-"""Names of dtypes in safetensors, and what dtypes without a name are stored as."""
+"""The dtypes that safetensors supports, and how others are stored."""
 
 from __future__ import annotations
 

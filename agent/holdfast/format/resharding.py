@@ -1,4 +1,4 @@
-"""Which parts of which stored shards make up what a rank wants of a tensor, and putting them there."""
+"""Assemble what a rank needs of a tensor from stored shards."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ import torch
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES, PAIRED, dtype_of_view
-from holdfast.format.shards import fault
+from holdfast.format.shards import shard_error
 
 
 class Region(NamedTuple):
-    """What a rank holds of a tensor."""
+    """The part of a tensor that a rank holds."""
 
     offsets: tuple[int, ...]
-    """Within the global tensor, one a dimension."""
+    """Offsets in the global tensor, one per dimension."""
     shape: tuple[int, ...]
 
 
-class Copy(NamedTuple):
-    """A part of a stored shard that belongs into a region."""
+class ShardCopy(NamedTuple):
+    """A part of a stored shard, and its place in a region."""
 
     shard: fmt.Tensor
     offsets: tuple[int, ...]
-    """Within the shard."""
+    """Offsets in the shard."""
     target: tuple[int, ...]
-    """Its offsets within the region."""
+    """Offsets in the region."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A tensor, or a region of one, and what of the stored shards it is made of."""
+class TensorAssembly:
+    """A tensor, or a region of one, and the parts of stored shards that it consists of."""
 
     dtype: str
-    """As safetensors names it."""
+    """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
-    """Of the stored elements."""
+    """Shape in stored elements."""
     view: str | None
-    copies: list[Copy]
+    copies: list[ShardCopy]
 
-    def made_of(self, read: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """From the shards that were read, by the `id` of their entry; a shard that is all of it is not copied.
+    def build(self, read: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """Build the tensor from shards by the `id` of their entry; a single complete shard is not copied.
 
-        In host memory, whatever the script's default device is.
+        The result is in host memory, whatever the default device of the script is.
         """
         if len(self.copies) == 1 and self.copies[0].shard.shape == self.copies[0].shape == self.shape:
             return read[id(self.copies[0].shard)]
@@ -60,30 +60,32 @@ class Wanted:
         return whole
 
 
-def wanted(name: str, stored: Sequence[fmt.Tensor], region: Region | None = None) -> Wanted:
-    """What a region of a tensor is made of; all of it without one.
+def assembly(name: str, stored: Sequence[fmt.Tensor], region: Region | None = None) -> TensorAssembly:
+    """Return what a region of a tensor, or all of it, consists of.
 
     Raises:
-        DamagedCheckpoint: the shards are not the whole tensor.
-        ValueError: the region lies outside of it.
+        DamagedCheckpoint: the shards do not cover the tensor.
+        ValueError: the region is outside of it.
     """
     first = stored[0]
-    if reason := fault(stored):
+    if reason := shard_error(stored):
         raise DamagedCheckpoint(fmt.MANIFEST, f"tensor {name}: {reason}")
     if region is None:
-        copies = [Copy(each, _zeros(each), each.offsets, each.shape) for each in stored if math.prod(each.shape)]
-        return Wanted(first.dtype, first.global_shape, first.view, copies)
+        copies = [
+            ShardCopy(each, _zeros(each), each.offsets, each.shape) for each in stored if math.prod(each.shape)
+        ]
+        return TensorAssembly(first.dtype, first.global_shape, first.view, copies)
     inside = _as_stored(name, first, region)
-    return Wanted(first.dtype, inside.shape, first.view, plan(stored, inside))
+    return TensorAssembly(first.dtype, inside.shape, first.view, copies_for(stored, inside))
 
 
-def plan(stored: Sequence[fmt.Tensor], region: Region) -> list[Copy]:
-    """What to copy from which shards, as torch.distributed.checkpoint would; nothing for an empty region."""
+def copies_for(stored: Sequence[fmt.Tensor], region: Region) -> list[ShardCopy]:
+    """Plan what to copy from which shards, as torch.distributed.checkpoint does; empty for an empty region."""
     if not math.prod(region.shape):
         return []
     for shard in stored:
-        if (shard.offsets, shard.shape) == region:  # as many ranks as before: no need to import what plans
-            return [Copy(shard, _zeros(shard), _zeros(shard), shard.shape)]
+        if (shard.offsets, shard.shape) == region:  # an unchanged world size needs no planner
+            return [ShardCopy(shard, _zeros(shard), _zeros(shard), shard.shape)]
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         TensorProperties,
@@ -103,29 +105,29 @@ def plan(stored: Sequence[fmt.Tensor], region: Region) -> list[Copy]:
         number = item.storage_index.index
         assert number is not None
         parts = tuple(item.storage_offsets), tuple(item.dest_offsets), tuple(item.lengths)
-        found.append(Copy(filled[number], *parts))
+        found.append(ShardCopy(filled[number], *parts))
     return found
 
 
 def shape_of(stored: fmt.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Dtype and global shape of a stored tensor as torch has them."""
+    """Return the dtype and global shape of a stored tensor in torch."""
     dtype, is_paired = _kind(stored.dtype, stored.view)
     return dtype, stored.global_shape[:-1] if is_paired else stored.global_shape
 
 
 @functools.cache
 def _kind(dtype: str, view: str | None) -> tuple[str, bool]:
-    """The dtype as torch says it, and whether each element is stored as a pair."""
+    """Return the name of the torch dtype, and whether each element is stored as a pair."""
     found = dtype_of(dtype, view)
     return str(found), found in PAIRED
 
 
 def dtype_of(dtype: str, view: str | None) -> torch.dtype:
-    """Torch's dtype of a stored tensor.
+    """Return the torch dtype of a stored tensor.
 
     Raises:
-        IncompatibleCheckpoint: this torch has none of that name.
-        DamagedCheckpoint: it is none that is stored in that way.
+        IncompatibleCheckpoint: this torch has no dtype of that name.
+        DamagedCheckpoint: the dtype is not stored in that way.
     """
     if view is None:
         return DTYPES[dtype]
@@ -139,13 +141,13 @@ def dtype_of(dtype: str, view: str | None) -> torch.dtype:
 
 
 def _as_stored(name: str, stored: fmt.Tensor, region: Region) -> Region:
-    """Of the stored elements, which have one dimension more where torch's are pairs of them."""
+    """Convert a region to stored elements, which have one more dimension where torch elements are pairs."""
     _, shape = shape_of(stored)
     sides = list(zip(region.offsets, region.shape, shape, strict=False))
     if not len(region.offsets) == len(region.shape) == len(shape) or any(
         start < 0 or length < 0 or start + length > end for start, length, end in sides
     ):
-        raise ValueError(f"tensor {name}: {region.shape} at {region.offsets} lies outside of {shape}")
+        raise ValueError(f"tensor {name}: {region.shape} at {region.offsets} is outside of {shape}")
     pair = stored.global_shape[len(shape) :]
     return Region((*region.offsets, *(0 for _ in pair)), (*region.shape, *pair))
 

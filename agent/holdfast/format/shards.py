@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks wrote: their parts put together, and whether that is a whole. Knows no torch."""
+"""Merge and check what several ranks stored of a checkpoint. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from holdfast.errors import DamagedCheckpoint, IncompleteParts
 from holdfast.format import manifest as fmt
 
 Groups = dict[tuple[str, int | None], list[fmt.Tensor]]
-"""What is stored under each name: by all ranks together (None), or by one of them as its own."""
+"""The stored tensors by name and rank; the rank is None for tensors that all ranks share."""
 
 
 class RankShard(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wrote of a checkpoint."""
+    """What one rank stored of a checkpoint."""
 
     rank: int
     file: fmt.File
     tensors: list[fmt.Tensor]
     state: dict[str, Any]
-    """All of this rank's trees."""
+    """All trees of this rank."""
 
 
-class Whole(msgspec.Struct, frozen=True):
-    """What a manifest says of all ranks, in their order."""
+class MergedRanks(msgspec.Struct, frozen=True):
+    """The files, tensors and states of all ranks, in their order."""
 
     files: list[fmt.File]
     tensors: list[fmt.Tensor]
@@ -36,43 +36,42 @@ class Whole(msgspec.Struct, frozen=True):
     rank_states: dict[str, dict[str, Any]]
 
 
-def together(parts: Iterable[RankShard], world_size: int) -> Whole:
-    """Put the parts of all ranks together.
+def merge_ranks(parts: Iterable[RankShard], world_size: int) -> MergedRanks:
+    """Merge what all ranks stored.
 
     Raises:
-        IncompleteParts: not every rank could go on from them: one is missing or there twice, the shards of a
-            tensor are not exactly all of it, or a tree refers to a tensor that is not stored for its rank.
+        IncompleteParts: not every rank could resume from it: a rank is missing or present twice, the shards of a
+            tensor do not cover it exactly, or a tree refers to a tensor that is not stored for its rank.
     """
     ordered = sorted(parts, key=lambda part: part.rank)
     _require_all(ordered, world_size)
     tensors = [tensor for part in ordered for tensor in part.tensors]
     groups = _grouped(tensors)
     for name, rank in groups:
-        if rank is not None and (name, None) in groups:  # nobody could tell which of the two is meant
-            raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, another as shared by all")
+        if rank is not None and (name, None) in groups:  # ambiguous
+            raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, but another rank as shared")
     ranks = {part.file.name: f"rank {part.rank}" for part in ordered}
     for (name, _), stored in groups.items():
-        if reason := fault(stored, lambda tensor: ranks[tensor.file]):
+        if reason := shard_error(stored, lambda tensor: ranks[tensor.file]):
             raise IncompleteParts(f"tensor {name}: {reason}")
-    whole = Whole([part.file for part in ordered], tensors, ordered[0].state, _otherwise(ordered))
+    whole = MergedRanks([part.file for part in ordered], tensors, ordered[0].state, _otherwise(ordered))
     if reason := _missing(whole, world_size, groups):
         raise IncompleteParts(reason)
     return whole
 
 
 def require_whole(manifest: fmt.Manifest) -> None:
-    """DamagedCheckpoint when the shards of a tensor are not all of it, or a rank's trees refer to one that is not
-    stored for it."""
+    """Raise DamagedCheckpoint when shards do not cover their tensor, or a tree refers to a missing tensor."""
     groups = _grouped(manifest.tensors)
     for (name, _), stored in groups.items():
-        if reason := fault(stored):
+        if reason := shard_error(stored):
             raise DamagedCheckpoint(fmt.MANIFEST, f"tensor {name}: {reason}")
     if reason := _missing(manifest, manifest.world_size, groups):
         raise DamagedCheckpoint(fmt.MANIFEST, reason)
 
 
-def _missing(whole: Whole | fmt.Manifest, world_size: int, groups: Groups) -> str | None:
-    """What a rank's trees refer to and is neither its own nor shared, in words."""
+def _missing(whole: MergedRanks | fmt.Manifest, world_size: int, groups: Groups) -> str | None:
+    """Describe a tensor that the trees of a rank refer to, but that is not stored for it."""
     shared = {name for name, rank in groups if rank is None}
     own: dict[int, set[str]] = {int(rank): set() for rank in whole.rank_states}
     for name, rank in groups:
@@ -80,53 +79,54 @@ def _missing(whole: Whole | fmt.Manifest, world_size: int, groups: Groups) -> st
             own.setdefault(rank, set()).add(name)
     wanted = {keyword: names_in(tree) - shared for keyword, tree in whole.state.items()}
     first = {keyword: names for keyword, names in wanted.items() if names}
-    # of ranks with nothing of their own one stands for all
+    # one of the ranks without own tensors represents all of them
     for rank in [*own, *itertools.islice((rank for rank in range(world_size) if rank not in own), 1)]:
         trees = whole.rank_states.get(str(rank), {})
         names = {keyword: names_in(tree) - shared for keyword, tree in trees.items()}
         for keyword, found in (first | names if trees else first).items():
             if missing := found - own.get(rank, set()):
-                return f"tensor {min(missing)}: it is in {keyword!r} of rank {rank}, and not stored for it"
+                return f"tensor {min(missing)}: {keyword!r} of rank {rank} refers to it, but it is not stored"
     return None
 
 
-def fault(
-    stored: Sequence[fmt.Tensor], told: Callable[[fmt.Tensor], str] = lambda tensor: tensor.file
+def shard_error(
+    stored: Sequence[fmt.Tensor], source: Callable[[fmt.Tensor], str] = lambda tensor: tensor.file
 ) -> str | None:
-    """Why these shards are not exactly one tensor, in words; None when they are.
+    """Describe why shards do not cover one tensor exactly; None when they do.
 
     Args:
-        told: who stored a shard, for people.
+        stored: the shards.
+        source: names where a shard comes from.
     """
     first = stored[0]
     if len(stored) == 1 and first.shape == first.global_shape and not any(first.offsets):
         return None
     for shard in stored:
         if _kind(shard) != _kind(first):
-            return f"it is {_words(first)} on {told(first)}, {_words(shard)} on {told(shard)}"
+            return f"it is {_words(first)} on {source(first)}, but {_words(shard)} on {source(shard)}"
         if not _is_inside(shard):
-            return f"the shard of {told(shard)} ({_place(shard)}) lies outside of {first.global_shape}"
+            return f"the shard of {source(shard)} ({_place(shard)}) is outside of {first.global_shape}"
     filled = [shard for shard in stored if math.prod(shard.shape)]
     if pair := overlapping(filled):
         one, other = sorted(pair, key=lambda shard: shard.file)
         if _place(one) == _place(other):
-            return f"{told(one)} and {told(other)} both stored the same of it ({_place(one)})"
-        return f"the shards of {told(one)} ({_place(one)}) and {told(other)} ({_place(other)}) overlap"
+            return f"{source(one)} and {source(other)} both stored the same shard ({_place(one)})"
+        return f"the shards of {source(one)} ({_place(one)}) and {source(other)} ({_place(other)}) overlap"
     count = math.prod(first.global_shape)
     if missing := count - sum(math.prod(shard.shape) for shard in filled):
-        there = ", ".join(told(shard) for shard in stored)
-        return f"{missing:,} of its {count:,} elements are missing: only {there} stored some of it"
+        sources = ", ".join(source(shard) for shard in stored)
+        return f"{missing:,} of its {count:,} elements are missing: only {sources} stored shards"
     return None
 
 
 def overlapping(shards: Sequence[fmt.Tensor]) -> tuple[fmt.Tensor, fmt.Tensor] | None:
-    """Two that have an element in common, of shards that have one at all."""
+    """Return two of these non-empty shards that have an element in common."""
     left = [list(shards)]
     while left:
         group = left.pop()
         if len(group) < 2:
             continue
-        # what is sharded evenly or by rows falls apart into single shards; only the rest is compared in pairs
+        # regular shards are separated by splits along dimensions; only the rest is compared in pairs
         splits = (_split(group, dimension) for dimension in range(len(group[0].shape)))
         if pieces := next((found for found in splits if len(found) > 1), None):
             left += pieces
@@ -136,7 +136,7 @@ def overlapping(shards: Sequence[fmt.Tensor]) -> tuple[fmt.Tensor, fmt.Tensor] |
 
 
 def _split(shards: Sequence[fmt.Tensor], dimension: int) -> list[list[fmt.Tensor]]:
-    """Groups with no coordinate of this dimension in common."""
+    """Split shards into groups that have no coordinate of a dimension in common."""
     found: list[list[fmt.Tensor]] = []
     reached = 0
     for shard in sorted(shards, key=lambda shard: shard.offsets[dimension]):
@@ -160,10 +160,10 @@ def _require_all(ordered: Sequence[RankShard], world_size: int) -> None:
     ranks = collections.Counter(part.rank for part in ordered)
     for rank in range(world_size):
         if ranks[rank] != 1:
-            told = "is missing" if not ranks[rank] else f"is there {ranks[rank]} times"
-            raise IncompleteParts(f"the part of rank {rank} of {world_size} {told}")
+            reason = "is missing" if not ranks[rank] else f"is present {ranks[rank]} times"
+            raise IncompleteParts(f"the part of rank {rank} of {world_size} {reason}")
     if len(ordered) > world_size:
-        raise IncompleteParts(f"there is a part of rank {ordered[-1].rank}, of {world_size} ranks")
+        raise IncompleteParts(f"there is a part of rank {ordered[-1].rank}, but there are {world_size} ranks")
     files: dict[str, int] = {}
     for part in ordered:
         if files.setdefault(part.file.name, part.rank) != part.rank:
@@ -172,7 +172,7 @@ def _require_all(ordered: Sequence[RankShard], world_size: int) -> None:
             if tensor.file != part.file.name or tensor.rank not in (None, part.rank):
                 owner = "" if tensor.rank is None else f", of rank {tensor.rank}"
                 raise IncompleteParts(
-                    f"tensor {tensor.name}: rank {part.rank} told of one in {tensor.file}{owner}"
+                    f"tensor {tensor.name}: rank {part.rank} reported one in {tensor.file}{owner}"
                 )
 
 
@@ -184,7 +184,7 @@ def _grouped(tensors: Iterable[fmt.Tensor]) -> Groups:
 
 
 def names_in(tree: Any) -> set[str]:
-    """The tensors that a tree refers to."""
+    """Return the names of the tensors that a tree refers to."""
     found, left = set(), [tree]
     while left:
         item = left.pop()
@@ -193,19 +193,19 @@ def names_in(tree: Any) -> set[str]:
         elif isinstance(item, dict):
             if "$tensor" in item:
                 name = item["$tensor"]
-                found.add(name if isinstance(name, str) else repr(name))  # of which there is no tensor
+                found.add(name if isinstance(name, str) else repr(name))  # no tensor has this name
             else:
                 left += item.values()
     return found
 
 
 def is_module(tree: Any) -> bool:
-    """Whether a tree is that of a module, rather than of another object."""
+    """Return whether a tree is the state of a module, and not of another object."""
     return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers", "frozen"}
 
 
 def _otherwise(ordered: Sequence[RankShard]) -> dict[str, dict[str, Any]]:
-    """Entries that are not those of the first rank; compared as JSON, where 1, 1.0 and true are three things."""
+    """Return the entries that differ from those of rank 0, compared as JSON, where 1, 1.0 and true differ."""
     encoded = [{keyword: msgspec.json.encode(tree) for keyword, tree in part.state.items()} for part in ordered]
     found: dict[str, dict[str, Any]] = {}
     for part, trees in zip(ordered[1:], encoded[1:], strict=True):

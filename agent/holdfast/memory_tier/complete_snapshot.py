@@ -1,4 +1,4 @@
-"""Checkpoints that lie in memory: which markers, of one rank or of several, make one together. Knows no torch."""
+"""Checkpoints that lie in memory: which markers, of one rank or of several, make one merge_ranks. Knows no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import together
+from holdfast.format.shards import merge_ranks
 from holdfast.persist.completion_marker import CompletionMarker, markers_of
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import require_agreement
@@ -42,11 +42,11 @@ class CompleteSnapshot:
         """As it would be committed.
 
         Raises:
-            NotPrepared, IncompleteParts: the parts do not belong together.
+            NotPrepared, IncompleteParts: the parts do not belong merge_ranks.
         """
         require_agreement({marker.task.origin.rank: marker.task.alike for marker in self.markers})
         parts = [marker.part for marker in self.markers]
-        return manifest_of(self.task, together(parts, self.task.origin.world_size), 0.0)
+        return manifest_of(self.task, merge_ranks(parts, self.task.origin.world_size), 0.0)
 
 
 def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:

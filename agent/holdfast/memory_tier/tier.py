@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.restore import Loaded, Regions
+from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -108,7 +108,7 @@ class MemoryTier:
         """An attempt before this one may have left something; rank 0 knows."""
         return bool(self._found) or self._ranks.world_size > 1
 
-    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> Loaded:
+    def load(self, found: MemoryCheckpoint, regions: Regions | None) -> LoadedCheckpoint:
         """What this rank needs of it, verified where it lies. To be put in place on all ranks before the next
         snapshot begins on any.
 
@@ -133,7 +133,7 @@ class MemoryTier:
                 verify(marker, theirs, only=names)
                 return theirs
 
-        loaded = restore.in_memory(sealed.manifest(), payload, rank=rank, regions=regions)
+        loaded = restore.load_from_memory(sealed.manifest(), payload, rank=rank, regions=regions)
         self._loaded = sealed
         return loaded
 

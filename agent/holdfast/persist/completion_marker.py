@@ -104,19 +104,19 @@ def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str
     """
     file, opening = found.part.file, found.part.file.header_bytes
     header = header_of(found.task)
-    fmt.check_digest(file, fmt.Piece("the header", 0, opening, file.header_digest), fmt.digest(header))
+    fmt.check_digest(file, fmt.DigestRange(None, 0, opening, file.header_digest), fmt.digest(header))
     if [t.name for t in found.part.tensors] != [s.name for s in found.task.slots]:
         raise DamagedCheckpoint(file.name, "its completion marker lists other tensors")
     tensors = [tensor for tensor in found.part.tensors if only is None or tensor.name in only]
-    pieces = collections.deque(piece for tensor in tensors for piece in fmt.pieces_of(tensor))
+    left = collections.deque(each for tensor in tensors for each in fmt.tensor_ranges(tensor))
 
     def check() -> None:
         while True:
             try:
-                piece = pieces.popleft()
+                covered = left.popleft()
             except IndexError:
                 return
-            fmt.check_digest(file, piece, fmt.digest(payload[piece.start - opening : piece.end - opening]))
+            fmt.check_digest(file, covered, fmt.digest(payload[covered.start - opening : covered.end - opening]))
 
     is_small = len(payload) < fmt.SMALL_BYTES
     io_pool.share(check, 1 if is_small else len(os.sched_getaffinity(0)))

@@ -151,7 +151,7 @@ class Persister:
         except Exception as error:  # training continues; the event reports the error
             if isinstance(error, HelperLost):  # the dead helper cannot discard its partial checkpoint
                 with contextlib.suppress(OSError):
-                    self._store.forsake(run.request.origin.job, run.id, run.request.origin.attempt)
+                    self._store.discard_partial(run.request.origin.job, run.id, run.request.origin.attempt)
             elif not isinstance(error, (HoldfastError, OSError)):
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
             reason = str(error) if isinstance(error, HelperLost) else describe_error(error)

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import RankShard, together
+from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writer import manifest_of
 from holdfast.protocol.messages import MOST_RANKS_TOLD, RankSpan
@@ -134,7 +134,7 @@ def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Wr
         The bytes of all files.
 
     Raises:
-        NotPrepared, IncompleteParts: their parts do not belong together.
+        NotPrepared, IncompleteParts: their parts do not belong merge_ranks.
         Exception: what `write` raised, or the commit. Nothing of the checkpoint is left then.
     """
     first = tasks[0]
@@ -294,7 +294,7 @@ def _conclude(
 ) -> int:
     """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""
     require_agreement(alike)
-    whole = together(parts, task.origin.world_size)
+    whole = merge_ranks(parts, task.origin.world_size)
     manifest = manifest_of(task, whole, write_seconds)
     writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
     return sum(file.size_bytes for file in whole.files)

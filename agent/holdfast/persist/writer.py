@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import RankShard, Whole
+from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
 from holdfast.persist.task import Task, Written
 from holdfast.store import CheckpointWriter, Store
@@ -114,7 +114,7 @@ class _Writing:
         try:
             write_seconds = self._write(writer)
             part = self._described()
-            whole = Whole(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
+            whole = MergedRanks(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
             manifest = manifest_of(self._task, whole, write_seconds)
             self._commit(writer, fmt.encode_manifest(manifest))
         except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
@@ -127,7 +127,7 @@ class _Writing:
         origin = self._task.origin
         writer = self._store.join(origin.job, self._task.id, origin.attempt, place, self._size_bytes)
         write_seconds = self._write(writer)
-        writer.settle()
+        writer.make_durable()
         return Written(write_seconds=write_seconds, part=self._described())
 
     @property
@@ -194,7 +194,7 @@ class _Writing:
         return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
 
 
-def manifest_of(task: Task, whole: Whole, write_seconds: float) -> fmt.Manifest:
+def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
     """Build the manifest, which is written last."""
     return fmt.Manifest(
         job=task.origin.job,

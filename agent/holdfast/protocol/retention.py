@@ -1,4 +1,4 @@
-"""Which checkpoints may go: rules as people write them, and what follows from them. Pure, and without torch."""
+"""Retention rules, and the checkpoints that they remove. Pure functions without torch."""
 
 from __future__ import annotations
 
@@ -14,37 +14,38 @@ from holdfast.protocol.messages import parse_checkpoint_id
 PER_LINEAGE = "per lineage"
 MOST_CHARACTERS = 100
 _COUNTS = {"last": "checkpoints", "every": "iterations", "spaced": "checkpoints"}
-_WAY_OUT = "write last 5, every 1000, spaced 12, size 200GB, or several of these with commas between"
+_USAGE = "use last 5, every 1000, spaced 12, size 200GB, or several of these separated by commas"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What stays: whatever one of `last`, `every` and `spaced` keeps, as far as `size_bytes` has room for it.
+    """Rules that keep what any of `last`, `every` and `spaced` keeps, within `size_bytes`.
 
     Raises:
-        ValueError: a number that keeps nothing, or no rule at all.
+        ValueError: a rule that keeps nothing, or no rule.
     """
 
     last: int | None = None
-    """The newest so many."""
+    """Number of the newest checkpoints to keep."""
     every: int | None = None
-    """One in each so many iterations: the first that was taken there."""
+    """Keep the first checkpoint in each interval of this many iterations."""
     spaced: int | None = None
-    """About so many, what the other two keep included: the newer half, and older ones ever further apart."""
+    """Approximate number to keep, including those of the other rules: the newer half, and older ones at growing
+    distances."""
     size_bytes: float | None = None
-    """All of the job's together, those included that must stay. What leaves the smallest gap for its age goes
-    first."""
+    """Most bytes of all checkpoints of the job. Those whose removal leaves the smallest gap for their age are
+    removed first."""
     per_lineage: bool = False
-    """The first three hold for each lineage by itself."""
+    """Apply the first three rules to each lineage separately."""
 
     def __post_init__(self) -> None:
         for name, what in _COUNTS.items():
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"retention '{name} {count}': give a whole number of {what}, at least 1")
         if self.size_bytes is not None and not 0 < self.size_bytes < math.inf:
-            raise ValueError(f"retention 'size {self.size_bytes:g}': a size is more than 0 bytes")
+            raise ValueError(f"retention 'size {self.size_bytes:g}': the size must be more than 0 bytes")
         if (self.last, self.every, self.spaced, self.size_bytes) == (None,) * 4:
-            raise ValueError(f"retention without a rule keeps nothing: {_WAY_OUT}")
+            raise ValueError(f"retention without a rule keeps nothing: {_USAGE}")
 
     def __str__(self) -> str:
         said = [f"{name} {count}" for name in _COUNTS if (count := getattr(self, name)) is not None]
@@ -54,24 +55,24 @@ class Retention:
 
     @classmethod
     def keeping(cls, count: int) -> Self:
-        """What `keep` says."""
+        """Return the rules of the setting `keep`."""
         return cls(spaced=count)
 
 
 def parse_retention(text: str | Retention) -> Retention:
-    """`last 5, every 1000, spaced 12, size 200GB, per lineage`: any of them. ValueError names what is none."""
+    """Parse rules such as `last 5, every 1000, spaced 12, size 200GB, per lineage`. ValueError names the error."""
     if isinstance(text, Retention):
         return text
     if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"retention {text[:40]!r}… is longer than {MOST_CHARACTERS} characters: {_WAY_OUT}")
+        raise ValueError(f"retention {text[:40]!r}… is longer than {MOST_CHARACTERS} characters: {_USAGE}")
     found: dict[str, float | bool] = {}
     for part in filter(None, (each.strip().lower() for each in text.split(","))):
         name, value = _parsed(part, text)
         if name in found:
-            raise ValueError(f"retention {text!r} says {part.split()[0]!r} twice")
+            raise ValueError(f"retention {text!r} contains {part.split()[0]!r} twice")
         found[name] = value
     if not found.keys() - {"per_lineage"}:
-        raise ValueError(f"retention {text!r} has no rule: {_WAY_OUT}")
+        raise ValueError(f"retention {text!r} has no rule: {_USAGE}")
     return Retention(**found)  # type: ignore[arg-type]
 
 
@@ -83,7 +84,7 @@ def _parsed(part: str, text: str) -> tuple[str, float | bool]:
         return "size_bytes", parse_bytes(said.strip(), f"retention {text!r}: size")
     digits = said.strip().replace("_", "")
     if name not in _COUNTS or not (digits.isascii() and digits.isdigit()):
-        raise ValueError(f"retention {text!r}: {part!r} is no rule: {_WAY_OUT}")
+        raise ValueError(f"retention {text!r}: {part!r} is not a rule: {_USAGE}")
     return name, int(digits)
 
 
@@ -95,17 +96,17 @@ def expendable(
     pinned: Collection[str] = (),
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """The checkpoints that may go, in the order in which they should, and why each, for people.
+    """Return the checkpoints to remove, in order, with a reason for each.
 
-    Newest means trained last: after a restore, iteration 60 of the lineage it began is newer than iteration 90 of
-    the one that was left.
+    Newest means trained last: after a restore, iteration 60 of the new lineage is newer than iteration 90 of the
+    old.
 
     Args:
-        checkpoints: the committed ones, by name.
-        rules: what stays.
-        never: what stays whatever the rules say, and counts among what they keep. So does the newest.
-        pinned: what stays beside that.
-        sizes: bytes of each checkpoint; of one that is not there nothing is known, and it counts for none.
+        checkpoints: the names of the committed checkpoints.
+        rules: the retention rules.
+        never: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
+        pinned: checkpoints to keep in any case, which do not count toward the rules.
+        sizes: sizes in bytes; missing ones count as 0.
     """
     order = sorted(checkpoints, key=_trained)
     kept = {*never, *pinned, *order[-1:]}
@@ -113,17 +114,17 @@ def expendable(
     groups = _by_lineage(counted) if rules.per_lineage else [counted]
     gone: dict[str, str] = {}
     if (rules.last, rules.every, rules.spaced) != (None, None, None):
-        said = f"not among what '{_without_size(rules)}' keeps"
+        said = f"not kept by '{_without_size(rules)}'"
         gone = {each: said for group in groups for each in _beyond(group, rules, kept)}
     if rules.size_bytes is not None:
         left = [each for each in order if each not in gone]
-        said = f"all together over {_spelled(rules.size_bytes)}"
+        said = f"the total exceeds {_spelled(rules.size_bytes)}"
         gone |= dict.fromkeys(_too_large(left, rules.size_bytes, kept, sizes or {}), said)
     return gone
 
 
 def _beyond(order: list[str], rules: Retention, kept: Collection[str]) -> list[str]:
-    """Those that none of the rules that count keeps."""
+    """Return the checkpoints that none of the counting rules keeps."""
     stays = set(kept)
     if rules.last is not None:
         stays |= set(order[-rules.last :])
@@ -137,7 +138,7 @@ def _beyond(order: list[str], rules: Retention, kept: Collection[str]) -> list[s
 
 
 def _milestones(order: Iterable[str], every: int) -> set[str]:
-    """The first in each so many iterations; where several lineages passed there, of the newest."""
+    """Return the first checkpoint of each interval of iterations, on the newest lineage that has one."""
     first: dict[int, str] = {}
     for each in order:
         iteration, lineage = parse_checkpoint_id(each)
@@ -151,14 +152,14 @@ def _too_large(order: list[str], most_bytes: float, kept: Collection[str], sizes
     return _thinned(order, kept, lambda left: sum(sizes.get(each, 0) for each in left) > most_bytes)
 
 
-def _thinned(order: list[str], stays: Collection[str], too_much: Callable[[Collection[str]], bool]) -> list[str]:
-    """What to take out, one after the other, while it is `too_much`.
+def _thinned(order: list[str], stays: Collection[str], too_many: Callable[[Collection[str]], bool]) -> list[str]:
+    """Choose checkpoints to remove one by one while there are `too_many`.
 
-    The one goes first whose removal leaves the smallest gap for its age, which spaces what remains exponentially:
-    yesterday's iterations are kept hours apart, the last minute's are kept all.
+    The next is the one whose removal leaves the smallest gap for its age, which spaces the rest exponentially: all
+    of the last minutes, and hours apart from yesterday.
     """
     left, gone = list(order), []
-    while too_much(left):
+    while too_many(left):
         removable = [i for i, each in enumerate(left) if each not in stays]
         if not removable:
             break
@@ -177,14 +178,14 @@ def _trained(checkpoint: str) -> tuple[int, int]:
 
 
 def _places(order: list[str]) -> list[int]:
-    """Iterations trained up to each checkpoint, abandoned ones included, as far as checkpoints tell."""
+    """Return the iterations trained up to each checkpoint, including abandoned ones."""
     iterations = [parse_checkpoint_id(checkpoint)[0] for checkpoint in order]
     steps = (max(1, abs(after - before)) for before, after in itertools.pairwise(iterations))
     return list(itertools.accumulate(steps, initial=iterations[0]))
 
 
 def _loss(places: list[int], i: int) -> float:
-    """The gap that removing one leaves, as a share of its age."""
+    """Return the gap that removing a checkpoint leaves, relative to its age."""
     before = places[i - 1] if i else 0
     return (places[min(i + 1, len(places) - 1)] - before) / (places[-1] - places[i] + 1)
 
@@ -194,7 +195,7 @@ def _without_size(rules: Retention) -> str:
 
 
 def _spelled(size_bytes: float) -> str:
-    """In the largest unit that says it exactly."""
+    """Format a size in the largest exact unit."""
     for factor, unit in ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size_bytes >= factor and float(f"{size_bytes / factor:.6g}") * factor == size_bytes:
             return f"{size_bytes / factor:g}{unit}"

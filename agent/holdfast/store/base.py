@@ -1,4 +1,4 @@
-"""The seam between checkpoints and the places that keep them."""
+"""The interface of stores, which keep checkpoints."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ from holdfast.format.manifest import MANIFEST
 from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, R, RecordName
 
 MOST_MANIFEST_BYTES = 256 << 20
-"""More than the digests of 100 TB take; a larger file is not read into memory."""
+"""More than the manifest of a 100 TB checkpoint takes; a larger file is not read into memory."""
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
-    """Something in a store that no session reads any more."""
+    """Something in a store that no session reads."""
 
     name: str
     what: str
-    """For people: half-written by which attempt, or set aside as damaged."""
+    """Description for users: which attempt left it unfinished, or set it aside as damaged."""
     size_bytes: int
 
 
 class CheckpointWriter(Protocol):
-    """A checkpoint in the making: invisible until `commit` returns, gone after `abort`.
+    """Writes a checkpoint, which is invisible until `commit` returns, and removed by `abort`.
 
-    Several processes may write into one: the one that has begun it, and those that have joined it, each to files
-    of its own. Only the first may commit, once all have settled, and its `abort` removes what any of them wrote.
+    Several processes may write one checkpoint: the one that began it, and those that joined it, each its own
+    files. Only the first may commit, once all files are durable, and its `abort` removes the files of all.
     """
 
     @property
     def place(self) -> str:
-        """Where in the store it is being made, as another process can be told: for `Store.join`."""
+        """Where in the store it is being written; another process passes it to `Store.join`."""
         ...
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
-        """Write a file from its parts, one behind the other, and make its bytes durable.
+        """Write the concatenation of `parts` to a file, and make its bytes durable.
 
-        The parts must not change until it returns. Parts that begin at a page go to the device without a
-        copy where the store can do that. `pace` is called before each stretch of bytes is written and may wait.
+        The parts must not change until it returns. Page-aligned parts go to the device without a copy where the
+        store supports it. `pace` is called with a number of bytes before they are written, and may wait.
 
         Raises:
-            Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.
-            OSError: the store cannot; what was written so far is nobody's.
+            Fenced: a newer attempt has begun and removed what was written; a store need not notice here.
+            OSError: the store failed; what was written so far is unusable.
         """
         ...
 
-    def adopt(self, job: str, checkpoint: str, file: str) -> None:
-        """Have a file of a committed checkpoint of this store, which may be another job's, stand here as well.
+    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
+        """Add a copy of a file of a committed checkpoint in this store, which may belong to another job.
 
-        It takes no room where the store can do that, and stays when the other one is deleted.
+        The copy takes no space where the store supports that, and stays when the original is deleted.
 
         Raises:
             DamagedCheckpoint: there is no such file.
@@ -59,34 +59,34 @@ class CheckpointWriter(Protocol):
         """
         ...
 
-    def settle(self) -> None:
-        """What was written here stays after a power cut, names too.
+    def make_durable(self) -> None:
+        """Make the names of the files that were written here durable as well.
 
         Raises:
-            Fenced: a newer attempt has begun, and removed what was written; a store need not notice yet.
-            OSError: the store cannot, or whoever began it has aborted it.
+            Fenced: as `write`.
+            OSError: the store failed, or the process that began the checkpoint has aborted it.
         """
         ...
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
-        """Make it durable and visible, all of it or nothing. Not for a writer that has joined.
+        """Make the checkpoint durable and visible atomically. Not for a writer that joined.
 
-        With `replace` a checkpoint of the same name, known to be damaged, is set aside for it.
+        With `replace`, a damaged checkpoint of the same name is set aside.
 
         Raises:
             Fenced: a newer attempt has begun.
             FileExistsError: there is a checkpoint of that name.
-            OSError: the store cannot.
+            OSError: the store failed.
         """
         ...
 
     def abort(self) -> None:
-        """Forget it; never raises. Of a writer that has joined nothing is removed: it may have been committed."""
+        """Remove what was written; never raises. Does nothing on a writer that joined: it may be committed."""
         ...
 
 
 class Pace(Protocol):
-    """Holds background writing back so that training goes first."""
+    """Limits the rate of background I/O, so that training is not slowed."""
 
     def __call__(self, size_bytes: int, /) -> None: ...
 
@@ -97,11 +97,11 @@ class FileReader(Protocol):
     size_bytes: int
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes from `start` on; several threads may at the same time.
+        """Fill `target` with the bytes from `start` on. Thread-safe.
 
         Raises:
-            DamagedCheckpoint: the file ends before, or cannot be read where it is kept.
-            OSError: it cannot be reached, which says nothing about the file.
+            DamagedCheckpoint: the file is too short, or its storage device cannot read it.
+            OSError: the store cannot be reached, which says nothing about the file.
         """
         ...
 
@@ -113,111 +113,113 @@ class FileReader(Protocol):
 
 
 class Store(Protocol):
-    """Keeps the checkpoints, attempts and lineages of jobs.
+    """Keeps the checkpoints and records of jobs.
 
-    The seam stops at whole files and numbered records, which a directory and an object store can both
-    promise: nothing here renames, locks or appends.
+    The interface consists of whole files and numbered records, which both a directory and an object store can
+    guarantee: it has no rename, lock or append.
     """
 
     url: str
-    readers: int
-    """So many threads that read at once get the most out of it."""
+    read_threads: int
+    """Number of concurrent reads that gives the highest throughput."""
 
     def free_bytes(self) -> int | None:
-        """Room left; None where that cannot be told. OSError when the store is away."""
+        """Return the free space, or None where it is unknown. OSError when the store is unavailable."""
         ...
 
     def jobs(self) -> list[str]: ...
 
     def checkpoints(self, job: str) -> list[str]:
-        """The committed ones, by iteration, then lineage."""
+        """List the committed checkpoints by iteration, then lineage."""
         ...
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:
-        """A file that its manifest names; DamagedCheckpoint when there is none.
+        """Open a file that the manifest names; DamagedCheckpoint when there is none.
 
-        With `from_disk` its bytes come from where they are kept, not out of a cache on the way: to verify a copy
-        in this machine's memory says nothing of the disk.
+        With `from_disk` its bytes come from the storage device: verifying a copy in the page cache would prove
+        nothing about the device.
         """
         ...
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:
-        """Start a checkpoint of about `size_bytes`; OSError when there is no room for it."""
+        """Begin a checkpoint of about `size_bytes`; OSError when there is no space for it."""
         ...
 
     def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> CheckpointWriter:
-        """Write about `size_bytes` into a checkpoint that another process has begun, which commits it.
+        """Write about `size_bytes` of a checkpoint that another process began, and will commit.
 
         Raises:
-            ValueError: `place` is none that a writer of this checkpoint and attempt can have given.
+            ValueError: `place` cannot come from a writer of this checkpoint and attempt.
             Fenced: a newer attempt has begun.
-            OSError: there is no room for it, or what was begun is not to be seen here.
+            OSError: there is no space for it, or the begun checkpoint is not visible here.
         """
         ...
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
-        """Remove one; Fenced when `attempt` is no longer the newest."""
+        """Remove a checkpoint; Fenced when `attempt` is no longer the newest."""
         ...
 
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
-        """Become the newest attempt of a job, fencing all before it. `order`: the one that it finds open."""
+        """Become the newest attempt of a job and fence all earlier ones; `order` is the open restore order."""
         ...
 
     def latest_attempt(self, job: str) -> int:
-        """0 where there was none."""
+        """Return the number of the newest attempt; 0 when there is none."""
         ...
 
     def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
-        """Note something about a job, durably. A note of pins takes the place of the one before it.
+        """Add a record durably. Pins replace the previous pins.
 
         Raises:
             Fenced: a newer attempt than the record's has begun.
-            FileExistsError: there is a lineage of that number, or this attempt has noted how it ended.
-            OSError: the store cannot.
+            FileExistsError: this lineage, or the ending of this attempt, is already recorded.
+            OSError: the store failed.
         """
         ...
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
-        """The records of a kind by number, from `since` on; of `Pins` only the newest.
+        """List the records of a kind by number, from `since` on; of `Pins` only the newest.
 
-        What is no record is passed over, except in the place of the newest pins. OSError: the store cannot say.
+        Anything that is not a record is ignored, unless it is in the place of the newest pins. OSError when the
+        store cannot be read.
         """
         ...
 
     def record_names(self, job: str) -> list[RecordName]:
-        """Of all attempts, endings and lineages, in an order in which they may be removed."""
+        """List the names of all attempts, endings and lineages, in an order that is safe for removal."""
         ...
 
     def read_record(self, job: str, name: str) -> bytes:
-        """OSError where there is none, or something else in its place."""
+        """Return the bytes of a record. OSError when there is none, or it is no regular file."""
         ...
 
     def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
-        """Remove one; Fenced when `attempt` is given and no longer the newest."""
+        """Remove a record; Fenced when `attempt` is given and no longer the newest."""
         ...
 
     def leftovers(self, job: str) -> list[Leftover]:
-        """What attempts before the newest left half-done, and what was set aside as damaged.
+        """List what earlier attempts left unfinished, and what was set aside as damaged.
 
-        Not what the newest has half-done: its helper may still be writing that when its own process has died.
+        What the newest attempt left unfinished is not listed: its helper process may still write when the trainer
+        has died.
         """
         ...
 
     def remove_leftover(self, job: str, name: str) -> None:
-        """Remove one of these, as far as that can be done."""
+        """Remove a leftover as far as possible."""
         ...
 
-    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
-        """Remove what a writer of `attempt` that has died had half-done of a checkpoint; never raises."""
+    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
+        """Remove an unfinished checkpoint whose writer, of `attempt`, has died; never raises."""
         ...
 
 
 def read_manifest(store: Store, job: str, checkpoint: str) -> bytes:
-    """DamagedCheckpoint when there is none."""
+    """Return the bytes of a manifest; DamagedCheckpoint when there is none."""
     with store.open_file(job, checkpoint, MANIFEST) as file:
         if file.size_bytes > MOST_MANIFEST_BYTES:
             size = f"{file.size_bytes:,}"
-            raise DamagedCheckpoint(f"{checkpoint}/{MANIFEST}", f"is {size} bytes long: no manifest is")
+            raise DamagedCheckpoint(f"{checkpoint}/{MANIFEST}", f"is {size} bytes long, too large for a manifest")
         data = bytearray(file.size_bytes)
         file.read_into(0, memoryview(data))
     return bytes(data)

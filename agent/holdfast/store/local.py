@@ -1,7 +1,7 @@
-"""Checkpoints in a directory: a local disk, or NFS as far as its export keeps its word.
+"""Checkpoints in a directory, on a local disk or on NFS with an export that honors fsync.
 
-Committed means durable: files are written under a temporary name and fsynced, the manifest last; then the
-temporary directory is fsynced, renamed, and the job's directory fsynced. Only then does `commit` return.
+Files are written into a temporary directory and fsynced, the manifest last. Then the temporary directory is
+fsynced and renamed, and the directory of the job is fsynced. Only then does `commit` return.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, 
 from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
-"""Free space asked for before a checkpoint is begun, as a multiple of its size."""
+"""Free space that a checkpoint requires before it is begun, as a multiple of its size."""
 LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
-"""What an attempt was writing or deleting, or set aside: it may go once a newer attempt has begun."""
+"""Names of what an attempt was writing or deleting, or set aside; removable once a newer attempt has begun."""
 NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
-"""How a file system, or the rights on a file of somebody else's, refuse another name for it."""
+"""Errors by which a file system, or missing permissions, refuse a hard link."""
 
 
 class LocalStore(RecordStore):
-    """A `Store` under one directory; see `holdfast.store.base` for the promises."""
+    """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
     patterns: ClassVar = dict.fromkeys((Attempt, Lineage), re.compile(r"([0-9]+)\.json")) | PATTERNS
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
         self.url = str(root)
-        self.readers = 8  # on two cores as well: a device answers late what it has not been asked before
+        self.read_threads = 8  # also on two cores: storage devices need several requests at a time
         self.files = files or Files()
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
@@ -90,23 +90,23 @@ class LocalStore(RecordStore):
         self.files.make_directory(self._job(job) / place)
         return writer
 
-    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> JoinedWriter:
+    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> LocalWriter:
         if not re.fullmatch(re.escape(_place_prefix(checkpoint, attempt)) + "[0-9a-f]{8}", place):
-            raise ValueError(f"{place!r} is no place where attempt {attempt} writes {checkpoint}")
+            raise ValueError(f"{place!r} is not a directory in which attempt {attempt} writes {checkpoint}")
         directory = self._job(job) / place
         if not directory.is_dir():
             self.require_newest(job, attempt)
-            reason = "rank 0 has begun it, and it is not to be seen here: all ranks need the same store"
+            reason = "rank 0 began the checkpoint, but it is not visible here: all ranks need the same store"
             raise OSError(errno.ENOENT, reason, str(directory))
         self._require_room(directory, size_bytes)
-        return JoinedWriter(self, job, checkpoint, attempt, place)
+        return LocalWriter(self, job, checkpoint, attempt, place, joined=True)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         directory = self.path(job, checkpoint)
         doomed = directory.with_name(f".tmp-{attempt:08d}-deleted-{checkpoint}-{secrets.token_hex(4)}")
         with self.fenced(job, attempt):
             rename(self.files, directory, doomed)
-        # the name must be gone for good before the files go, or a power cut could leave it with half of them
+        # sync the rename before files are removed: a power cut must not leave the name with half of the files
         self.files.sync_directory(directory.parent)
         remove(self.files, doomed)
 
@@ -119,15 +119,15 @@ class LocalStore(RecordStore):
         return attempt
 
     def leftovers(self, job: str) -> list[Leftover]:
-        # listed first: what is being written then is of the newest attempt, or of one whose record was removed
+        # list the directory before the attempts: anything that is being written belongs to the newest attempt
         paths, leftovers = sorted(self._job(job).iterdir()), []
         newest = self.latest_attempt(job)
         for path in paths:
             if found := LEFTOVER.match(path.name):
-                half_done, damaged = found.groups()
-                if damaged or int(half_done) != newest:
+                unfinished, damaged = found.groups()
+                if damaged or int(unfinished) != newest:
                     what = f"set aside as damaged by attempt {int(damaged)}" if damaged else ""
-                    what = what or f"left half-done by attempt {int(half_done)}"
+                    what = what or f"left unfinished by attempt {int(unfinished)}"
                     leftovers.append(Leftover(name=path.name, what=what, size_bytes=_size(path)))
         return leftovers
 
@@ -140,16 +140,16 @@ class LocalStore(RecordStore):
         with os.fdopen(self.files.open(path), "rb") as file:
             data = file.read(RECORD_BYTES + 1)
         if len(data) > RECORD_BYTES:
-            raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, which no record is", str(path))
+            raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, too large for a record", str(path))
         return data
 
-    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
+    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
         for path in self._job(job).glob(f"{_place_prefix(checkpoint, attempt)}*"):
             discard(self.files, path)
 
     @contextlib.contextmanager
     def fenced(self, job: str, attempt: int) -> Iterator[None]:
-        """Hold the job's lock, with `attempt` its newest: no newer one can begin meanwhile."""
+        """Hold the lock of the job while `attempt` is its newest: no newer attempt can begin."""
         with self._locked(job):
             self.require_newest(job, attempt)
             yield
@@ -157,10 +157,10 @@ class LocalStore(RecordStore):
     def require_newest(self, job: str, attempt: int) -> None:
         newest = self.latest_attempt(job)
         if newest > attempt:
-            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
+            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} can no longer commit")
 
     def volume(self, path: Path) -> Volume:
-        """The file system that something is on."""
+        """Return the file system that a path is on."""
         return self._volumes.setdefault(self.files.device(path), Volume())
 
     def path(self, job: str, checkpoint: str) -> Path:
@@ -196,7 +196,7 @@ class LocalStore(RecordStore):
 
     def _create_record(self, job: str, name: str, data: bytes) -> None:
         path = self._job(job) / name
-        if not path.parent.is_dir():  # most jobs never have pins or holds
+        if not path.parent.is_dir():  # folders of pins and holds are created when first needed
             make_durably(self.files, self.root, self._job(job), path.parent.name)
         create_durably(self.files, path, data)
 
@@ -219,7 +219,7 @@ class LocalStore(RecordStore):
                 order=order,
             )
             name = f"{FOLDERS[Attempt]}/{self._record_name(attempt)}"
-            # where locks do not reach from host to host, two may pick one number: then it is the link that decides
+            # without locks between hosts two attempts may pick the same number: creating the record decides
             with contextlib.suppress(FileExistsError):
                 self._create_record(job, name, msgspec.json.encode(attempt))
                 return attempt
@@ -233,15 +233,18 @@ class LocalStore(RecordStore):
     def _remove_leftovers(self, job: str, attempt: int) -> None:
         for path in sorted(self._job(job).iterdir()):
             found = LEFTOVER.match(path.name)
-            if found and int(found[1] or found[2]) < attempt:  # fenced: nobody writes there any more
+            if found and int(found[1] or found[2]) < attempt:  # fenced, so that nothing is written there
                 remove(self.files, path)
 
 
 class LocalWriter:
-    """A checkpoint under a temporary name of its own, so that two attempts never meet in one directory."""
+    """Writes a checkpoint in a temporary directory with a unique name, so that attempts never share one."""
 
-    def __init__(self, store: LocalStore, job: str, checkpoint: str, attempt: int, place: str) -> None:
+    def __init__(
+        self, store: LocalStore, job: str, checkpoint: str, attempt: int, place: str, *, joined: bool = False
+    ) -> None:
         self._store, self._job, self._attempt, self.place = store, job, attempt, place
+        self._joined = joined
         self._files = store.files
         self._final = store.path(job, checkpoint)
         self._temporary = self._final.with_name(place)
@@ -252,7 +255,7 @@ class LocalWriter:
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, pace=pace)
 
-    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
         with self._unless_cleared_away():
             try:
@@ -272,13 +275,14 @@ class LocalWriter:
         ):
             write_durably(self._files, target, [whole], self._volume)
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         with self._unless_cleared_away():
             self._files.sync_directory(self._temporary)
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        assert not self._joined, "the process that began the checkpoint commits it"
         self.write(MANIFEST, [manifest])
-        self.settle()
+        self.make_durable()
         with self._store.fenced(self._job, self._attempt):
             if self._final.exists():
                 self._set_aside(replace)
@@ -290,11 +294,12 @@ class LocalWriter:
             raise
 
     def abort(self) -> None:
-        discard(self._files, self._temporary)
+        if not self._joined:
+            discard(self._files, self._temporary)
 
     @contextlib.contextmanager
     def _unless_cleared_away(self) -> Iterator[None]:
-        """Fenced, where a newer attempt has begun and removed what this one was writing."""
+        """Raise Fenced where a newer attempt has begun and removed the temporary directory."""
         try:
             yield
         except FileNotFoundError:
@@ -308,19 +313,9 @@ class LocalWriter:
         rename(self._files, self._final, self._final.with_name(damaged))
 
     def _withdraw(self) -> None:
-        """What is not known to be durable must not be listed, nor stand in the way of the next try."""
+        """Rename back: a checkpoint that may not be durable must not be listed, nor block the next try."""
         with contextlib.suppress(OSError, Fenced), self._store.fenced(self._job, self._attempt):
             rename(self._files, self._final, self._temporary)
-
-
-class JoinedWriter(LocalWriter):
-    """Of another process than the one that has begun the checkpoint, and will commit or abort it."""
-
-    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
-        raise AssertionError("a checkpoint is committed by the process that has begun it")
-
-    def abort(self) -> None:
-        """Nothing: what was written here may have been committed."""
 
 
 def _place_prefix(checkpoint: str, attempt: int) -> str:
@@ -328,7 +323,7 @@ def _place_prefix(checkpoint: str, attempt: int) -> str:
 
 
 def _size(directory: Path) -> int:
-    """Of the files in a directory that somebody else may be removing."""
+    """Return the size of the files in a directory that another process may be removing."""
     size = 0
     for path in directory.rglob("*"):
         with contextlib.suppress(FileNotFoundError):

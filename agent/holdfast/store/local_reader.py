@@ -1,4 +1,4 @@
-"""Reading a file of a checkpoint: out of the page cache if it is there, else past it."""
+"""Read a file of a checkpoint from the page cache if it is cached, otherwise with direct I/O."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from holdfast.store.local_writer import NOT_DIRECTLY, address, naming
 from holdfast.system.files import Files, is_cached
 
 DIRECT_BYTES = 256 << 10
-"""Smaller stretches gain nothing from direct I/O."""
+"""Smaller reads gain nothing from direct I/O."""
 DAMAGE = {
     errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
     errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN,
 }  # fmt: skip
-"""Errors that speak of the file: gone, or no longer readable where it lies. Others speak of this process or of
-the way to the disk, and a checkpoint must not be thought damaged for these."""
+"""Errors of the file itself: it is gone, or its device cannot read it. Other errors concern this process or the
+connection to the device, and do not mean that the checkpoint is damaged."""
 
 
 class LocalReader:
     """A `FileReader`.
 
-    A large stretch that is not cached goes from the device to its memory without a stay in the page cache: bytes
-    that are read once take no memory from training. With `from_disk` none come out of the cache.
+    Large uncached reads bypass the page cache, so that bytes that are read once take no memory from training. With
+    `from_disk` none come from the cache.
     """
 
     def __init__(self, files: Files, path: Path, *, from_disk: bool = False) -> None:
@@ -81,7 +81,7 @@ class LocalReader:
             start, target = start + count, target[count:]
 
     def _read_directly(self, fd: int, start: int, target: memoryview) -> int:
-        """Read up to the last whole block, if the memory lies like the file; the bytes read."""
+        """Read up to the last whole block where the memory is aligned, and return the number of bytes read."""
         before = -start % BLOCK_BYTES
         whole = (len(target) - before) // BLOCK_BYTES * BLOCK_BYTES
         cached = not self._from_disk and is_cached(self._fd, start, len(target))

@@ -1,7 +1,7 @@
 """Durable files and names.
 
-Bytes go in large blocks from memory straight to the device, where the file system has that. What is made, renamed
-or removed in a directory is durable once that directory is synced.
+Bytes go in large blocks from memory directly to the device, where the file system supports it. What is created,
+renamed or removed in a directory is durable once that directory is synced.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ WRITE_BYTES = 8 << 20
 SHARED_BYTES = 64 << 20
 """Smaller files are written by one thread."""
 WRITERS = 2
-"""Threads that write to one file: measured, 9 to 23 % faster than one, and four are no faster than two."""
+"""Threads that write to one file: two are 9 to 23 % faster than one, and four are no faster than two."""
 NOT_DIRECTLY = (errno.EINVAL, errno.EFAULT)
-"""How direct I/O is refused: not the device's alignment, or memory that it cannot take from."""
+"""Errors by which direct I/O is refused: wrong alignment for the device, or memory that it cannot read."""
 
 
 class Volume:
-    """What the store has learnt of a file system while it wrote to it."""
+    """What is known of a file system from writing to it."""
 
     def __init__(self) -> None:
         self.direct = True
-        """Until it refuses."""
+        """Whether it supports direct I/O; False once it has refused."""
 
 
 def write_durably(
@@ -49,17 +49,17 @@ def write_durably(
     *,
     pace: Pace | None = None,
 ) -> None:
-    """Create a file of these bytes; when it returns they are on the device, though perhaps not yet its name.
+    """Create a file and make its bytes durable, but not yet its name.
 
-    After an OSError the file is of no use and must not be synced again: the kernel reports once that it could
-    not write, and then holds the pages to be clean.
+    After an OSError the file is unusable and must not be synced again: the kernel reports a failed write once, and
+    then considers the pages clean.
     """
     with naming(path):
         fd = files.create(path)
         try:
             _Writing(files, fd, parts, volume, pace).run()
             files.sync(fd)
-        except BaseException:  # the first error is the one to tell, not that of closing after it
+        except BaseException:  # raise the first error, not that of closing the file
             with contextlib.suppress(OSError):
                 files.close(fd)
             raise
@@ -68,7 +68,7 @@ def write_durably(
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the path to an OSError that has none: those of calls on open files."""
+    """Add the path to an OSError of a call on an open file, which has none."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 class _Writing:
-    """One file's bytes on their way."""
+    """One call of `write_durably`: the blocks that are left to write, shared by its threads."""
 
     def __init__(
         self, files: Files, fd: int, parts: Sequence[memoryview | bytes], volume: Volume, pace: Pace | None
@@ -98,7 +98,7 @@ class _Writing:
             self._files.truncate(self._fd, self._size)
 
     def _drain(self) -> None:
-        """Write blocks until there are none left, on any thread; after one that fails no other is begun."""
+        """Write blocks until none are left; after a failure no thread begins another."""
         bounce, before = Bounce(), None
         try:
             while True:
@@ -113,7 +113,7 @@ class _Writing:
                 if self._large and not self._direct:
                     self._write_out(block, before)
                     before = block
-        except BaseException:  # the other threads have nothing left to do; it is raised again
+        except BaseException:  # stop the other threads
             self._blocks.clear()
             raise
 
@@ -129,17 +129,17 @@ class _Writing:
                 self._go_through_cache()
                 continue
             if not count:
-                raise OSError(errno.EIO, "the file system takes no more bytes and does not say why")
+                raise OSError(errno.EIO, "the file system accepts no more bytes and reports no error")
             data, at = data[count:], at + count
             if direct and len(data) and count % BLOCK_BYTES:
-                self._go_through_cache()  # cut short within a block: the rest is not aligned any more
+                self._go_through_cache()  # a short write within a block: the rest is not aligned
 
     def _go_through_cache(self) -> None:
         self._files.set_direct(self._fd, False)
-        self._direct = False  # only now: whoever reads this writes what is not aligned
+        self._direct = False  # last: threads that read it write unaligned blocks
 
     def _write_out(self, block: Block, before: Block | None) -> None:
-        """Keep dirty pages from piling up: start on this block, have the one before it out of the cache."""
+        """Start to write this block to the device, and drop the previous one from the page cache."""
         self._files.start_writing(self._fd, block.at, block.size_bytes)
         if before is not None:
             self._files.wait_written(self._fd, before.at, before.size_bytes)
@@ -148,12 +148,12 @@ class _Writing:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A stretch of a file to be written at once."""
+    """A range of a file that is written at once."""
 
     at: int
     views: list[memoryview]
     straight: bool
-    """One view of whole pages for whole blocks: it can go to the device as it is."""
+    """One page-aligned view of whole blocks, which can be written directly."""
 
     @property
     def size_bytes(self) -> int:
@@ -161,7 +161,7 @@ class Block:
 
 
 def cut(parts: Sequence[memoryview | bytes]) -> Iterator[Block]:
-    """Blocks in the order of the file: straight where the memory allows, what lies between put together."""
+    """Yield blocks in file order: straight ones where the memory allows, and the rest gathered between them."""
     at, loose, loose_bytes = 0, list[memoryview](), 0
     for part in parts:
         rest = memoryview(part).cast("B")
@@ -184,8 +184,10 @@ def cut(parts: Sequence[memoryview | bytes]) -> Iterator[Block]:
 
 
 def _room(at: int) -> int:
-    """Up to where the block that holds `at` ends: at a multiple of its size. Devices keep larger blocks than they
-    admit to: measured, writes that are all off by a page are 7 to 12 % slower."""
+    """Return the bytes up to the next multiple of WRITE_BYTES.
+
+    Devices have larger blocks than they report: writes that are all off by a page are 7 to 12 % slower.
+    """
     return WRITE_BYTES - at % WRITE_BYTES
 
 
@@ -196,23 +198,23 @@ def _straight_bytes(at: int, view: memoryview) -> int:
 
 
 def address(view: memoryview) -> int:
-    """Of writable memory that is not empty."""
+    """Return the address of writable memory that is not empty."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def padded(size_bytes: int) -> int:
-    """Up to the next whole block."""
+    """Round up to whole blocks."""
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 class Bounce:
-    """Pages for what does not lie in pages of its own; one thread's, and allocated when first needed."""
+    """Aligned memory of one thread for unaligned blocks, allocated when first needed."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
 
     def gather(self, block: Block, *, pad: bool) -> memoryview:
-        """A block's bytes in one place; with whatever up to the next whole block if asked for."""
+        """Copy the bytes of a block into one place, padded to a whole block on request."""
         size = block.size_bytes
         whole = padded(size)
         if len(self._memory) < whole:
@@ -227,7 +229,7 @@ class Bounce:
 def _pages(size_bytes: int) -> memoryview:
     memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)  # else touching them for the first time costs more than the copy
+        memory.madvise(mmap.MADV_HUGEPAGE)  # otherwise page faults cost more than the copy
     return memoryview(memory)
 
 
@@ -235,30 +237,30 @@ def _copy(target: memoryview, source: memoryview) -> None:
     if source.readonly or not len(source):
         target[:] = source
     else:
-        ctypes.memmove(address(target), address(source), len(source))  # which lets go of the interpreter lock
+        ctypes.memmove(address(target), address(source), len(source))  # which releases the interpreter lock
 
 
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def make_durably(files: Files, root: Path, directory: Path, *inside: str) -> None:
-    """Make a directory below `root`, those above it that are missing, and those to be inside it.
+    """Create a directory below `root`, with missing parents and the directories `inside` it.
 
-    Their names are synced even if they were there: whoever made them may have died before that.
+    Their names are synced even if they exist: the process that created them may have died before it synced them.
     """
     missing = [each for each in (directory, *directory.parents) if not each.is_dir()]
     for each in (*reversed(missing), *(directory / name for name in inside)):
         with contextlib.suppress(FileExistsError):
             files.make_directory(each)
     for each in sorted({each.parent for each in missing} | {root.parent, root, directory}):
-        # above the store there may be directories that cannot be opened, and so cannot be synced
+        # directories above the store may not be readable, and then cannot be synced
         ours = each.is_relative_to(root)
         with contextlib.nullcontext() if ours else contextlib.suppress(PermissionError):
             files.sync_directory(each)
 
 
 def create_durably(files: Files, path: Path, data: bytes) -> None:
-    """Create a small file that is there whole or not at all; FileExistsError when its name is taken."""
+    """Create a small file atomically; FileExistsError when its name is taken."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         write_durably(files, temporary, [data], Volume())
@@ -271,11 +273,11 @@ def create_durably(files: Files, path: Path, data: bytes) -> None:
 
 def _publish(files: Files, temporary: Path, path: Path) -> None:
     try:
-        files.link(temporary, path)  # unlike rename, refuses to replace
+        files.link(temporary, path)  # unlike rename, does not replace
     except OSError as error:
         if path.exists():
             if path.samefile(temporary):
-                return  # a network file system had done it, lost the answer and tried again
+                return  # a network file system lost the response and retried
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         if error.errno not in NO_LINKS:
             raise
@@ -283,27 +285,27 @@ def _publish(files: Files, temporary: Path, path: Path) -> None:
 
 
 def rename(files: Files, source: Path, target: Path) -> None:
-    """Rename, taking the word of the directory rather than that of an error."""
+    """Rename, and ignore an error where the directory shows that it succeeded."""
     try:
         files.rename(source, target)
     except OSError:
-        # a network file system that loses the answer to a rename tries again, and finds nothing to rename
+        # a network file system that loses the response to a rename retries, and finds nothing to rename
         if os.path.lexists(source) or not os.path.lexists(target):
             raise
 
 
 def discard(files: Files, directory: Path) -> None:
-    """Remove a directory in which other processes may still be making files: they do not find it any more."""
+    """Remove a directory in which other processes may create files; renaming it first stops them."""
     doomed = directory.with_name(f"{directory.name}-discarded")
     try:
         rename(files, directory, doomed)
-    except OSError:  # it is gone, or cannot be renamed and perhaps removed
+    except OSError:  # it is gone, or cannot be renamed but perhaps removed
         doomed = directory
     remove(files, doomed)
 
 
 def remove(files: Files, directory: Path) -> None:
-    """Remove a directory with what is in it, as far as that can be done."""
+    """Remove a directory and its contents as far as possible."""
     for place, _, names in os.walk(directory, topdown=False):
         for name in names:
             with contextlib.suppress(OSError):

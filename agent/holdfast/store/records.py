@@ -1,10 +1,10 @@
-"""Records of jobs: small, written once, never changed. What all stores do with them in the same way.
+"""Records of jobs: small files, written once and never changed, in the same way in all stores.
 
-<job>/attempts/   one for each start; the highest number may write
-<job>/endings/    how an attempt ended, where it could say so
-<job>/lineages/   where each line of iterations began
-<job>/pins/       <attempt, 8 digits>-<turn, 6 digits>.json: only the newest note counts. One of an older
-                  attempt that arrives late sorts before those of newer ones, and takes nothing back
+<job>/attempts/   one per start; only the attempt with the highest number may write
+<job>/endings/    how an attempt ended, unless it was killed
+<job>/lineages/   where each lineage began
+<job>/pins/       <attempt, 8 digits>-<turn, 6 digits>.json: only the last one counts. A late write of an older
+                  attempt sorts before those of newer attempts and changes nothing
 <job>/holds/      a checkpoint that is being copied
 """
 
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 ASKED_FOR = 8
-"""So many of the newest checkpoints that somebody asked for by hand outlive retention."""
+"""Number of the newest checkpoints taken on request that retention keeps."""
 HOLD_SECONDS = 86400.0
-"""A copy takes no longer: whoever had begun it has died."""
+"""Longer than any copy takes: the process that began it has died."""
 UNDOABLE = 3
-"""So many of the last restores can be undone: what they left outlives retention."""
+"""Number of the last restores that can be undone: retention keeps the states that they replaced."""
 NO_RECORD = (errno.ENXIO, errno.EFBIG)
-"""What is read in place of a record is something else."""
+"""Errors that mean that a name does not refer to a record."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
-    """One start of a job's processes; the highest number is the one that may commit."""
+    """One start of a job's processes; only the attempt with the highest number may commit."""
 
     number: int
     uid: str
@@ -55,40 +55,40 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     started_at: float
     order: str | None = None
-    """The restore order that was open when it began, noted before anything is done about it."""
+    """The restore order that was open when it began, recorded before it is carried out."""
 
 
 class Lineage(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of iterations, noted durably before the first of them is trained."""
+    """A sequence of iterations without a restore, recorded before the first of them is trained."""
 
     number: int
     iteration: int
-    """The iteration that it begins after: 0, or that of the checkpoint restored."""
+    """The iteration after which it begins: 0, or that of the restored checkpoint."""
     parent: str | None
-    """The checkpoint restored; None for a fresh start."""
+    """The restored checkpoint; None for a fresh start."""
     order: str | None
-    """The restore order that began it, so that no crash makes the order act twice."""
+    """The restore order that began it, so that a crash cannot make the order act twice."""
     attempt: int
     created_at: float
     left: str | None = None
-    """The safety checkpoint of the state that was left for it: the way back."""
+    """The safety checkpoint of the state that the restore replaced, used to undo it."""
     origin: Origin | None = None
-    """Of the first lineage of a fork: the checkpoint of another job that `parent` is a copy of."""
+    """For the first lineage of a fork, the checkpoint of another job that `parent` is a copy of."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """How an attempt ended, in its own words; one that was killed says nothing."""
+    """How an attempt ended; a killed attempt leaves none."""
 
     attempt: int
     reason: str
     """`finished`, `interrupted` or the exception that ended the loop."""
     iterations: int
-    """How many it had trained."""
+    """Number of iterations that it trained."""
     at: float
 
 
 class Pins(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoints that people keep, as an attempt was last told: retention leaves them."""
+    """The checkpoints that operators pinned, as an attempt last knew them; retention keeps them."""
 
     attempt: int
     checkpoints: tuple[str, ...]
@@ -96,7 +96,7 @@ class Pins(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that somebody copies just now: retention waits with it."""
+    """A checkpoint that is being copied; retention keeps it until then."""
 
     uid: str
     checkpoint: str
@@ -119,52 +119,52 @@ PATTERNS: dict[type[Any], re.Pattern[str]] = {
     Pins: re.compile(r"([0-9]{8,})-([0-9]{6,})\.json"),
     Hold: re.compile(r"().+\.json"),
 }
-"""Of names within a folder, the same in all stores; the first group is the number."""
+"""Patterns of names within a folder that all stores share; the first group is the number."""
 
 
 class RecordName(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as its name gives it. Somebody else may have written it: the number may be out of range."""
+    """The name of a record. Another program may have written it, so the number may be out of range."""
 
     name: str
     kind: Literal["attempt", "ending", "lineage"]
     number: int
     is_needed: bool = False
-    """The store cannot manage its checkpoints without this record."""
+    """Whether the store needs this record to manage its checkpoints."""
 
 
 class RecordStore(ABC):
-    """Records over what a store can do with small named files, and how it fences."""
+    """Records, on top of the small named files and the fencing of a store."""
 
     url: str
     patterns: ClassVar[Mapping[type[Any], re.Pattern[str]]]
-    """Of the names within a folder, by kind."""
+    """Patterns of the names within a folder, by kind of record."""
 
     @abstractmethod
     def read_record(self, job: str, name: str) -> bytes:
-        """OSError where there is none, or something else in its place."""
+        """Return the bytes of a record. OSError when there is none, or it is no regular file."""
 
     @abstractmethod
     def fenced(self, job: str, attempt: int) -> AbstractContextManager[None]:
-        """Fenced where `attempt` is not the job's newest, or is not any more when what is done inside counts."""
+        """Raise Fenced unless `attempt` is the newest of the job, and still is when the block takes effect."""
 
     @abstractmethod
     def _record_files(self, job: str, folder: str) -> Iterable[str]:
-        """The names in a folder."""
+        """List the names in a folder."""
 
     @abstractmethod
     def _record_name(self, record: Attempt | Lineage) -> str:
-        """Within its folder."""
+        """Name a record within its folder."""
 
     @abstractmethod
     def _create_record(self, job: str, name: str, data: bytes) -> None:
-        """Create it durably, whole or not at all; FileExistsError when its name is taken."""
+        """Create a record durably and atomically; FileExistsError when the name is taken."""
 
     @abstractmethod
     def _remove_records(self, job: str, names: Iterable[str]) -> None: ...
 
     @abstractmethod
     def _prepare(self, job: str) -> None:
-        """Make what has to be there before a record can be created."""
+        """Create the folders that records need."""
 
     def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
         if isinstance(record, Lineage):
@@ -185,9 +185,9 @@ class RecordStore(ABC):
                 name = f"{folder}/{self._record_name(record)}"
                 if any(number == record.number for number, _ in self._numbered(job, Lineage)):
                     where = f"{self.url}/{job}/{name}"
-                    raise FileExistsError(errno.EEXIST, "there is a lineage of that number", where)
+                    raise FileExistsError(errno.EEXIST, "this lineage is already recorded", where)
             self._create_record(job, name, msgspec.json.encode(record))
-        with contextlib.suppress(OSError):  # they count no more, whether they go or not
+        with contextlib.suppress(OSError):  # they no longer count, whether this succeeds or not
             self._remove_records(job, [each for _, each in notes])
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
@@ -210,19 +210,19 @@ class RecordStore(ABC):
             self._remove_records(job, [name])
 
     def _in_folder(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
-        """(number, name) by number; whatever has another name is none of ours."""
+        """List (number, name) by number, without names that no record has."""
         found = filter(None, map(self.patterns[kind].fullmatch, self._record_files(job, FOLDERS[kind])))
         named = [(int(match[1] or 0), f"{FOLDERS[kind]}/{match[0]}") for match in found]
         return sorted(named, key=lambda each: (each[0], len(each[1]), each[1]))
 
     def _numbered(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
-        """The records that count, in their order; notes of pins under numbers out of range come first."""
+        """List the records that count, in order; pins under numbers out of range come first."""
         if kind is Pins:
             return sorted(self._in_folder(job, Pins), key=lambda each: each[0] <= MAX_ATTEMPT)
         return [each for each in self._in_folder(job, kind) if each[0] <= _MOST[kind]]
 
     def _read_records(self, job: str, kind: type[R], since: int) -> list[R] | None:
-        """None: the newest note of pins was replaced between the list and its reading."""
+        """Read the records of a kind; None when the newest pins were replaced since they were listed."""
         found = []
         for number, name in self._numbered(job, kind)[-1 if kind is Pins else 0 :]:
             if number < since:
@@ -237,26 +237,26 @@ class RecordStore(ABC):
                 if isinstance(error, OSError) and error.errno not in NO_RECORD:
                     raise
                 if kind is Pins:
-                    raise OSError(errno.EIO, f"is no note of pins ({error}): remove it", where) from error
-                told = error.strerror if isinstance(error, OSError) else error
-                logger.warning("%s is not a record of Holdfast's and is passed over: %s", where, told)
+                    raise OSError(errno.EIO, f"is not a record of pins ({error}): remove it", where) from error
+                reason = error.strerror if isinstance(error, OSError) else error
+                logger.warning("%s is not a Holdfast record, ignoring it: %s", where, reason)
         return found
 
 
 _REMOVABLE: dict[Literal["attempt", "ending", "lineage"], type[Any]] = {
     "attempt": Attempt, "ending": Ending, "lineage": Lineage,
 }  # fmt: skip
-"""In an order in which they may be removed."""
+"""The kinds that may be removed, in a safe order."""
 
 
 def decode_record(data: bytes, kind: type[R], number: int) -> R:
-    """A record of a store, whose name says that it has this number.
+    """Decode a record whose name contains `number`.
 
-    What somebody else wrote into a store must not decide on the numbers of those to come, or end a start: a name
-    in a lineage's record that no checkpoint can have is left out.
+    A record that another program wrote must neither determine later numbers nor fail a start: a checkpoint name
+    that cannot exist is dropped from the record of a lineage.
 
     Raises:
-        msgspec.DecodeError: it is no such record.
+        msgspec.DecodeError: it is not such a record.
     """
     try:
         record = msgspec.json.decode(data, type=kind)
@@ -264,7 +264,7 @@ def decode_record(data: bytes, kind: type[R], number: int) -> R:
         raise msgspec.DecodeError(str(error)) from error
     numbered = getattr(record, "number", getattr(record, "attempt", number))
     if number != numbered:
-        raise msgspec.DecodeError("it has another number than its name says")
+        raise msgspec.DecodeError("its number differs from that in its name")
     if isinstance(record, Lineage):
         if not 0 <= record.iteration <= MAX_ITERATION:
             raise msgspec.DecodeError(f"it begins after iteration {record.iteration}")
@@ -275,16 +275,16 @@ def decode_record(data: bytes, kind: type[R], number: int) -> R:
 
 
 def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
-    """OSError for the number of a record beyond the largest that there may be."""
+    """Raise OSError for a record number beyond the largest allowed one."""
     if number > most:
-        way_out = f"run: holdfast store repair {url} --job {job}"
+        command = f"holdfast store repair {url} --job {job}"
         raise OSError(
-            errno.ERANGE, f"{what} {number} of {job} is beyond {most}, the largest number: {way_out}", url
+            errno.ERANGE, f"{what} {number} of {job} exceeds the largest number {most}: run {command}", url
         )
 
 
 def newest_attempt(store: Store, job: str) -> Attempt | None:
-    """None where there was none. OSError when its record cannot be read."""
+    """Return the newest attempt of a job, or None. OSError when its record cannot be read."""
     if not (number := store.latest_attempt(job)):
         return None
     if not (found := store.records(job, Attempt, number)):
@@ -293,21 +293,21 @@ def newest_attempt(store: Store, job: str) -> Attempt | None:
 
 
 def newest_pins(store: Store, job: str) -> Pins | None:
-    """None where nothing was ever pinned. OSError when that cannot be told: nobody may take it for nothing."""
+    """Return the last recorded pins, or None. OSError when they cannot be read, which does not mean none."""
     return next(iter(store.records(job, Pins)), None)
 
 
-def held(store: Store, job: str) -> set[str]:
-    """What somebody copies just now, or had begun to not long ago. OSError: the store cannot say."""
+def held_checkpoints(store: Store, job: str) -> set[str]:
+    """Return the checkpoints that are being copied. OSError when the store cannot be read."""
     now = time.time()
     return {hold.checkpoint for hold in store.records(job, Hold) if now - hold.at < HOLD_SECONDS}
 
 
-def descent(lineages: Iterable[Lineage], current: int) -> Iterator[tuple[int, int, str | None]]:
-    """Which iterations stand: of `current` and the lineages that it descends from, newest first.
+def ancestry(lineages: Iterable[Lineage], current: int) -> Iterator[tuple[int, int, str | None]]:
+    """Yield `current` and the lineages that it descends from, newest first.
 
-    (number, the last iteration that stands, the checkpoint that it began at): of a lineage that another one
-    descends from, what it trained after that was given up.
+    Each is (number, its last iteration that still counts, the checkpoint that it began from): a restore abandons
+    the iterations that its lineage trained after the restored checkpoint.
     """
     known = {lineage.number: lineage for lineage in lineages}
     number, last = current, MAX_ITERATION
@@ -315,12 +315,16 @@ def descent(lineages: Iterable[Lineage], current: int) -> Iterator[tuple[int, in
         parent = known[number].parent if number in known else None
         yield number, last, parent
         last, before = parse_checkpoint_id(parent) if parent else (0, 0)
-        number = before if before < number else 0  # a record that names a later lineage is none to follow
+        number = before if before < number else 0  # ignore a record that names a later lineage
 
 
-def protected(lineages: Iterable[Lineage], current: int, asked_for: Iterable[str] = ()) -> set[str]:
-    """Where the lineages that `current` descends from began, the ways back, the last that were asked for."""
+def protected_checkpoints(lineages: Iterable[Lineage], current: int, asked_for: Iterable[str] = ()) -> set[str]:
+    """Return the checkpoints that retention always keeps.
+
+    These are where the lineages that `current` descends from began, the states that the last restores replaced,
+    and the newest checkpoints taken on request.
+    """
     lineages = sorted(lineages, key=lambda lineage: lineage.number)
     kept = {lineage.left for lineage in lineages[-UNDOABLE:]}
-    kept |= {parent for _, _, parent in descent(lineages, current)}
+    kept |= {parent for _, _, parent in ancestry(lineages, current)}
     return {each for each in kept if each is not None} | set(list(asked_for)[-ASKED_FOR:])

@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket of an S3-compatible server. Why it is safe without a lock is told in `object_keys`."""
+"""Checkpoints in a bucket of an S3-compatible server; `object_keys` explains why it needs no lock."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ logger = logging.getLogger("holdfast")
 
 SCHEME = "s3://"
 CLAIMS = 10
-"""So often an attempt is claimed anew when others start the same job at the same time."""
+"""Number of tries to become the newest attempt while others start the same job."""
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 
 
 def parse_url(url: str) -> tuple[str, str]:
-    """(bucket, prefix) of `s3://bucket/prefix`; ValueError when it is not one."""
+    """Split `s3://bucket/prefix` into (bucket, prefix); ValueError for another URL."""
     bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
     prefix = prefix.strip("/")
     if not _BUCKET.fullmatch(bucket) or any(part in ("", ".", "..") for part in prefix.split("/") if prefix):
@@ -44,7 +44,7 @@ def parse_url(url: str) -> tuple[str, str]:
 
 
 class ObjectStore(RecordStore):
-    """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the promises."""
+    """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the guarantees."""
 
     patterns: ClassVar = {Attempt: keys.ATTEMPT, Lineage: keys.LINEAGE, **PATTERNS}
 
@@ -57,14 +57,14 @@ class ObjectStore(RecordStore):
             )
         self.bucket = Bucket(Place(bucket, prefix, s3_connection.server(os.environ)))
         self.url = self.bucket.place.url
-        self.readers = 8
+        self.read_threads = 8
         self._read: dict[str, bytes] = {}
-        """Records that were read: they never change."""
+        """Records that were read; they never change."""
         self._turns: dict[tuple[str, str], int] = {}
-        """What was begun before, of which a late request may still be on its way."""
+        """Checkpoints that were begun before, whose late requests may still arrive."""
 
     def free_bytes(self) -> int | None:
-        return None  # a bucket has no end that anybody could see coming
+        return None  # unknown for a bucket
 
     def jobs(self) -> list[str]:
         return sorted(job for job in self.bucket.folders() if FOLDERS[Attempt] in self.bucket.folders(f"{job}/"))
@@ -81,17 +81,17 @@ class ObjectStore(RecordStore):
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> ObjectWriter:
         survey = self.survey(job, checkpoint)
-        self.require_newest(job, attempt, survey.newest)  # before the bytes of a fenced one are on their way
+        self.require_newest(job, attempt, survey.newest)  # before the payload is uploaded
         turns = [turn for number, turn in (folder.order for folder in survey.folders) if number == attempt]
         turn = max(*turns, self._turns.get((job, checkpoint), 0), 0) + 1
         self._turns[job, checkpoint] = turn
         return ObjectWriter(self, job, Folder(checkpoint, keys.folder_name(attempt, turn), {}))
 
-    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> JoinedWriter:
+    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> ObjectWriter:
         if not keys.is_folder_of(place, attempt):
-            raise ValueError(f"{place!r} is no place where attempt {attempt} writes {checkpoint}")
+            raise ValueError(f"{place!r} is not a folder in which attempt {attempt} writes {checkpoint}")
         self.require_newest(job, attempt)
-        return JoinedWriter(self, job, Folder(checkpoint, place, {}))
+        return ObjectWriter(self, job, Folder(checkpoint, place, {}), joined=True)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
@@ -99,7 +99,7 @@ class ObjectStore(RecordStore):
         doomed = [folder for folder in survey.folders if MANIFEST in folder.files and folder.order[0] <= attempt]
         if not doomed:
             raise FileNotFoundError(errno.ENOENT, "there is no checkpoint of that name", f"{self.url}/{job}")
-        # A newer attempt may begin just now and have noted it as there. Retention deletes none that it would use.
+        # a newer attempt that begins now may have listed it: retention deletes none that it would resume from
         self._delete(job, sorted(doomed, key=lambda folder: folder.order))
         self.require_newest(job, attempt)
 
@@ -125,13 +125,13 @@ class ObjectStore(RecordStore):
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
 
     def record_names(self, job: str) -> list[RecordName]:
-        # an attempt deletes no folder of a later one, so that this must stay on record
+        # an attempt deletes no folder of a later one, so the attempts that wrote folders must stay on record
         writers = {folder.order[0] for folder in self.survey(job).counting_folders()}
         found = [
             msgspec.structs.replace(each, is_needed=each.kind == "attempt" and each.number in writers)
             for each in super().record_names(job)
         ]
-        # what an attempt saw goes first: on its own it would rule out what later attempts write
+        # `seen` records go first: without its attempt, one would rule out what later attempts write
         return sorted(found, key=lambda each: (each.kind, each.number, not each.name.endswith(keys.SEEN)))
 
     def read_record(self, job: str, name: str) -> bytes:
@@ -142,37 +142,37 @@ class ObjectStore(RecordStore):
 
     @contextlib.contextmanager
     def fenced(self, job: str, attempt: int) -> Iterator[None]:
-        """Looks before, to spare what is in vain, and after: only then it is known that no newer one was there."""
+        """Check before, to save useless work, and after: only then no newer attempt can have begun in between."""
         self.require_newest(job, attempt)
         yield
         self.require_newest(job, attempt)
 
-    def forsake(self, job: str, checkpoint: str, attempt: int) -> None:
+    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
         try:
             folders = self.survey(job, checkpoint).folders
             self._delete(job, [f for f in folders if f.order[0] == attempt and MANIFEST not in f.files])
         except OSError as error:
-            logger.warning("what is half-done of %s stays in %s: %s", checkpoint, self.url, error.strerror)
+            logger.warning("unfinished objects of %s remain in %s: %s", checkpoint, self.url, error.strerror)
 
     def survey(self, job: str, checkpoint: str = "") -> Survey:
-        """What there is of a job, or of one checkpoint, and what of it counts."""
+        """List the objects of a job, or of one checkpoint, and determine which of them count."""
         sizes = self.names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")
-        attempts = super()._numbered(job, Attempt)  # after the rest: what was listed is judged by no older `seen`
+        attempts = super()._numbered(job, Attempt)  # listed last: no older `seen` may judge what was listed
         newest = max((number for number, name in attempts if not name.endswith(keys.SEEN)), default=0)
         decider, name = max((each for each in attempts if each[1].endswith(keys.SEEN)), default=(0, ""))
         seen = self._seen(job, name) if name else Seen(checkpoints=[], lineages=[])
         return Survey(keys.folders_of(sizes), keys.lineages_of(sizes), newest, decider, seen)
 
     def names(self, job: str, below: str = "") -> dict[str, int]:
-        """Names below the job, and their sizes."""
+        """List the names below a job, with their sizes."""
         top = f"{validate_job(job)}/"
         return {name.removeprefix(top): size for name, size in self.bucket.sizes(top + below).items()}
 
     def require_newest(self, job: str, attempt: int, newest: int | None = None) -> None:
-        """Fenced when there is a newer attempt: by what was just seen, or by another look."""
+        """Raise Fenced when there is a newer attempt; without `newest` the attempts are listed again."""
         newest = self.latest_attempt(job) if newest is None else newest
         if newest > attempt:
-            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} commits nothing more")
+            raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} can no longer commit")
 
     def _record_files(self, job: str, folder: str) -> Iterable[str]:
         return [name.removeprefix(f"{folder}/") for name in self.names(job, f"{folder}/")]
@@ -191,7 +191,7 @@ class ObjectStore(RecordStore):
             self.bucket.delete([f"{validate_job(job)}/{name}"])
 
     def _prepare(self, job: str) -> None:
-        """Nothing: a bucket has no directories."""
+        """Do nothing: a bucket has no directories."""
 
     def _numbered(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         if kind is Lineage:
@@ -199,7 +199,7 @@ class ObjectStore(RecordStore):
             return sorted((keys.record_number(name), name) for name in names)
         found = super()._numbered(job, kind)
         if kind is Attempt:
-            # of those that put the same number, the one that got it has noted what it saw, and comes last
+            # of several attempts with the same number, the one that has a `seen` record owns it, and comes last
             seen = {name for _, name in found if name.endswith(keys.SEEN)}
             found = [each for each in found if each[1] not in seen]
             found.sort(key=lambda each: (each[0], keys.seen_name(each[1]) in seen))
@@ -209,7 +209,7 @@ class ObjectStore(RecordStore):
         try:
             return msgspec.json.decode(self.read_record(job, name), type=Seen)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            reason = f"is no record of Holdfast's ({error}): remove it"
+            reason = f"is not a Holdfast record ({error}): remove it"
             raise OSError(errno.EIO, reason, f"{self.url}/{job}/{name}") from error
 
     def _find(self, job: str, checkpoint: str) -> Folder:
@@ -219,10 +219,10 @@ class ObjectStore(RecordStore):
         return folder
 
     def _claim(self, job: str, uid: str, at_least: int, order: str | None) -> Attempt:
-        """Record an attempt that is alone with its number and the highest.
+        """Record an attempt whose number is unique and the highest.
 
-        Whoever lists after its record is there, and finds no other as high, has the number: of two that put
-        theirs, the later one's list shows both.
+        An attempt owns its number when a list that begins after its record was put shows no other record as high:
+        of two attempts that put the same number, the list of the later one shows both.
         """
         host, pid, started_at = socket.gethostname(), os.getpid(), time.time()
         for claim in range(CLAIMS):
@@ -234,10 +234,10 @@ class ObjectStore(RecordStore):
             if all(n < number for n, other in self._numbered(job, Attempt) if other != name):
                 return attempt
             self.bucket.wait(0.05 * 2**claim)
-        raise OSError(errno.EAGAIN, f"others start {job} again and again at the same time", self.url)
+        raise OSError(errno.EAGAIN, f"other processes keep starting {job} at the same time", self.url)
 
     def _remove_leftovers(self, job: str, attempt: int, survey: Survey, seen: Seen) -> None:
-        """What older attempts left unfinished; only while newest, since one that came later judges for itself."""
+        """Remove what older attempts left unfinished, unless a newer attempt has begun, which does it itself."""
         doomed = [f for f in survey.folders if f.order[0] < attempt and f.path not in seen.checkpoints]
         records = [n for n in survey.lineages if keys.lineage_attempt(n) < attempt and n not in seen.lineages]
         try:
@@ -245,10 +245,10 @@ class ObjectStore(RecordStore):
                 self._delete(job, doomed)
                 self.bucket.delete(f"{job}/{name}" for name in records)
         except OSError as error:
-            logger.warning("leftovers of %s stay in %s: %s", job, self.url, error.strerror)
+            logger.warning("leftovers of %s remain in %s: %s", job, self.url, error.strerror)
 
     def _delete(self, job: str, folders: Sequence[Folder]) -> None:
-        """The manifests first, so that none is ever listed without its payload; the last is that which counts."""
+        """Delete folders, manifests first, so that no checkpoint is listed without its payload."""
         manifests = [f"{folder.path}/{MANIFEST}" for folder in folders if MANIFEST in folder.files]
         rest = [key for folder in folders for key in folder.keys if key not in manifests]
         self.bucket.delete(f"{job}/{key}" for key in manifests + rest)
@@ -261,17 +261,16 @@ class ObjectReader:
         self._bucket, self.name, self.size_bytes = bucket, name, size_bytes
 
     def read_into(self, start: int, target: memoryview) -> None:
-        """As in `FileReader`; OSError when the server is away, which says nothing about the checkpoint."""
         url = f"{self._bucket.place.url}/{self.name}"
         if start + len(target) > self.size_bytes:
             raise DamagedCheckpoint(url, f"ends at byte {self.size_bytes:,}")
         try:
             self._bucket.read(self.name, start, target)
         except NoSuchObject as error:
-            raise DamagedCheckpoint(url, "there is no such object any more") from error
+            raise DamagedCheckpoint(url, "the object no longer exists") from error
 
     def close(self) -> None:
-        """Nothing is open between two requests."""
+        """Do nothing: no connection is held between requests."""
 
     def __enter__(self) -> Self:
         return self
@@ -281,37 +280,38 @@ class ObjectReader:
 
 
 class ObjectWriter:
-    """A checkpoint in a folder of its own, where no late request of another attempt or try meets its bytes."""
+    """Writes a checkpoint in a unique folder, which no late request of another attempt or try can change."""
 
-    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
-        self._store, self._job, self._folder = store, job, folder
+    def __init__(self, store: ObjectStore, job: str, folder: Folder, *, joined: bool = False) -> None:
+        self._store, self._job, self._folder, self._joined = store, job, folder, joined
         self._decided = False
-        """Its manifest is there, or may be: it is for the next attempt to say what it is."""
-        self._told = False
-        """Others were told of the place, and may have written there."""
+        """Its manifest was put, or may have been; then only the next attempt can decide whether it counts."""
+        self._is_shared = False
+        """Other processes know the folder, and may have written there."""
 
     @property
     def place(self) -> str:
-        self._told = True
+        self._is_shared = True
         return self._folder.name
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 
-    def adopt(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
         source = self._store.open_file(job, checkpoint, file)
         self._folder.files[file] = source.size_bytes
         try:
             self._store.bucket.copy(source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes)
         except NoSuchObject as error:
             url = f"{self._store.url}/{source.name}"
-            raise DamagedCheckpoint(url, "there is no such object any more") from error
+            raise DamagedCheckpoint(url, "the object no longer exists") from error
 
-    def settle(self) -> None:
-        """Nothing: an object that was put stays."""
+    def make_durable(self) -> None:
+        """Do nothing: objects are durable once they are put."""
 
     def commit(self, manifest: bytes, *, replace: bool = False) -> None:
+        assert not self._joined, "the process that began the checkpoint commits it"
         store, job, checkpoint = self._store, self._job, self._folder.checkpoint
         attempt, _ = self._folder.order
         survey = store.survey(job, checkpoint)
@@ -320,7 +320,7 @@ class ObjectWriter:
             url = f"{store.url}/{job}/{checkpoint}"
             raise FileExistsError(errno.EEXIST, "there is a checkpoint of that name", url)
         self._put(manifest)
-        store.require_newest(job, attempt)  # else its list may have missed the manifest
+        store.require_newest(job, attempt)  # otherwise the list of a newer attempt may have missed the manifest
 
     def _put(self, manifest: bytes) -> None:
         try:
@@ -328,23 +328,13 @@ class ObjectWriter:
             self._store.bucket.put_new(f"{self._job}/{self._folder.path}/{MANIFEST}", manifest)
         except Unanswered:
             raise
-        except OSError:  # refused, so that no manifest will come of it
+        except OSError:  # refused: no manifest was put
             self._decided = False
             raise
 
     def abort(self) -> None:
-        if not self._decided:
+        if not self._decided and not self._joined:
             with contextlib.suppress(OSError):
                 below = f"{self._folder.path}/"
-                put = self._store.names(self._job, below) if self._told else self._folder.keys
+                put = self._store.names(self._job, below) if self._is_shared else self._folder.keys
                 self._store.bucket.delete(f"{self._job}/{key}" for key in put)
-
-
-class JoinedWriter(ObjectWriter):
-    """Of another process than the one that has begun the checkpoint, and will commit or abort it."""
-
-    def commit(self, manifest: bytes, *, replace: bool = False) -> None:
-        raise AssertionError("a checkpoint is committed by the process that has begun it")
-
-    def abort(self) -> None:
-        """Nothing: what was written here may have been committed."""

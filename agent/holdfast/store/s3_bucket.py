@@ -1,7 +1,7 @@
-"""A prefix in a bucket: objects put and got, lists, large uploads, ranges. What fails is an OSError.
+"""Objects under a prefix in a bucket: put, get, list, large uploads, ranges. Failures are OSErrors.
 
-obstore does the work, on threads of its own and without the interpreter's lock. It repeats what can be repeated
-after a 5xx, a cut connection or no answer; what remains is repeated here as far as that is safe.
+obstore makes the requests, on its own threads and without the interpreter lock. It retries requests that are safe
+to retry after a 5xx, a cut connection or a timeout; the remaining retries that are safe are made here.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 8
 MOST_PARTS = 10_000
-"""More a server need not take; parts of a larger payload are larger."""
+"""The most parts that every server accepts; a larger payload has larger parts."""
 RANGE_BYTES = 16 << 20
 MOST_COPIED_BYTES = 5 << 30
-"""A larger object no server of Amazon's copies at once."""
+"""Amazon S3 copies no larger object in one request."""
 PATIENCE_SECONDS = 30.0
 SIGNED_FOR = timedelta(minutes=15)
 SKIP_BYTES = 1 << 20
@@ -48,17 +48,17 @@ logger = logging.getLogger("holdfast")
 
 
 class Bucket:
-    """Connects when first used; its clients are kept."""
+    """Objects under a prefix in a bucket. Connects when first used."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self._process = os.getpid()
-        self._random = random.Random()  # noqa: S311  # one of its own: the training process's is not ours to move
+        self._random = random.Random()  # noqa: S311  # not the module's generator, whose state belongs to the training script
         self._takes_conditions = True
         self._answers_206 = True
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Names below `prefix` and their sizes, in order of the names."""
+        """List the names below `prefix`, with their sizes, in order of the names."""
         import obstore
 
         with self._explained():
@@ -66,7 +66,7 @@ class Bucket:
         return {found["path"]: found["size"] for batch in batches for found in batch}
 
     def folders(self, prefix: str = "") -> list[str]:
-        """Names one level below `prefix` that have more below them."""
+        """List the folders directly below `prefix`."""
         import obstore
 
         with self._explained():
@@ -74,7 +74,7 @@ class Bucket:
         return [path.rpartition("/")[2] for path in found]
 
     def get(self, name: str) -> bytes:
-        """NoSuchObject when there is none."""
+        """Return the bytes of an object. NoSuchObject when there is none."""
         import obstore
 
         def get() -> bytes:
@@ -84,51 +84,48 @@ class Bucket:
         return self._persist(get)
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Create a small object, or find that this very one is there; FileExistsError when another has its name.
+        """Create a small object unless an equal one exists; FileExistsError when a different one has its name.
 
-        Where the server does not enforce it, whoever comes last wins: names that two may want must differ.
+        On a server without conditional requests the last writer wins: writers must use different names.
         """
         self._persist(lambda: self._put_new(name, data))
 
     def upload(self, name: str, parts: Sequence[memoryview | bytes], pace: Pace | None) -> None:
-        """Put a large object from its parts, several requests in flight, without copying them."""
+        """Put a large object from its parts with several concurrent requests, without copying them."""
         size = sum(len(part) for part in parts)
         failed: list[BaseException] = []
         try:
             self._upload(name, _slices(parts, _part_bytes(size), pace, failed), size)
-        except BaseException as error:  # it is raised again, or what was behind it
+        except BaseException as error:  # raised again below, or its cause is
             if failed:
                 raise failed[0] from None
-            # the answer to the last request may be lost, and to its repetition the upload is not known any more
+            # the response to the last request may be lost, and a retry then finds no such upload
             if not (isinstance(error, Unanswered) and self._arrived(name, size)):
                 raise
         if (found := self._size(name)) != size:
             raise self.place.error(
                 errno.EIO,
-                "{server} took {size} bytes for {name} in bucket {bucket} and holds {found}",
+                "{server} received {size} bytes for {name} in bucket {bucket}, but stores {found}",
                 size=f"{size:,}", name=name, found=f"{found:,}",
             )  # fmt: skip
 
     def copy(self, source: str, target: str, size_bytes: int) -> None:
-        """Put an object again under another name: by the server itself, or through here where it does not do that.
-
-        NoSuchObject: there is no such source.
-        """
+        """Copy an object, on the server where it supports that. NoSuchObject when there is no such source."""
         if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
             self._upload(target, self._pieces(source, size_bytes), size_bytes)
         if (found := self._size(target)) != size_bytes:
             raise self.place.error(
                 errno.EIO,
-                "{server} copied {size} bytes to {name} in bucket {bucket} and holds {found}",
+                "{server} copied {size} bytes to {name} in bucket {bucket}, but stores {found}",
                 size=f"{size_bytes:,}", name=target, found=f"{found:,}",
             )  # fmt: skip
 
     def read(self, name: str, start: int, target: memoryview) -> None:
-        """Fill `target` with an object's bytes from `start` on.
+        """Fill `target` with the bytes of an object from `start` on.
 
         Raises:
-            NoSuchObject: it is gone.
-            DamagedCheckpoint: it ends before.
+            NoSuchObject: the object does not exist.
+            DamagedCheckpoint: the object is too short.
         """
         for at in range(0, len(target), RANGE_BYTES):
             piece = target[at : at + RANGE_BYTES]
@@ -142,7 +139,7 @@ class Bucket:
                 obstore.delete(self._requests, name)
 
     def wait(self, at_most_seconds: float) -> None:
-        """A random time, for those who collided to come back one by one."""
+        """Wait a random time, so that processes that collided do not retry at the same time."""
         time.sleep(self._random.uniform(0, at_most_seconds))
 
     def _put_new(self, name: str, data: bytes) -> None:
@@ -154,9 +151,9 @@ class Bucket:
             with self._explained(AlreadyExistsError):
                 obstore.put(self._requests, name, data, mode=mode, use_multipart=False)
         except AlreadyExistsError:
-            if self.get(name) != data:  # the same: an earlier try of ours, whose answer was lost
+            if self.get(name) != data:  # equal bytes come from an earlier try whose response was lost
                 url = f"{self.place.url}/{name}"
-                raise FileExistsError(errno.EEXIST, "there is one of that name", url) from None
+                raise FileExistsError(errno.EEXIST, "an object of that name exists", url) from None
         except OSError as error:
             if error.errno != errno.ENOTSUP or mode == "overwrite":
                 raise
@@ -171,8 +168,10 @@ class Bucket:
                 obstore.copy(self._transfers, source, target)
         except (NoSuchObject, Unanswered):
             raise
-        except OSError as error:  # some servers know no such request
-            logger.debug("%s: %s is copied through here: %s", self.place.url, source, error)
+        except OSError as error:  # some servers do not support it
+            logger.debug(
+                "%s: the server cannot copy %s, copying it through this machine: %s", self.place.url, source, error
+            )
             return False
         return True
 
@@ -245,20 +244,21 @@ class Bucket:
 
         if os.getpid() != self._process:
             raise self.place.error(
-                errno.ENOTSUP, "bucket {bucket} cannot be used by a forked process: obstore's threads stay behind"
+                errno.ENOTSUP,
+                "bucket {bucket} cannot be used after a fork: the threads of obstore exist in the parent only",
             )
         try:
             yield
         except but:
             raise
-        except BaseException as error:  # a panic in Rust is no Exception, and would end the thread
+        except BaseException as error:  # a panic in Rust is not an Exception
             if not isinstance(error, (BaseError, FileNotFoundError)) and type(error).__name__ != "PanicException":
                 raise
-            logger.debug("%s: %s", self.place.url, error)  # a page of it
+            logger.debug("%s: %s", self.place.url, error)  # a page long
             raise self.place.explain(error) from None
 
     def _persist(self, call: Callable[[], T]) -> T:
-        """What can be done twice is tried again for a while when it is not known whether it was done."""
+        """Retry an idempotent call for a while when it is unknown whether it took effect."""
         deadline, wait_seconds = time.monotonic() + PATIENCE_SECONDS, 0.1
         while True:
             try:
@@ -271,17 +271,17 @@ class Bucket:
 
 
 class PlainRanges:
-    """Ranges from servers that answer 200 where 206 is meant, which obstore refuses. rclone's is one.
+    """Reads ranges from servers that answer 200 instead of 206, such as `rclone serve s3`; obstore refuses these.
 
-    The requests are signed by obstore and made by the standard library. Slower, and only used where it must be.
+    obstore signs the requests, and the standard library makes them, which is slower.
     """
 
     def __init__(self, place: Place, client: S3Store) -> None:
         self._place, self._client = place, client
 
     def read(self, name: str, start: int, target: memoryview) -> None:
-        """As `Bucket.read`, for one request."""
-        request = urllib.request.Request(  # noqa: S310  # the address is the operator's own
+        """Read as `Bucket.read`, with one request."""
+        request = urllib.request.Request(  # noqa: S310  # the address comes from the operator
             self._address(name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
         )
         try:
@@ -289,10 +289,12 @@ class PlainRanges:
                 request, timeout=s3_connection.TRANSFER_SECONDS, context=self._context
             ) as response:
                 if not response.headers.get("Content-Range"):
-                    _skip(response, start)  # the whole object, from its beginning
+                    _skip(response, start)  # the response is the whole object
                 got = _fill(response, target)
                 if got < len(target) and response.length:
-                    raise http.client.IncompleteRead(b"", response.length)  # cut off, which readinto hides
+                    raise http.client.IncompleteRead(
+                        b"", response.length
+                    )  # cut off, which readinto does not report
         except urllib.error.HTTPError as error:
             raise self._place.answered(str(error.code), error.read().decode(errors="replace")) from error
         except (OSError, http.client.HTTPException) as error:
@@ -314,14 +316,14 @@ class PlainRanges:
 
 
 def _part_bytes(size: int) -> int:
-    """A whole number of MiB, so that few slices cross from one part of the payload to the next."""
+    """Return a whole number of MiB, so that few slices cross the parts of the payload."""
     return max(PART_BYTES, -(-size // MOST_PARTS >> 20) << 20)
 
 
 def _slices(
     parts: Sequence[memoryview | bytes], slice_bytes: int, pace: Pace | None, failed: list[BaseException]
 ) -> Iterator[memoryview]:
-    """The bytes of `parts`, each slice once there is room for it. an error of pace's is noted in `failed`."""
+    """Yield slices of `parts` as they are needed. An error of `pace` is added to `failed`."""
     try:
         for part in parts:
             for start in range(0, len(part), slice_bytes):
@@ -329,7 +331,7 @@ def _slices(
                 if pace is not None:
                     pace(len(piece))
                 yield piece
-    except BaseException as error:  # `upload` raises it again: obstore would put one of its own in its place
+    except BaseException as error:  # `upload` raises it again: obstore replaces it by its own
         failed.append(error)
         raise
 

@@ -1,6 +1,6 @@
-"""How a bucket is reached, by the usual AWS_* variables: address, credentials, patience. And what goes wrong.
+"""Connections to a bucket, configured by the usual AWS_* variables, and their errors.
 
-Each error is one sentence that names the server, the bucket and the way out.
+Each error is one sentence that names the server, the bucket and the remedy.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
 
 REQUEST_SECONDS, REQUESTS_RETRIED_SECONDS = 15, 20
-"""For records and lists, on which a starting job waits."""
+"""Timeouts of requests for records and lists, which delay a start."""
 TRANSFER_SECONDS, TRANSFERS_RETRIED_SECONDS = 180, 60
-"""For a part of a payload: 16 MiB in the time, however slow the link."""
+"""Timeouts of a part of a payload: 16 MiB on a slow network."""
 METADATA_SECONDS = 2.0
 
 _METADATA = "http://169.254.169.254"
@@ -39,22 +39,22 @@ _TRUE = ("1", "true", "yes", "on")
 
 
 def endpoint(environment: Mapping[str, str]) -> str | None:
-    """The server's address, without which it is Amazon's own."""
+    """Return the address of the server; None for Amazon S3."""
     return next((environment[name].rstrip("/") for name in _ENDPOINTS if environment.get(name)), None)
 
 
 def server(environment: Mapping[str, str]) -> str:
-    """The server, for people."""
+    """Return the name of the server for messages."""
     return endpoint(environment) or f"Amazon S3 in {_region(environment)}"
 
 
 def unsigned(environment: Mapping[str, str]) -> bool:
-    """The server asks for no credentials."""
+    """Return whether requests are sent without credentials."""
     return _is_true(environment, "AWS_SKIP_SIGNATURE")
 
 
 def connect(place: Place) -> tuple[S3Store, S3Store]:
-    """Clients for requests and for transfers, to be kept; OSError at once when there are no credentials."""
+    """Return the clients for requests and for transfers. OSError when there are no credentials."""
     from obstore.store import S3Store
 
     environment = os.environ
@@ -65,7 +65,9 @@ def connect(place: Place) -> tuple[S3Store, S3Store]:
         _require_address(address, place)
         config["endpoint"] = address
     if "AWS_DISABLE_BULK_DELETE" not in environment:
-        config["disable_bulk_delete"] = True  # not every server has it, and there is never much to delete
+        config["disable_bulk_delete"] = (
+            True  # not supported by every server, and few objects are deleted at a time
+        )
     options = _client_options(environment, place)
 
     def client(seconds: float, retried_seconds: float) -> S3Store:
@@ -100,7 +102,7 @@ def _client_options(environment: Mapping[str, str], place: Place) -> ClientConfi
 
 def _retries(seconds: float) -> RetryConfig:
     return {
-        "max_retries": 100,  # the time is what bounds them
+        "max_retries": 100,  # bounded by the time
         "retry_timeout": timedelta(seconds=seconds),
         "backoff": {
             "init_backoff": timedelta(milliseconds=200),
@@ -113,7 +115,7 @@ def _retries(seconds: float) -> RetryConfig:
 def _require_address(address: str, place: Place) -> None:
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        sentence = "AWS_ENDPOINT_URL {address!r} is no address: it begins with http:// or https://"
+        sentence = "AWS_ENDPOINT_URL {address!r} is not a URL: it must begin with http:// or https://"
         raise place.error(errno.EINVAL, sentence, address=address)
 
 
@@ -121,11 +123,13 @@ def _require_credentials(environment: Mapping[str, str], place: Place) -> None:
     missing = [name for name in _KEYS if not environment.get(name)]
     if len(missing) == 1:
         raise place.error(
-            errno.EACCES, "{missing} is not set, its other half is: bucket {bucket} needs both", missing=missing[0]
+            errno.EACCES,
+            "{missing} is not set: bucket {bucket} needs AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            missing=missing[0],
         )
     if any(environment.get(name) for name in _CREDENTIALS) or unsigned(environment):
         return
-    # obstore would now ask the machine's metadata service, for as long as it retries a request
+    # obstore would query the metadata service of the machine, and retry for the whole timeout
     if _is_true(environment, "AWS_EC2_METADATA_DISABLED") or not _answers(environment):
         raise place.error(errno.EACCES, NO_CREDENTIALS)
 
@@ -140,7 +144,7 @@ def _answers(environment: Mapping[str, str]) -> bool:
 
 
 def _start_runtime() -> None:
-    """obstore's threads are those of the whole process, and as nice as the thread that first needs them."""
+    """Start the threads of obstore, which inherit the CPU priority of the thread that first uses it."""
 
     def start() -> None:
         import obstore
@@ -164,22 +168,22 @@ def _is_true(environment: Mapping[str, str], name: str) -> bool:
 
 NO_CREDENTIALS = (
     "no credentials for bucket {bucket} at {server}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-    "(or AWS_SKIP_SIGNATURE=true for a server that asks for none)"
+    "(or AWS_SKIP_SIGNATURE=true for a server that needs none)"
 )
 _SIGNATURE = (
-    "{server} does not accept the signature for bucket {bucket}: check AWS_SECRET_ACCESS_KEY, then AWS_REGION "
-    "and this machine's clock"
+    "{server} rejects the signature for bucket {bucket}: check AWS_SECRET_ACCESS_KEY, then AWS_REGION "
+    "and the clock of this machine"
 )
-_EXPIRED = "{server} does not accept the session token any more: renew AWS_SESSION_TOKEN and its keys"
+_EXPIRED = "{server} rejects the session token as expired or invalid: renew AWS_SESSION_TOKEN and its keys"
 _DENIED = (
-    "{server} denies access to bucket {bucket}: these credentials must be allowed to list it, and to get, put "
+    "{server} denies access to bucket {bucket}: the credentials need permission to list it, and to get, put "
     "and delete objects"
 )
-_NO_BUCKET = "{server} has no bucket {bucket}: create it, or correct the store's address"
+_NO_BUCKET = "{server} has no bucket {bucket}: create it, or correct the address of the store"
 _ELSEWHERE = "bucket {bucket} is in another region than {server}: set AWS_REGION"
-_FULL = "{server} has no room left in bucket {bucket}: free some, or raise its quota"
-_BUSY = "{server} answers {answer} for bucket {bucket}: it is overloaded, full or broken"
-_FORGOTTEN = "{server} has forgotten the upload to bucket {bucket} half-way"
+_FULL = "{server} has no space left in bucket {bucket}: free some, or raise its quota"
+_BUSY = "{server} answers {answer} for bucket {bucket}: it is overloaded, full or failing"
+_FORGOTTEN = "{server} no longer knows the upload to bucket {bucket}"
 _OTHER = "{server} and bucket {bucket}: {reason}"
 _ODD = "{server} answers {answer} for bucket {bucket}"
 
@@ -199,7 +203,7 @@ _BY_STATUS = {
     "301": (errno.EINVAL, _ELSEWHERE),
     "401": (errno.EACCES, _DENIED),
     "403": (errno.EACCES, _DENIED),
-    "501": (errno.ENOTSUP, "{server} does not know a kind of request that Holdfast makes"),
+    "501": (errno.ENOTSUP, "{server} does not support a request that Holdfast needs"),
     "507": (errno.ENOSPC, _FULL),
 }
 _BY_TEXT = (
@@ -207,10 +211,10 @@ _BY_TEXT = (
     (re.compile("no space left|disk full|ENOSPC", re.IGNORECASE), errno.ENOSPC, _FULL),
 )
 _UNANSWERED = (
-    ("dns error", errno.EHOSTUNREACH, "{server} is not known by that name: check AWS_ENDPOINT_URL"),
-    ("ConnectionRefused", errno.ECONNREFUSED, "{server} refuses connections: is it running, and on that port?"),
-    ("InvalidContentType", errno.EPROTO, "{server} does not speak TLS: should its address begin with http://?"),
-    ("ertificate", errno.EPROTO, "{server} has a certificate that is not trusted here: see AWS_CA_BUNDLE"),
+    ("dns error", errno.EHOSTUNREACH, "the host name of {server} cannot be resolved: check AWS_ENDPOINT_URL"),
+    ("ConnectionRefused", errno.ECONNREFUSED, "{server} refuses connections: check that it runs, and its port"),
+    ("InvalidContentType", errno.EPROTO, "{server} does not use TLS: its address may need to begin with http://"),
+    ("ertificate", errno.EPROTO, "the certificate of {server} is not trusted: set AWS_CA_BUNDLE"),
     ("TimedOut", errno.ETIMEDOUT, "{server} did not answer in time"),
     ("Timeout", errno.ETIMEDOUT, "{server} did not answer in time"),
 )
@@ -219,15 +223,15 @@ _STATUS = re.compile(r"non-2xx status code: (\d+)")
 
 
 class Unanswered(OSError):
-    """No answer, or none to rely on: what was asked for may have been done, may yet be done, or never."""
+    """No reliable response: the request may have taken effect, may take effect later, or never."""
 
 
 class NoSuchObject(FileNotFoundError):
-    """The bucket is there, the object is not."""
+    """The bucket exists, the object does not."""
 
 
 class Place:
-    """A prefix in a bucket at a server, as people know them."""
+    """The server, the bucket and the prefix, as messages name them."""
 
     def __init__(self, bucket: str, prefix: str, server: str) -> None:
         self.bucket, self.prefix, self.server = bucket, prefix, server
@@ -237,7 +241,7 @@ class Place:
         return kind(number, sentence.format(bucket=self.bucket, server=self.server, **more), self.url)
 
     def explain(self, error: BaseException) -> OSError:
-        """What obstore raised, as an OSError of the kind that it is."""
+        """Convert an error of obstore to an OSError."""
         from obstore.exceptions import NotSupportedError
 
         text = str(error)
@@ -251,7 +255,7 @@ class Place:
         return self.unanswered(text) if "HTTP error" in text else self.error(errno.EIO, _OTHER, reason=_last(text))
 
     def answered(self, status: str, text: str) -> OSError:
-        """The server's refusal: an HTTP status, and the document that came with it."""
+        """Convert an HTTP status and the body of the response to an OSError."""
         code = _first(_CODE, text)
         if code in _BY_CODE:
             return self.error(*_BY_CODE[code])
@@ -276,7 +280,7 @@ class Place:
 
 
 def _last(text: str) -> str:
-    """The reason at the end of the first line."""
+    """Return the reason at the end of the first line."""
     return text.partition("\n")[0].rpartition(" - ")[2]
 
 

@@ -1,27 +1,27 @@
-"""How a job lies in a bucket, and which of its objects count.
+"""The layout of a job in a bucket, and which of its objects count.
 
-    <job>/<checkpoint>/<attempt, 8 digits>/rank-0.safetensors, manifest.json    one folder each time it is written
+    <job>/<checkpoint>/<attempt, 8 digits>/rank-0.safetensors, manifest.json    one folder per write
     <job>/attempts/<number, 8 digits>-<uid>.json, and the same with .seen.json
     <job>/endings/<attempt, 8 digits>.json
     <job>/lineages/<number, 6 digits>-<attempt, 8 digits>.json
     <job>/holds/<uid>.json
 
-No server is asked for more than this: a PUT appears whole or not at all, and a LIST that begins after a PUT or a
-DELETE has ended shows it. Fencing follows from the order in which things are done:
+The server must guarantee only that a PUT is atomic, and that a LIST that begins after a PUT or a DELETE has ended
+shows it. Fencing follows from the order of operations:
 
-    a new attempt    puts its record, lists the job, and notes all that counts then in its `seen`
-    a writer         puts its manifest, and only then looks that there is no newer attempt
+    a new attempt    puts its record, lists the job, and puts all that counts then in its `seen` record
+    a writer         puts its manifest, and only then checks that there is no newer attempt
 
-What an attempt has put counts when the newest `seen` names it, or when its attempt is not older than that `seen`.
+An object counts when the newest `seen` names it, or when its attempt is not older than that `seen`.
 
-If a writer found no newer attempt after its manifest was there, the record of any newer one came later, and that
-one's list later still: it names the manifest, and so does each `seen` after it. What was reported durable stays.
-If the writer did find a newer attempt, or stalled before it looked, it reports nothing. Its manifest may have
-been in time for the list or not; the `seen` says which, for good, however late the manifest arrives.
-An attempt that died before it wrote its `seen` decides nothing: it has fenced those before it, and the next one
-notes what there is. One that wrote it late, when a newer attempt had noted what it saw, decides nothing either,
-since the newest `seen` holds all that counts and not only what is new. It removes nothing: it looks for a newer
-attempt first, and one that comes after that finds its `seen`, and agrees on what is to go.
+If a writer finds no newer attempt after its manifest was put, any newer attempt puts its record later and lists
+the job later still: its `seen` names the manifest, and so does each `seen` after it. What was reported durable
+stays. If the writer finds a newer attempt, or stalls before it checks, it reports nothing. Whether its manifest
+was in time for the list is recorded in the `seen` permanently, however late the manifest arrives. An attempt that
+dies before it puts its `seen` decides nothing: it has fenced earlier attempts, and the next one lists what there
+is. An attempt that puts its `seen` after a newer attempt has put its own decides nothing either, because the
+newest `seen` names everything that counts, not only what is new. It also removes nothing: it checks for a newer
+attempt first, and an attempt that begins after that check finds its `seen`, and agrees on what to remove.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FOLDER = re.compile(r"([0-9]{8,})(?:-([0-9]+))?")
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """All that counted when an attempt began."""
+    """Everything that counted when an attempt began."""
 
     checkpoints: list[str]
     """`<checkpoint>/<folder>` each."""
@@ -52,12 +52,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """One writing of a checkpoint."""
+    """The folder of one write of a checkpoint."""
 
     checkpoint: str
     name: str
     files: dict[str, int] = field(compare=False)
-    """And their sizes in bytes."""
+    """Sizes in bytes by name."""
 
     @property
     def path(self) -> str:
@@ -69,14 +69,14 @@ class Folder:
 
     @property
     def order(self) -> tuple[int, int]:
-        """(attempt, turn): of two that count the higher is the checkpoint, the other was damaged."""
+        """(attempt, turn); of two folders that count, the higher is the checkpoint, and the other was damaged."""
         match = _FOLDER.fullmatch(self.name)
         assert match is not None
         return int(match[1]), int(match[2] or 1)
 
 
 def seen_name(attempt: str) -> str:
-    """Where what an attempt saw is noted, by the name of its record."""
+    """Return the name of the `seen` record that belongs to the record of an attempt."""
     return attempt.removesuffix(".json") + SEEN
 
 
@@ -91,14 +91,14 @@ def is_folder_of(name: str, attempt: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A job as one look at the bucket found it."""
+    """The objects of a job at one time."""
 
     folders: list[Folder]
     lineages: list[str]
     newest: int
-    """The highest number of an attempt."""
+    """Number of the newest attempt."""
     decider: int
-    """The attempt whose `seen` decides what of older ones counts."""
+    """Number of the attempt whose `seen` decides what counts of older attempts."""
     seen: Seen
 
     def counting_folders(self) -> list[Folder]:
@@ -113,24 +113,24 @@ class Survey:
         return [n for n in self.lineages if lineage_attempt(n) >= self.decider or n in self.seen.lineages]
 
     def committed(self) -> dict[str, Folder]:
-        """By checkpoint."""
+        """Return the folder of each committed checkpoint."""
         found = sorted(self.counting_folders(), key=lambda folder: folder.order)
         return {folder.checkpoint: folder for folder in found}
 
     def leftovers(self) -> list[tuple[Folder, str]]:
-        """What has been ruled out for good, or was replaced, and which it is, for people."""
+        """List the folders that can never count, or were replaced, with a description."""
         counting, committed, found = self.counting_folders(), self.committed(), []
         for folder in self.folders:
             by = committed[folder.checkpoint].order[0] if folder.checkpoint in committed else 0
             if folder in counting and folder != committed[folder.checkpoint]:
                 found.append((folder, f"set aside as damaged by attempt {by}"))
             elif folder not in counting and not self.decider <= folder.order[0] <= self.newest:
-                found.append((folder, f"left half-done by attempt {folder.order[0]}"))
+                found.append((folder, f"left unfinished by attempt {folder.order[0]}"))
         return found
 
 
 def record_number(name: str) -> int:
-    """Of a lineage's."""
+    """Return the number in the name of the record of a lineage."""
     return int(name.partition("/")[2].removesuffix(".json").partition("-")[0])
 
 
@@ -139,7 +139,7 @@ def lineage_attempt(name: str) -> int:
 
 
 def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
-    """The folders among the names below a job; whatever else was put there is none of ours."""
+    """Return the folders among the names below a job, and ignore other names."""
     found: dict[tuple[str, str], dict[str, int]] = {}
     for name, size in sizes.items():
         match name.split("/"):
@@ -149,7 +149,7 @@ def folders_of(sizes: Mapping[str, int]) -> list[Folder]:
 
 
 def lineages_of(names: Iterable[str]) -> list[str]:
-    """The records of lineages among the names below a job."""
+    """Return the records of lineages among the names below a job."""
     folder = f"{FOLDERS[Lineage]}/"
     found = [name for name in names if name.startswith(folder) and LINEAGE.fullmatch(name.removeprefix(folder))]
     return [name for name in found if record_number(name) <= MAX_LINEAGE]

@@ -76,7 +76,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
         if sealed.task.origin.uid not in known:
             continue
         lineages = store.records(trained.job, Lineage)
-        durable = next(iter(restore.chain(store, trained.job)), None)
+        durable = next(iter(restore.lineage_checkpoints(store, trained.job)), None)
         before = parse_checkpoint_id(durable) if durable is not None else (0, 0)
         if not lineages or lineages[-1].number != sealed.place[0] or sealed.place <= before[::-1]:
             return None

@@ -1,4 +1,4 @@
-"""The operating system as the store uses it: the seam where tests record, refuse or leave out what it does."""
+"""System calls of the store; tests replace them to record calls and to inject faults."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 LOCK_SECONDS = 10.0
-"""Locks are held for moments; whoever holds one for so long is stopped or cut off."""
+"""Locks are held for moments: a process that holds one for so long is stopped or disconnected."""
 LOCK_POLL_SECONDS = 0.02
 RECORD_BYTES = 1 << 20
-"""Far more than any record takes."""
+"""More than any record takes."""
 CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
-"""How a file system declines what would only have helped."""
+"""Errors of optional system calls that a file system does not support."""
 ON_LINUX = sys.platform == "linux"
 START_WRITING = 2
 WAIT_WRITTEN = 1 | 2 | 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
-if ON_LINUX:  # system calls that Python has no name for; elsewhere none of them is made, since all only help
+if ON_LINUX:  # system calls that Python lacks; all are optional
     _offset = ctypes.c_int64
     _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, _offset, _offset]
     _libc.sync_file_range.argtypes = [ctypes.c_int, _offset, _offset, ctypes.c_uint]
@@ -40,30 +40,30 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Files:
-    """One system call a method, more or less, and the clock. All that changes a disk goes through here.
+    """The system calls that change a disk, and the clock.
 
-    Errors are OSError. Those of a call on an open file do not name it: whoever opened it adds that.
+    Errors are OSErrors. Those of calls on open files do not name the file: the caller adds the name.
     """
 
     def make_directory(self, path: Path) -> None:
         os.mkdir(path)
 
     def create(self, path: Path) -> int:
-        """A new, empty file, open for writing; FileExistsError when there is one."""
+        """Create an empty file and open it for writing; FileExistsError when it exists."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
 
     def open(self, path: Path) -> int:
-        """A regular file, for reading: to open a pipe would wait for its writer, and a device may have no end."""
+        """Open a regular file for reading; a pipe would block, and a device may be endless."""
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
-            raise OSError(errno.ENXIO, "is no regular file", str(path))
+            raise OSError(errno.ENXIO, "is not a regular file", str(path))
         return fd
 
     def set_direct(self, fd: int, direct: bool) -> bool:
-        """Have an open file bypass the page cache, or not any more; False where it cannot.
+        """Switch direct I/O of an open file on or off; return whether it is supported.
 
-        Not O_DIRECT at creation: a file system that refuses it may leave the empty file behind.
+        O_DIRECT is not used at creation: a file system that refuses it may leave the empty file behind.
         """
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         try:
@@ -73,31 +73,31 @@ class Files:
         return bool(O_DIRECT)
 
     def reserve(self, fd: int, size_bytes: int) -> None:
-        """Set blocks aside where the file system can, so that a full disk shows before the time is spent.
+        """Reserve blocks where the file system supports it, so that a full disk is detected before writing.
 
-        Not `os.posix_fallocate`: where the file system cannot reserve, that writes a byte to every block instead,
-        which over NFS takes longer than the checkpoint.
+        `os.posix_fallocate` is not used: without support it writes a byte to every block, which takes longer on
+        NFS than writing the checkpoint.
         """
         _call_if_known("fallocate", fd, 0, 0, size_bytes)
 
     def write(self, fd: int, data: memoryview, at: int) -> int:
-        """So many bytes were written: not always all."""
+        """Write bytes and return how many were written, which may not be all."""
         return os.pwrite(fd, data, at)
 
     def read(self, fd: int, target: memoryview, at: int) -> int:
-        """So many bytes were read: not always all, 0 at the end of the file."""
+        """Read bytes and return how many were read, which may not be all; 0 at the end of the file."""
         return os.preadv(fd, [target], at)
 
     def start_writing(self, fd: int, start: int, size_bytes: int) -> None:
-        """Have dirty pages written to the device from now on."""
+        """Start to write dirty pages to the device."""
         _call_if_known("sync_file_range", fd, start, size_bytes, START_WRITING)
 
     def wait_written(self, fd: int, start: int, size_bytes: int) -> None:
-        """No promise of durability, but an error that it reports is not reported again by fsync."""
+        """Wait for dirty pages, without making them durable; fsync does not repeat an error raised here."""
         _call_if_known("sync_file_range", fd, start, size_bytes, WAIT_WRITTEN)
 
     def forget(self, fd: int, start: int = 0, size_bytes: int = 0) -> None:
-        """Drop what the page cache holds of a file, as far as it is on the device."""
+        """Drop clean pages of a file from the page cache."""
         if ON_LINUX:
             os.posix_fadvise(fd, start, size_bytes, os.POSIX_FADV_DONTNEED)
 
@@ -108,14 +108,14 @@ class Files:
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Whatever it raises, the file is closed."""
+        """Close a file; it is closed even if this raises."""
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
         os.rename(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Unlike rename, refuses to replace."""
+        """Create a hard link; unlike rename, it does not replace a file."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -133,18 +133,18 @@ class Files:
 
     @contextlib.contextmanager
     def lock(self, path: Path) -> Iterator[None]:
-        """Hold a lock between processes. BlockingIOError when another does not let go of it.
+        """Hold a lock between processes. BlockingIOError when another process keeps it too long.
 
-        flock, not a file with a process id in it: the kernel lets go when the holder dies, in whatever container.
+        The kernel releases a flock when its holder dies, in any container, unlike a file with a process id.
         """
-        # without waiting: where a pipe stands in its place, that would be for good
+        # O_NONBLOCK: opening a pipe in its place would wait forever
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
         try:
             self._wait_for_lock(fd, path)
             try:
                 yield
             finally:
-                # closing is not enough: a data worker forked meanwhile holds the same lock through its copy
+                # closing is not enough: a data worker that was forked meanwhile shares the lock
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             os.close(fd)
@@ -156,10 +156,12 @@ class Files:
                 return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if self.clock() > deadline:
-                    reason = f"another process has held the lock for {LOCK_SECONDS:.0f} s; is it stopped?"
+                    reason = (
+                        f"another process has held the lock for {LOCK_SECONDS:.0f} s; check whether it is stopped"
+                    )
                     raise BlockingIOError(error.errno, reason, str(path)) from None
             except OSError as error:  # as on Lustre without the option
-                reason = f"{error.strerror}: the file system must be mounted so that it has locks (flock)"
+                reason = f"{error.strerror}: mount the file system with support for locks (flock)"
                 raise OSError(error.errno, reason, str(path)) from error
             self.sleep(LOCK_POLL_SECONDS)
 
@@ -167,15 +169,15 @@ class Files:
         return shutil.disk_usage(path).free
 
     def device(self, path: Path) -> int:
-        """Which file system something is on."""
+        """Return the id of the file system that a path is on."""
         return os.stat(path).st_dev
 
     def now(self) -> float:
-        """Seconds since the epoch, for display."""
+        """Return seconds since the epoch, for display."""
         return time.time()
 
     def clock(self) -> float:
-        """Seconds, to take differences of."""
+        """Return seconds of a monotonic clock."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
@@ -183,16 +185,16 @@ class Files:
 
 
 def _call_if_known(name: str, *args: int) -> None:
-    """Make a system call that would only help, and pass over that the file system has none of it."""
+    """Make an optional system call, and ignore that the file system does not support it."""
     if ON_LINUX and getattr(_libc, name)(*args) != 0 and (number := ctypes.get_errno()) not in CANNOT:
         raise OSError(number, os.strerror(number))
 
 
 def is_cached(fd: int, start: int, size_bytes: int) -> bool:
-    """Whether most of a stretch of a file is in the page cache; True where that cannot be known.
+    """Return whether most of a range of a file is in the page cache; True where that is unknown.
 
-    A read with RWF_NOWAIT would tell as well, but starts reading ahead into the page cache: measured, direct
-    reads behind such probes take twice as long.
+    A read with RWF_NOWAIT would show it as well, but starts read-ahead into the page cache: direct reads after
+    such a probe take twice as long.
     """
     first = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     length = start + size_bytes - first

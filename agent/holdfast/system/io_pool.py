@@ -1,7 +1,10 @@
-"""One bounded pool of threads for digests, parallel reads and writes, and copies.
+"""Bounded pools of daemon threads, and those for digests, parallel reads and writes, and copies.
 
-Its threads start when there is work, stay, and run at a lowered CPU priority. They are daemons, since a store that
-hangs must not keep the interpreter from ending: `concurrent.futures` would wait for it.
+Background work runs at a lowered CPU priority. Work that a thread of normal priority waits for, such as a restore,
+runs on a pool of its own at normal priority: otherwise any other process on the machine would delay it.
+
+The threads are daemons, because a store that hangs must not keep the interpreter from exiting:
+`concurrent.futures.ThreadPoolExecutor` would wait for it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -19,33 +23,39 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 THREADS = 8
-"""Also on two cores: a device answers late what it was not asked for before."""
+"""Maximum per pool, also on two cores: storage devices need several requests at a time."""
 NICENESS = 10
-"""The threads of training go first where there are fewer cores than work."""
+"""Niceness of background threads, so that training threads run first where cores are scarce."""
 
 
 def lower_cpu_priority() -> None:
-    """For the calling thread and what it starts from here on; a trainer that is nicer still sets the measure."""
+    """Lower the CPU priority of the calling thread and of what it starts from now on; never raises it."""
     if sys.platform == "linux":  # where niceness belongs to a thread, not to the whole process
-        thread = threading.get_native_id()
         with contextlib.suppress(OSError):  # a sandbox without that call
-            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(NICENESS, _niceness()))
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 def submit(work: Callable[[], T]) -> Future[T]:
-    """Run `work` on a thread of the pool, or on this one where no thread can be started."""
-    global _pool
-    if _pool.process != os.getpid():  # a forked child has none of its parent's threads
-        _pool = _Pool()
-    return _pool.submit(work)
+    """Run `work` in the background, or on this thread where no thread can be started."""
+    return _pool(in_background=True).submit(work)
+
+
+def submit_helpers(work: Callable[[], None], count: int) -> list[Future[None]]:
+    """Run `work` on up to `count` threads with the priority of this thread, which waits for them."""
+    pool = _pool(in_background=sys.platform == "linux" and _niceness() >= NICENESS)
+    return [pool.submit(work) for _ in range(count)]
 
 
 def share(work: Callable[[], None], count: int) -> None:
-    """Run `work` on this thread and on up to `count` - 1 threads of the pool, and wait until all have ended.
+    """Run `work` on this thread and on up to `count` - 1 threads of a pool, and wait until all have ended.
 
-    Raises what one of them raised. This thread gets on with the work however busy the pool is.
+    Raises what one of them raised. This thread makes progress however busy the pool is.
     """
-    helpers = [submit(work) for _ in range(count - 1)]
+    helpers = submit_helpers(work, count - 1)
     try:
         work()
     finally:
@@ -55,46 +65,72 @@ def share(work: Callable[[], None], count: int) -> None:
         helper.result()
 
 
-class _Pool:
-    """The threads of one process."""
+class DaemonPool:
+    """Threads that start when there is work, and stay until the pool is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, most_threads: int, *, in_background: bool) -> None:
         self.process = os.getpid()
-        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
+        self._name, self._most_threads, self._in_background = name, most_threads, in_background
+        self._tasks: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = self._unfinished = 0
+        self._threads: list[threading.Thread] = []
+        self._unfinished = 0
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
             self._unfinished += 1
-            if self._threads < min(self._unfinished, THREADS):
-                name = f"holdfast-io-{self._threads}"
-                with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is ending
-                    threading.Thread(target=self._run, name=name, daemon=True).start()
-                    self._threads += 1
-            has_threads = self._threads > 0
+            if len(self._threads) < min(self._unfinished, self._most_threads):
+                name = f"{self._name}-{len(self._threads)}"
+                thread = threading.Thread(target=self._run, name=name, daemon=True)
+                with contextlib.suppress(RuntimeError):  # no more threads, or the interpreter is exiting
+                    thread.start()
+                    self._threads.append(thread)
+            has_threads = len(self._threads) > 0
         self._tasks.put((future, work))
         if not has_threads:
             self._do_next()
         return future
 
-    def _run(self) -> None:
-        lower_cpu_priority()
-        while True:
-            self._do_next()
+    def close(self, at_most_seconds: float) -> None:
+        """End the threads, and wait a limited time for those that are busy."""
+        for _ in self._threads:
+            self._tasks.put(None)
+        deadline = time.monotonic() + at_most_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _do_next(self) -> None:
-        future, work = self._tasks.get()
+    def _run(self) -> None:
+        if self._in_background:
+            lower_cpu_priority()
+        while self._do_next():
+            pass
+
+    def _do_next(self) -> bool:
+        if (task := self._tasks.get()) is None:
+            return False
+        future, work = task
         try:
             if future.set_running_or_notify_cancel():
                 future.set_result(work())
-        except BaseException as error:  # raised again where the result is asked for
+        except BaseException as error:  # raised again where the result is requested
             future.set_exception(error)
         finally:
             with self._lock:
                 self._unfinished -= 1
-            del future, work  # the traceback of an error holds this frame, and what it refers to
+            del future, work, task  # the traceback of an error holds this frame and everything it refers to
+        return True
 
 
-_pool = _Pool()
+def _pool(*, in_background: bool) -> DaemonPool:
+    if _pools[in_background].process != os.getpid():  # a forked child has none of its parent's threads
+        _pools[in_background] = _made(in_background)
+    return _pools[in_background]
+
+
+def _made(in_background: bool) -> DaemonPool:
+    name = "holdfast-io" if in_background else "holdfast-load"
+    return DaemonPool(name, THREADS, in_background=in_background)
+
+
+_pools = {in_background: _made(in_background) for in_background in (True, False)}

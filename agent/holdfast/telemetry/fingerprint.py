@@ -1,4 +1,4 @@
-"""Where and how a state was trained, as far as the bits of a result depend on it."""
+"""The environment that results depend on bit for bit."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ _FLAGS: dict[str, Callable[[], Any]] = {
 
 
 def fingerprint() -> dict[str, str]:
-    """What this process computes with, in words: versions, devices, ranks, threads, flags, the script's commit."""
+    """Describe the versions, devices, ranks, threads, flags and the commit of the script of this process."""
     found = _of_machine(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     found = found | {"ranks": str(rank_and_world_size()[1])} | of_thread()
     for name, flag in _FLAGS.items():
-        with contextlib.suppress(RuntimeError):  # a script that sets TF32 the new way may not ask the old one
+        with contextlib.suppress(RuntimeError):  # the old TF32 flag raises after a script set the new one
             found[name] = str(flag())
     return found | {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
 
 
 def of_thread() -> dict[str, str]:
-    """What of it is another one on each thread: it must be asked for on the one that trains."""
+    """Describe what differs between threads; for the training thread."""
     return {"threads": str(torch.get_num_threads())}
 
 
 def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """What a person should know of a state from `then` that is trained on `now`; None when all is the same."""
+    """Describe how two fingerprints differ; None when they are equal."""
     if not then:
-        return None  # of a Holdfast that did not note it
+        return None  # not recorded
     changed = [
         f"{name} {then.get(name, 'unset')} → {now.get(name, 'unset')}"
         for name in [*then, *(name for name in now if name not in then)]
@@ -59,7 +59,7 @@ def difference(then: Mapping[str, str], now: Mapping[str, str]) -> str | None:
 
 @functools.cache
 def _of_machine(on_cuda: bool) -> dict[str, str]:
-    """What stays as it is while a process runs."""
+    """Describe what does not change while a process runs."""
     found = {
         "holdfast": importlib.metadata.version("holdfast"),
         "torch": str(torch.__version__),
@@ -89,7 +89,7 @@ def _driver() -> str:
 
 
 def _commit(script: str | None) -> str | None:
-    """The commit that the script's repository is at, read from its files; what is not committed shows nowhere."""
+    """Return the commit of the repository of the script, read from its files, without uncommitted changes."""
     if script is None:
         return None
     with contextlib.suppress(OSError):
@@ -102,7 +102,7 @@ def _commit(script: str | None) -> str | None:
 def _git_directory(git: Path) -> Path:
     if git.is_dir():
         return git
-    return git.parent / git.read_text().removeprefix("gitdir:").strip()  # of a further work tree
+    return git.parent / git.read_text().removeprefix("gitdir:").strip()  # a linked work tree
 
 
 def _head(git: Path) -> str | None:

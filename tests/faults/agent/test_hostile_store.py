@@ -130,7 +130,7 @@ UNFIT = {
 def contradict(store, name):
     if name == "a tree of 100,000 levels":
         body = b'{"format": 1, "job": "job", "a": ' + b"[" * 100_000
-        at(store, fmt.MANIFEST).write_bytes(body + fmt.SEAL % fmt.digest(body).encode())
+        at(store, fmt.MANIFEST).write_bytes(body + fmt.DIGEST_ENTRY % fmt.digest(body).encode())
     else:
         reseal(at(store, fmt.MANIFEST), (CONTRADICTIONS | UNFIT)[name])
 
@@ -178,7 +178,7 @@ def test_a_pipe_or_a_device_in_the_place_of_a_file_is_passed_over(store, put, na
     trainer = Trainer(store)
     assert trainer.session.resume() == 6
     trainer.crash()
-    assert "is no regular file" in caplog.text
+    assert "is not a regular file" in caplog.text
     assert described(open_store(store), "job", NEWEST).state == (
         "damaged" if name == fmt.MANIFEST else "committed"
     )

@@ -105,7 +105,7 @@ FIELDS = [mutate_value, mutate_value, of_tensors, remove, repeat, exchange]
 
 def changed_bytes(rng, data):
     """The same as text: mutated, cut, repeated, and sealed anew more often than not."""
-    body = bytearray(data[: -fmt._SEAL_BYTES])
+    body = bytearray(data[: -fmt._ENTRY_BYTES])
     for _ in range(rng.choice([1, 1, 2, 8])):
         at = rng.randrange(len(body))
         kind = rng.randrange(4)
@@ -117,8 +117,8 @@ def changed_bytes(rng, data):
             body[at:at] = rng.choice(WORDS)
         else:
             body[at:at] = body[at : at + rng.randrange(1, 200)]
-    seal = fmt.SEAL % fmt.digest(bytes(body)).encode()
-    return bytes(body) + (seal if rng.random() < 0.8 else data[-fmt._SEAL_BYTES :])
+    seal = fmt.DIGEST_ENTRY % fmt.digest(bytes(body)).encode()
+    return bytes(body) + (seal if rng.random() < 0.8 else data[-fmt._ENTRY_BYTES :])
 
 
 def mutation(rng, fields, data):

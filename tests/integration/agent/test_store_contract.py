@@ -324,11 +324,13 @@ def test_a_record_nested_without_end_is_passed_over(store):
 
 def test_no_record_gets_a_number_beyond_the_largest(store):
     with pytest.raises(
-        OSError, match=r"lineage 1000000000 of job is beyond 999999999.*holdfast store repair .* --job job"
+        OSError,
+        match=r"lineage 1000000000 of job exceeds the largest number 999999999.*store repair .* --job job",
     ):
         store.append(JOB, lineage(10**9))
     with pytest.raises(
-        OSError, match=r"attempt 2147483648 of job is beyond 2147483647.*holdfast store repair .* --job job"
+        OSError,
+        match=r"attempt 2147483648 of job exceeds the largest number 2147483647.*store repair .* --job job",
     ):
         store.acquire_attempt(JOB, "uid", 2**31)
     assert (store.records(JOB, Lineage), store.latest_attempt(JOB)) == ([], 1)
@@ -356,7 +358,7 @@ def test_a_note_of_pins_of_an_attempt_that_there_cannot_be_counts_until_there_is
 def test_a_manifest_larger_than_any_is_not_read_into_memory(store, monkeypatch):
     prepared(store).commit(b"{}" + b" " * 1000)
     monkeypatch.setattr(base, "MOST_MANIFEST_BYTES", 1000)
-    with pytest.raises(DamagedCheckpoint, match="is 1,002 bytes long: no manifest is"):
+    with pytest.raises(DamagedCheckpoint, match="is 1,002 bytes long, too large for a manifest"):
         read_manifest(store, JOB, FIRST)
 
 
@@ -406,7 +408,7 @@ def test_a_note_of_pins_that_cannot_be_read_is_no_note_of_none(store, url):
         (store.root / later).write_bytes(b"{")
     else:
         store.bucket.put_new(later, b"{")
-    with pytest.raises(OSError, match=r"is no (note|record)"):
+    with pytest.raises(OSError, match=r"is not a (Holdfast )?record"):
         newest_pins(open_store(url), JOB)
 
 
@@ -414,13 +416,13 @@ def test_a_file_of_another_jobs_checkpoint_stands_in_a_new_one_and_outlives_it(s
     commit(store)
     store.acquire_attempt("other", "first")
     writer = store.begin("other", SECOND, 1, 0)
-    writer.adopt(JOB, FIRST, FILE)
+    writer.copy_file(JOB, FIRST, FILE)
     writer.commit(b'{"it": "is"}')
     store.delete(JOB, FIRST, 1)
     assert read(store, job="other", checkpoint=SECOND) == b"tensors"
     again = store.begin("other", FIRST, 1, 0)
     with pytest.raises(DamagedCheckpoint):
-        again.adopt(JOB, FIRST, FILE)
+        again.copy_file(JOB, FIRST, FILE)
     again.abort()
     assert store.checkpoints("other") == [SECOND]
 
@@ -428,7 +430,7 @@ def test_a_file_of_another_jobs_checkpoint_stands_in_a_new_one_and_outlives_it(s
 def test_what_is_adopted_and_not_committed_is_gone(store):
     commit(store)
     writer = store.begin(JOB, SECOND, 1, 0)
-    writer.adopt(JOB, FIRST, FILE)
+    writer.copy_file(JOB, FIRST, FILE)
     writer.abort()
     assert (leftovers(store), store.checkpoints(JOB), read(store)) == ([], [FIRST], b"tensors")
 
@@ -508,7 +510,7 @@ def test_what_several_processes_write_in_one_place_is_one_checkpoint(store):
     part = joined(others, writer.place)
     assert part.place == writer.place
     assert store.checkpoints(JOB) == []
-    writer.settle()
+    writer.make_durable()
     writer.commit(b"{}")
     part.abort()
     assert (store.checkpoints(JOB), leftovers(store)) == ([FIRST], [])
@@ -527,7 +529,7 @@ def test_the_process_that_has_begun_a_checkpoint_may_also_join_it(store):
 def test_only_the_process_that_has_begun_a_checkpoint_commits_or_removes_it(store):
     writer = prepared(store)
     part = joined(open_store(store.url), writer.place)
-    with pytest.raises(AssertionError, match="the process that has begun it"):
+    with pytest.raises(AssertionError, match="the process that began"):
         part.commit(b"{}")
     part.abort()
     assert store.checkpoints(JOB) == []
@@ -551,7 +553,7 @@ def test_a_checkpoint_that_is_aborted_while_others_write_never_comes_to_be(store
     part = open_store(store.url).join(JOB, FIRST, 1, writer.place, 40 * MIB)
     with contextlib.suppress(OSError):
         part.write(OTHER_FILE, [bytes(40 * MIB)], pace=lambda _: writer.abort())
-        part.settle()
+        part.make_durable()
     assert store.checkpoints(JOB) == []
     commit(store, data=b"another")
     store.acquire_attempt(JOB, "second")
@@ -572,7 +574,7 @@ def test_what_several_left_half_done_goes_with_the_next_attempt(store):
         others.join(JOB, FIRST, 1, place, 7)
     with contextlib.suppress(Fenced):  # a bucket takes it, and nobody reads it
         part.write("rank-2.safetensors", [b"late"])
-        part.settle()
+        part.make_durable()
     newer.acquire_attempt(JOB, "third")
     assert (newer.checkpoints(JOB), leftovers(newer)) == ([], [])
 
@@ -584,5 +586,7 @@ def test_a_place_that_nobody_can_have_begun_is_refused(store):
         "", ".", "..", f"../{place}", f"{place}/..", f"/{place}", f"{place}\0", f"{place}\n", f"{place}x",
         of_another, FIRST, "attempts",
     ):  # fmt: skip
-        with pytest.raises(ValueError, match="is no place where attempt 1 writes 000000000001-1"):
+        with pytest.raises(
+            ValueError, match=r"is not a (directory|folder) in which attempt 1 writes 000000000001-1"
+        ):
             store.join(JOB, FIRST, 1, wrong, 7)

@@ -317,7 +317,7 @@ def test_an_upload_that_is_refused_leaves_no_parts_behind(proxy, behind, moto):
 
     proxy.rules.append(refuse)
     writer = behind.begin(JOB, FIRST, 1, len(LARGE))
-    with pytest.raises(PermissionError, match="denies access to bucket bucket: these credentials must be"):
+    with pytest.raises(PermissionError, match="denies access to bucket bucket: the credentials need permission"):
         writer.write(FILE, [LARGE])
     writer.abort()
     assert refused.is_set()
@@ -359,7 +359,7 @@ def test_an_object_that_is_not_as_long_as_what_was_sent_is_told(proxy, behind):
     writer = behind.begin(JOB, FIRST, 1, 7)
     behind.bucket.upload(f"{JOB}/{FIRST}/00000001/short", [b"ten"], None)
     proxy.rules.append(shorten)
-    with pytest.raises(OSError, match=r"took 7 bytes for .* and holds 3"):
+    with pytest.raises(OSError, match=r"received 7 bytes for .* but stores 3"):
         writer.write(FILE, [b"tensors"])
 
 
@@ -435,7 +435,7 @@ def test_a_server_killed_during_an_upload_and_started_again_costs_that_checkpoin
                 server.kill()
             paced.append(size_bytes)
 
-        with pytest.raises(OSError, match="refuses connections: is it running") as caught:
+        with pytest.raises(OSError, match="refuses connections: check that it runs") as caught:
             writer.write(FILE, [LARGE], pace=kill)
         assert caught.value.errno == errno.ECONNREFUSED
         writer.abort()
@@ -473,7 +473,7 @@ def test_a_store_that_is_away_says_nothing_about_its_checkpoints(impatient, prox
         lambda: behind.checkpoints(JOB),
     ):
         with pytest.raises(
-            OSError, match="answers 503 SlowDown for bucket bucket: it is overloaded, full or broken"
+            OSError, match="answers 503 SlowDown for bucket bucket: it is overloaded, full or failing"
         ):
             ask()
 
@@ -482,7 +482,7 @@ def test_an_object_that_is_gone_is_damage(store):
     commit(store)
     with store.open_file(JOB, FIRST, FILE) as file:
         store.bucket.delete([f"{JOB}/{FIRST}/00000001/{FILE}"])
-        with pytest.raises(DamagedCheckpoint, match=rf"{store.url}/.*{FILE}: there is no such object any more"):
+        with pytest.raises(DamagedCheckpoint, match=rf"{store.url}/.*{FILE}: the object no longer exists"):
             file.read_into(0, memoryview(bytearray(7)))
     with pytest.raises(DamagedCheckpoint, match="there is no such object"):
         read(store)
@@ -506,10 +506,10 @@ def test_a_record_that_is_none_is_passed_over_or_named(store, caplog):
     store.bucket.put_new(f"{JOB}/notes/README", b"")
     store.bucket.put_new("README", b"")
     assert store.records(JOB, Lineage) == [lineage]
-    assert "000001-00000001.json is not a record of Holdfast's" in caplog.text
+    assert "000001-00000001.json is not a Holdfast record" in caplog.text
     assert (store.latest_attempt(JOB), store.jobs(), store.checkpoints(JOB)) == (1, [JOB], [])
     store.bucket.put_new(f"{JOB}/attempts/00000002-x.seen.json", b"[]")
-    with pytest.raises(OSError, match="is no record of Holdfast's") as caught:
+    with pytest.raises(OSError, match="is not a Holdfast record") as caught:
         store.checkpoints(JOB)
     assert caught.value.filename == f"{store.url}/{JOB}/attempts/00000002-x.seen.json"
 
@@ -530,7 +530,7 @@ def refusal(store, kind=OSError):
 def test_a_bucket_that_is_not_there(rclone, at):
     store = at(rclone.address)
     store = open_store(store.url.replace(f"//{BUCKET}/", "//no-such/"))
-    told = f"{rclone.address} has no bucket no-such: create it, or correct the store's address"
+    told = f"{rclone.address} has no bucket no-such: create it, or correct the address of the store"
     assert refusal(store, FileNotFoundError) == (errno.ENOENT, told)
 
 
@@ -538,7 +538,7 @@ def test_keys_that_are_wrong(rclone, at, monkeypatch):
     store = at(rclone.address)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     _, told = refusal(store, PermissionError)
-    assert told.startswith(f"{rclone.address} does not accept the signature for bucket {BUCKET}")
+    assert told.startswith(f"{rclone.address} rejects the signature for bucket {BUCKET}")
     assert "check AWS_SECRET_ACCESS_KEY" in told
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{KEY}X")
     told = f"{rclone.address} does not know the access key: check AWS_ACCESS_KEY_ID"
@@ -576,9 +576,9 @@ def test_a_server_that_wants_no_keys(tmp_path, monkeypatch, at):
 def test_a_server_that_is_not_there(impatient, at):
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    told = f"{address} refuses connections: is it running, and on that port?"
+    told = f"{address} refuses connections: check that it runs, and its port"
     assert refusal(at(address)) == (errno.ECONNREFUSED, told)
-    told = "http://no-such-host.invalid is not known by that name: check AWS_ENDPOINT_URL"
+    told = "the host name of http://no-such-host.invalid cannot be resolved: check AWS_ENDPOINT_URL"
     assert refusal(at("http://no-such-host.invalid")) == (errno.EHOSTUNREACH, told)
 
 
@@ -590,8 +590,10 @@ def test_a_server_that_does_not_answer(impatient, at, monkeypatch):
 
 
 def test_an_address_that_is_none(impatient, at, rclone):
-    assert "should its address begin with http://" in refusal(at(rclone.address.replace("http:", "https:")))[1]
-    told = "AWS_ENDPOINT_URL '127.0.0.1:9000' is no address: it begins with http:// or https://"
+    assert (
+        "its address may need to begin with http://" in refusal(at(rclone.address.replace("http:", "https:")))[1]
+    )
+    told = "AWS_ENDPOINT_URL '127.0.0.1:9000' is not a URL: it must begin with http:// or https://"
     assert refusal(at("127.0.0.1:9000")) == (errno.EINVAL, told)
 
 
@@ -604,8 +606,8 @@ def test_what_obstore_stumbles_over_is_an_error_like_others(impatient, at, rclon
 @pytest.mark.parametrize(
     ("answer", "number", "told"),
     [
-        ((507, "InsufficientStorage"), errno.ENOSPC, "has no room left in bucket bucket"),
-        ((403, "QuotaExceeded"), errno.ENOSPC, "has no room left in bucket bucket"),
+        ((507, "InsufficientStorage"), errno.ENOSPC, "has no space left in bucket bucket"),
+        ((403, "QuotaExceeded"), errno.ENOSPC, "has no space left in bucket bucket"),
         ((403, "AccessDenied"), errno.EACCES, "denies access to bucket bucket"),
         ((400, "ExpiredToken"), errno.EACCES, "renew AWS_SESSION_TOKEN"),
         ((400, "AuthorizationHeaderMalformed"), errno.EINVAL, "in another region .* set AWS_REGION"),
@@ -683,7 +685,7 @@ def test_a_forked_process_is_refused(store):
         os._exit(0)
     os.waitpid(child, 0)
     os.close(writing)
-    assert os.read(reading, 1000).decode().startswith(f"bucket {BUCKET} cannot be used by a forked process")
+    assert os.read(reading, 1000).decode().startswith(f"bucket {BUCKET} cannot be used after a fork")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="niceness is the whole process's elsewhere")

@@ -66,7 +66,9 @@ def test_keep_is_a_rule_of_retention_and_a_rule_comes_before_it(monkeypatch):
     with pytest.raises(ValueError, match="keep=7 and retention='last 3': give one of them"):
         stays(keep=7, retention="last 3")
     monkeypatch.setenv("HOLDFAST_RETENTION", "lst 3")
-    with pytest.raises(ValueError, match=r"HOLDFAST_RETENTION: retention 'lst 3': 'lst 3' is no rule: write last"):
+    with pytest.raises(
+        ValueError, match=r"HOLDFAST_RETENTION: retention 'lst 3': 'lst 3' is not a rule: use last"
+    ):
         stays()
 
 

@@ -262,7 +262,7 @@ def test_a_change_is_undone(
 
 def test_rules_of_retention_are_ordered_and_refused_beside_the_field(client: TestClient, agent: FakeAgent) -> None:
     refused = client.post(f"{JOB}/retention", data={"version": "0", "retention": "lst 5"}, headers=HTMX)
-    assert (refused.status_code, "&#39;lst 5&#39; is no rule" in refused.text) == (422, True)
+    assert (refused.status_code, "&#39;lst 5&#39; is not a rule" in refused.text) == (422, True)
     assert 'value="lst 5"' in refused.text
     client.post(f"{JOB}/retention", data={"version": "0", "retention": "every 1000,Last 5"}, headers=HTMX)
     assert agent.desired().retention == "last 5, every 1000"

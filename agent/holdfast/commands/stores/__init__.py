@@ -1,4 +1,4 @@
-"""`holdfast store`: look into a store of checkpoints, take out of it and tidy it, without a server."""
+"""`holdfast store`: inspect, verify, export and clean up a store of checkpoints, without a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from holdfast.commands.stores.tidying import gc, repair
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=f"List, show, verify, export and remove checkpoints in a store; needs no server.\n\n{EXIT_CODES}",
+    help=f"List, show, verify, export and remove checkpoints in a store, without a server.\n\n{EXIT_CODES}",
 )
 for _command in (ls, show, verify, export, gc, repair):
     app.command()(_command)

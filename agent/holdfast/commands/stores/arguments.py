@@ -1,4 +1,4 @@
-"""What the store's commands are given: a store, a job in it, a checkpoint of that."""
+"""Arguments of the store commands: a store, a job in it, a checkpoint of the job."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from holdfast.store import Store, open_store
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Store]:
-    """The store at `path`; what goes wrong with it ends the command with one sentence."""
+    """Open the store at `path`; its errors end the command with one sentence."""
     if "://" not in path and not os.path.isdir(path):
-        fail(f"store {path!r}: there is no such directory", EXIT_USAGE)
+        fail(f"store {path!r}: the directory does not exist", EXIT_USAGE)
     try:
         store = open_store(path)
     except ValueError as error:
@@ -35,13 +35,13 @@ def opened(path: str) -> Iterator[Store]:
 
 
 def reason(error: OSError) -> str:
-    """An operating system's error as a sentence: what it is about first."""
-    told = error.strerror or str(error)
-    return f"{error.filename}: {told}" if error.filename else told
+    """Return the text of an OSError, with the file name first."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
 
 
 def jobs_of(store: Store, job: str | None) -> list[str]:
-    """All jobs of a store, or the one asked for."""
+    """Return all jobs of a store, or the given one. Exits when it does not exist."""
     jobs = store.jobs()
     if job is not None and job not in jobs:
         fail(f"store {store.url!r} has no job {job!r}; it has: {', '.join(jobs) or 'none'}")
@@ -49,7 +49,7 @@ def jobs_of(store: Store, job: str | None) -> list[str]:
 
 
 def chosen(store: Store, job: str, named: str) -> str:
-    """The checkpoint that a person named, or the end of the command with those near it."""
+    """Return the id of the named checkpoint. Exits with the nearest ones when it does not exist."""
     jobs_of(store, job)
     if named == "latest":
         newest = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
@@ -62,7 +62,10 @@ def chosen(store: Store, job: str, named: str) -> str:
     try:
         parse_checkpoint_id(named)
     except ValueError:
-        fail(f"checkpoint {named!r}: give its name, as `store ls` does, its iteration, or latest", EXIT_USAGE)
+        fail(
+            f"checkpoint {named!r}: give its name as shown by `holdfast store ls`, its iteration, or latest",
+            EXIT_USAGE,
+        )
     if named not in store.checkpoints(job):
-        fail(f"{job} has no checkpoint {named}; `holdfast store ls {store.url} --job {job}` lists what there is")
+        fail(f"{job} has no checkpoint {named}; list them with: holdfast store ls {store.url} --job {job}")
     return named

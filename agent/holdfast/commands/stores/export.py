@@ -1,4 +1,4 @@
-"""`holdfast store export`: a checkpoint for programs that know nothing of Holdfast."""
+"""`holdfast store export`: a checkpoint in the format of another program."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from holdfast.commands.stores.arguments import chosen, opened
 As = Literal["safetensors", "torch", "dcp"]
 
 
-class Written(msgspec.Struct, kw_only=True):
-    """An export, as printed."""
+class ExportReport(msgspec.Struct, kw_only=True):
+    """The output of an export."""
 
     job: str
     checkpoint: str
@@ -30,39 +30,41 @@ class Written(msgspec.Struct, kw_only=True):
     tensors: int
     size_bytes: int
     left_out: list[str]
-    """Values that the format has no room for."""
+    """Values that the format cannot hold."""
 
 
 def export(
     path: StorePath,
     job: StoreJob,
     checkpoint: StoredCheckpoint,
-    target: Annotated[Path, typer.Argument(help="The file to write; a directory for dcp.")],
-    format: Annotated[As, typer.Option(help="What will read it; see below.")] = "safetensors",  # noqa: A002
-    only: Annotated[str | None, typer.Option(help="One object of the session: model.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is there.")] = False,
+    target: Annotated[Path, typer.Argument(help="The file to write, or the directory for dcp.")],
+    format: Annotated[As, typer.Option(help="The format of the export; see above.")] = "safetensors",  # noqa: A002
+    only: Annotated[
+        str | None, typer.Option(help="Export only this object of the session, such as model.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a checkpoint, verified on the way, in a format that other programs read.
+    """Verify a checkpoint and write it in a format that other programs read.
 
-    **safetensors**: one file of tensors; with --only model, what model.load_state_dict(load_file(TARGET)) takes.
-    **torch**: a dict of each object's state_dict(), for torch.load(TARGET, weights_only=True).
+    **safetensors**: one file of tensors; with --only model, a file for model.load_state_dict(load_file(TARGET)).
+    **torch**: a dict of the state_dict() of each object, for torch.load(TARGET, weights_only=True).
     **dcp**: a directory for torch.distributed.checkpoint.load.
 
-    Of a job of several ranks, tensors that these shared out are written whole; of what each rank had of its own,
-    such as buffers, that of rank 0.
+    Sharded tensors of several ranks are written complete. Of what each rank had for itself, such as buffers, that
+    of rank 0 is written.
 
-    TARGET appears when all of it is written; an export that is interrupted leaves nothing.
+    TARGET is written atomically; an interrupted export leaves nothing.
 
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
     export checkpoints char-gpt 1200 gpt.pt --format torch
     """
-    with opened(path) as store, _ending_on_sigterm():
+    with opened(path) as store, _interrupt_on_sigterm():
         name = chosen(store, job, checkpoint)
         try:
             from holdfast.checkpoint.export import export as write
         except ModuleNotFoundError as error:
-            fail(f"to export, {error.name} is needed: install Holdfast with its extra `torch`")
+            fail(f"export needs {error.name}: install Holdfast with its extra `torch`")
         try:
             with progress_bar(f"{job} {name}") as progress:
                 made = write(store, job, name, target, format, only=only, force=force, progress=progress)
@@ -70,7 +72,7 @@ def export(
             fail(str(error.args[0]))
         except KeyboardInterrupt:
             fail(f"interrupted; {target} was not written")
-    written = Written(
+    written = ExportReport(
         job=job,
         checkpoint=name,
         target=str(target),
@@ -86,17 +88,17 @@ def export(
         _print(written)
 
 
-def _print(written: Written) -> None:
+def _print(written: ExportReport) -> None:
     what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}, {size(written.size_bytes)}"
     print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what})")
     if written.left_out:
         few = ", ".join(written.left_out[:3]) + (", …" if len(written.left_out) > 3 else "")
-        print(f"left out {counted(len(written.left_out), 'value')} that are no tensors: {few}")
+        print(f"left out {counted(len(written.left_out), 'value')} that are not tensors: {few}")
 
 
 @contextlib.contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Let a SIGTERM end the command as Ctrl-C does, so that nothing half-written stays."""
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that nothing unfinished remains."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""`holdfast store ls` and `verify`: what there is, and whether it is still what was written."""
+"""`holdfast store ls` and `verify`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Store
 
 
-class Found(msgspec.Struct, kw_only=True):
-    """One checkpoint of a store, as printed."""
+class ListedCheckpoint(msgspec.Struct, kw_only=True):
+    """A checkpoint in the output."""
 
     job: str
     checkpoint: str
     state: str = "committed"
-    """committed, verified, damaged, or unreadable: by this Holdfast, or just now."""
+    """committed, verified, damaged or unreadable."""
     iteration: int | None = None
     lineage: int | None = None
     kind: str | None = None
@@ -34,7 +34,7 @@ class Found(msgspec.Struct, kw_only=True):
 
 
 def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
-    """List the committed checkpoints of a store, job by job, oldest first.
+    """List the committed checkpoints of a store by job, oldest first.
 
     Examples: holdfast store ls checkpoints  ·  holdfast store ls checkpoints --job char-gpt --json
     """
@@ -48,8 +48,8 @@ def named(store: Store, job: str | None) -> Iterator[tuple[str, str]]:
             yield name, checkpoint
 
 
-def described(store: Store, job: str, checkpoint: str) -> Found:
-    row = Found(job=job, checkpoint=checkpoint)
+def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
+    row = ListedCheckpoint(job=job, checkpoint=checkpoint)
     try:
         manifest = restore.manifest(store, job, checkpoint)
     except (HoldfastError, OSError) as error:
@@ -60,13 +60,13 @@ def described(store: Store, job: str, checkpoint: str) -> Found:
     return row
 
 
-def broken(row: Found, error: HoldfastError | OSError) -> Found:
+def broken(row: ListedCheckpoint, error: HoldfastError | OSError) -> ListedCheckpoint:
     row.state = "damaged" if isinstance(error, DamagedCheckpoint) else "unreadable"
     row.reason = reason(error) if isinstance(error, OSError) else str(error)
     return row
 
 
-def print_found(found: list[Found], path: str, *, json: bool) -> None:
+def print_found(found: list[ListedCheckpoint], path: str, *, json: bool) -> None:
     if json:
         print_json(found)
     elif not found:
@@ -76,7 +76,7 @@ def print_found(found: list[Found], path: str, *, json: bool) -> None:
         print_table(header, [_cells(row) for row in found])
 
 
-def _cells(row: Found) -> tuple[str, ...]:
+def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
     taken = "-" if row.payload_bytes is None else size(row.payload_bytes)
     state = f"{row.state}: {row.reason}" if row.reason else row.state
     return row.job, row.checkpoint, str(row.iteration or "-"), row.kind or "-", taken, state
@@ -85,18 +85,21 @@ def _cells(row: Found) -> tuple[str, ...]:
 def verify(
     path: StorePath,
     job: OnlyJob = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Only this one, by its name; with --job.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Verify only the checkpoint of this name; needs --job.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Read every byte of every checkpoint and compare it with its digests.
 
-    Exit code 0 when all are sound, 1 when one is damaged or cannot be read; what to do about it is printed.
+    The exit code is 0 when all checkpoints are sound, and 1 when one is damaged or cannot be read. The output says
+    what to do about a damaged checkpoint.
 
     Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
     """
     with opened(path) as store:
         if checkpoint is not None and job is None:
-            fail("--checkpoint names one of a job: give --job, too", EXIT_USAGE)
+            fail("--checkpoint needs --job", EXIT_USAGE)
         wanted = list(
             named(store, job) if checkpoint is None else [(job or "", chosen(store, job or "", checkpoint))]
         )
@@ -110,7 +113,7 @@ def verify(
         raise typer.Exit(EXIT_REFUSED)
 
 
-def _verified(store: Store, job: str, checkpoint: str, place: str) -> Found:
+def _verified(store: Store, job: str, checkpoint: str, place: str) -> ListedCheckpoint:
     row = described(store, job, checkpoint)
     if row.reason is not None:
         return row
@@ -123,21 +126,21 @@ def _verified(store: Store, job: str, checkpoint: str, place: str) -> Found:
     return row
 
 
-def _advice(store: Store, damaged: Found, found: list[Found]) -> str:
-    """What a damaged checkpoint means for its job, and how to be rid of it."""
+def _advice(store: Store, damaged: ListedCheckpoint, found: list[ListedCheckpoint]) -> str:
+    """Explain what a damaged checkpoint means for its job, and how to remove it."""
     job, checkpoint = damaged.job, damaged.checkpoint
     sound = {row.checkpoint for row in found if row.job == job and row.state == "verified"}
     order = [each for each, _ in restore.candidates(store, job)]
     start = next((each for each in order if each in sound), None)
-    stays = "it stays until retention takes it"
+    stays = "it remains until retention removes it"
     if start is None:
-        meaning = f"No checkpoint of {job} is sound: started again, it begins afresh."
+        meaning = f"No checkpoint of {job} is sound: a restart begins at iteration 0."
     elif order.index(start) < order.index(checkpoint):
-        meaning = f"A restart needs none of it: {job} goes on from {start}, which is sound."
+        meaning = f"A restart does not need it: {job} resumes from {start}, which is sound."
     else:
-        meaning = f"Started again, {job} goes on from the newest sound one by itself: {start}."
+        meaning = f"A restart resumes from the newest sound checkpoint, {start}."
         at = damaged.iteration if damaged.iteration is not None else parse_checkpoint_id(checkpoint)[0]
-        stays = f"the next checkpoint of iteration {at:,} takes its place"
+        stays = f"the next checkpoint of iteration {at:,} replaces it"
     return (
         f"{job} {checkpoint} is damaged. {meaning}\n"
         f"  keep it:    do nothing; {stays}\n"

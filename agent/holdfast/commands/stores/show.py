@@ -1,4 +1,4 @@
-"""`holdfast store show`: what is in a checkpoint, as a person reads it."""
+"""`holdfast store show`: the content of a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ if TYPE_CHECKING:
 MOST_TENSORS, MOST_VALUES = 20, 40
 SHOWN_RANK = 0
 AT_ONCE = 1 << 22
-"""So many elements are looked at in float64 at a time."""
+"""Number of elements that are converted to float64 at a time."""
 FIRST = 8
 OWN = ("rng", "session")
-"""The session's own entries: nothing that a person set."""
+"""Entries of the session itself, which are not shown as values."""
 MOST_ITEMS = 8
-"""Longer lists are told by their length."""
+"""Of longer lists only the length is shown."""
 _WORDS = ("$int", "$number", "$str", "$dtype", "$device")
 _ITEMS = ("$tuple", "$size", "$set", "$frozenset", "$deque")
 
 OneTensor = Annotated[
-    str | None, typer.Argument(metavar="[TENSOR]", help="A tensor to read: its statistics and first values.")
+    str | None, typer.Argument(metavar="[TENSOR]", help="Show the statistics and first values of this tensor.")
 ]
 
 
-class ObjectRow(msgspec.Struct, kw_only=True):
+class ShownObject(msgspec.Struct, kw_only=True):
     name: str
     tensors: int
     size_bytes: int
 
 
-class TensorRow(msgspec.Struct, kw_only=True):
+class ShownTensor(msgspec.Struct, kw_only=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
     size_bytes: int
     shards: int
-    """In so many parts it is stored."""
+    """Number of stored shards."""
     own: bool
-    """Every rank has one of its own under this name; this is that of rank 0."""
+    """Whether each rank has a different tensor of this name; this is that of rank 0."""
 
 
-class Shown(msgspec.Struct, kw_only=True):
-    """What a checkpoint's manifest says."""
+class ShownCheckpoint(msgspec.Struct, kw_only=True):
+    """The output for a checkpoint, from its manifest."""
 
     job: str
     checkpoint: str
@@ -72,23 +72,23 @@ class Shown(msgspec.Struct, kw_only=True):
     parent: str | None
     world_size: int
     files: dict[str, int]
-    """Their sizes in bytes."""
+    """Sizes in bytes by name."""
     versions: dict[str, str]
     timings: dict[str, float]
-    objects: list[ObjectRow]
-    tensors: list[TensorRow]
-    """As rank 0 sees them, largest first."""
+    objects: list[ShownObject]
+    tensors: list[ShownTensor]
+    """The tensors of rank 0, largest first."""
     values: dict[str, Any]
-    """Numbers and words of the objects' states: learning rates, counters, what a loop keeps."""
+    """Numbers and strings in the states of the objects, such as learning rates and counters."""
 
 
 def show(
     path: StorePath, job: StoreJob, checkpoint: StoredCheckpoint, tensor: OneTensor = None, json: Json = False
 ) -> None:
-    """Show what is in a checkpoint, or one tensor of it.
+    """Show the content of a checkpoint, or of one tensor in it.
 
-    Only what is shown is read. A tensor's bytes are compared with their digest. Of a job of several ranks, what
-    each rank had of its own is shown as rank 0 had it.
+    Only what is shown is read, and a tensor is compared with its digest. With several ranks, the tensors and
+    values of rank 0 are shown.
 
     Examples: holdfast store show checkpoints char-gpt latest  ·  holdfast store show checkpoints char-gpt 1200
     model.head.weight
@@ -106,13 +106,13 @@ def show(
         _print(shown)
 
 
-def _shown(checkpoint: str, manifest: Manifest) -> Shown:
+def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
     state = state_for(manifest, SHOWN_RANK)
     tensors = [_row(name, shards) for name, shards in tensors_for(manifest, SHOWN_RANK).items()]
     objects: dict[str, list[int]] = {keyword: [] for keyword in state}
     for row in tensors:
         objects.setdefault(object_of(row.name), []).append(row.size_bytes)
-    return Shown(
+    return ShownCheckpoint(
         job=manifest.job,
         checkpoint=checkpoint,
         iteration=manifest.iteration,
@@ -125,15 +125,15 @@ def _shown(checkpoint: str, manifest: Manifest) -> Shown:
         files={file.name: file.size_bytes for file in manifest.files},
         versions=manifest.versions,
         timings=manifest.timings,
-        objects=[ObjectRow(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
+        objects=[ShownObject(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
         tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
         values=values_of(state),
     )
 
 
-def _row(name: str, shards: Sequence[Tensor]) -> TensorRow:
+def _row(name: str, shards: Sequence[Tensor]) -> ShownTensor:
     first = shards[0]
-    return TensorRow(
+    return ShownTensor(
         name=name,
         dtype=first.view or first.dtype,
         shape=first.global_shape,
@@ -143,19 +143,19 @@ def _row(name: str, shards: Sequence[Tensor]) -> TensorRow:
     )
 
 
-def _print(shown: Shown) -> None:
+def _print(shown: ShownCheckpoint) -> None:
     taken = size(sum(shown.files.values()))
     tensors = counted(len(shown.tensors), "tensor")
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
-    print(f"  state     right after iteration {shown.iteration} of lineage {shown.lineage}{after}")
+    print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created_at))
     print(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
     if shown.versions:
         print(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
     if shown.timings:
-        told = (f"{name.removesuffix('_seconds')} {seconds(took)}" for name, took in shown.timings.items())
-        print(f"  timings   {', '.join(told)}")
+        timings = (f"{name.removesuffix('_seconds')} {seconds(took)}" for name, took in shown.timings.items())
+        print(f"  timings   {', '.join(timings)}")
     print()
     print_table(
         ("OBJECT", "TENSORS", "SIZE"), [(o.name, str(o.tensors), size(o.size_bytes)) for o in shown.objects]
@@ -164,7 +164,7 @@ def _print(shown: Shown) -> None:
     _print_values(shown)
 
 
-def _print_tensors(shown: Shown) -> None:
+def _print_tensors(shown: ShownCheckpoint) -> None:
     rows = shown.tensors[:MOST_TENSORS]
     if rows:
         print()
@@ -176,7 +176,7 @@ def _print_tensors(shown: Shown) -> None:
     _print_rest(len(shown.tensors) - len(rows), "smaller one")
 
 
-def _print_values(shown: Shown) -> None:
+def _print_values(shown: ShownCheckpoint) -> None:
     rows = list(shown.values.items())[:MOST_VALUES]
     if rows:
         print()
@@ -186,10 +186,10 @@ def _print_values(shown: Shown) -> None:
 
 def _print_rest(count: int, what: str) -> None:
     if count:
-        print(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; --json has them all")
+        print(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; use --json to list all")
 
 
-def _stored(row: TensorRow) -> str:
+def _stored(row: ShownTensor) -> str:
     return "by each rank" if row.own else "once" if row.shards == 1 else f"in {row.shards} shards"
 
 
@@ -201,8 +201,8 @@ def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
 
 
-class Summary(msgspec.Struct, kw_only=True):
-    """A tensor in numbers. Minimum, maximum, mean and norm are of its finite values, or of their magnitudes."""
+class TensorSummary(msgspec.Struct, kw_only=True):
+    """Statistics of a tensor. Minimum, maximum, mean and norm are those of the finite values or magnitudes."""
 
     name: str
     dtype: str
@@ -221,12 +221,12 @@ def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, nam
     names = tensors_for(manifest, SHOWN_RANK)
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
-        fail(f"{checkpoint} has no tensor {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+        fail(f"{checkpoint} has no tensor {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
     try:
         with progress_bar(name) as progress:
             tensor = restore.load(store, job, checkpoint, only=[name], progress=progress).tensors[name]
     except ModuleNotFoundError as error:
-        fail(f"to look into a tensor, {error.name} is needed: install Holdfast with its extra `torch`")
+        fail(f"showing a tensor needs {error.name}: install Holdfast with its extra `torch`")
     found = summary(name, tensor)
     if json:
         print_json(found)
@@ -234,11 +234,11 @@ def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, nam
         _print_tensor(found)
 
 
-def summary(name: str, tensor: torch.Tensor) -> Summary:
+def summary(name: str, tensor: torch.Tensor) -> TensorSummary:
     flat = tensor.reshape(-1)
     parts = [_part(flat[at : at + AT_ONCE]) for at in range(0, flat.numel(), AT_ONCE)]
     finite = sum(part["finite"] for part in parts)
-    return Summary(
+    return TensorSummary(
         name=name,
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
@@ -254,7 +254,7 @@ def summary(name: str, tensor: torch.Tensor) -> Summary:
 
 
 def _part(flat: torch.Tensor) -> dict[str, Any]:
-    """Of some elements: how many are what, and sums of the finite ones."""
+    """Return counts and sums over some elements."""
     import torch
 
     values = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
@@ -278,9 +278,9 @@ def _first(flat: torch.Tensor) -> list[Any]:
     return few.to(torch.float32).tolist() if few.is_floating_point() and few.itemsize < 4 else few.tolist()
 
 
-def _print_tensor(found: Summary) -> None:
+def _print_tensor(found: TensorSummary) -> None:
     shape = "×".join(map(str, found.shape)) or "scalar"
-    print(f"{found.name}: {found.dtype}, {shape}, {size(found.size_bytes)}, as its digest says")
+    print(f"{found.name}: {found.dtype}, {shape}, {size(found.size_bytes)}, matches its digest")
     rows = {
         "minimum": found.minimum,
         "maximum": found.maximum,
@@ -297,7 +297,7 @@ def _print_tensor(found: Summary) -> None:
 
 
 def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers and words, by path: `optimizer.param_groups.0.lr`."""
+    """Return numbers and strings by path, such as `optimizer.param_groups.0.lr`."""
     found: dict[str, Any] = {}
     for keyword, tree in state.items():
         if keyword not in OWN:

@@ -1,4 +1,4 @@
-"""`holdfast store gc` and `repair`: remove what nothing needs, and records that keep a job from going on."""
+"""`holdfast store gc` and `repair`: remove unneeded checkpoints, and records that block a job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ from holdfast.store import Store
 
 P = TypeVar("P", bound=Plan)
 
-_KEEP = "About how many checkpoints of each job stay, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
-_RETENTION = "Rules in its place, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
-_SERVER = "Where the jobs' server is: what its open orders name stays."
-_ENDED = "The jobs have ended on other machines, too. One that still runs there loses its records."
-_WHILE_RUNNING = "Also jobs that run or may run. Restoring what is removed fails; nothing else is disturbed."
+_KEEP = (
+    "Approximate number of checkpoints to keep per job, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
+)
+_RETENTION = "Rules instead of --keep, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
+_SERVER = "The address of the server; checkpoints that its open restore requests name are kept."
+_ENDED = "Assume that jobs on other machines have ended. A job that still runs there loses its records."
+_WHILE_RUNNING = "Include jobs that run or may run. Only restores of removed checkpoints are affected."
 
 
 def gc(
@@ -34,7 +36,9 @@ def gc(
     job: OnlyJob = None,
     keep: Annotated[int | None, typer.Option(min=1, help=_KEEP)] = None,
     retention: Annotated[str | None, typer.Option(help=_RETENTION)] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="This checkpoint goes; needs --job. Repeatable.")] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(help="Remove this checkpoint; needs --job. Repeatable.")
+    ] = None,
     while_running: Annotated[bool, typer.Option("--while-running", help=_WHILE_RUNNING)] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -44,16 +48,16 @@ def gc(
 ) -> None:
     """Remove checkpoints that the retention rules do not keep, and leftovers of crashes and damage.
 
-    A running session does this by itself after each checkpoint, so a job that runs is passed over. What is never
-    removed, unless you name it: what is pinned, the one a restart goes on from, where lineages began, what the
-    last three restores left, the newest eight that somebody asked for by hand, what an open order of --server
-    names.
+    A running session does this after each checkpoint, so running jobs are skipped. These are removed only with
+    --drop: pinned checkpoints, the one that a restart resumes from, the first ones of lineages, the states that
+    the last three restores replaced, the newest eight taken on request, and those in open restore requests of
+    --server.
 
     Examples: holdfast store gc checkpoints --dry-run  ·  holdfast store gc checkpoints --job char-gpt --keep 4  ·
     holdfast store gc checkpoints --retention "last 5, every 1000, size 200GB"
     """
     if json and not (dry_run or yes):
-        fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
+        fail("--json does not ask for confirmation: use it with --dry-run or --yes", EXIT_USAGE)
     rules = _rules(retention, keep)
     with opened(path) as store:
         jobs = jobs_of(store, _dropped_from(job, drop))
@@ -62,7 +66,7 @@ def gc(
         _require_known(store, job, drop)
         ours = [each for each in plans if while_running or each.running is None]
         if not json:
-            print_plans(plans, ours, "--while-running includes it", dry_run=dry_run)
+            print_plans(plans, ours, "use --while-running to include it", dry_run=dry_run)
         if not dry_run and any(each.items for each in ours):
             if not yes:
                 typer.confirm("Remove these?", abort=True)
@@ -79,28 +83,29 @@ def repair(
     yes: Yes = False,
     json: Json = False,
 ) -> None:
-    """Remove records of attempts and lineages with implausible numbers, so that a job takes checkpoints again.
+    """Remove records of attempts and lineages with implausible numbers, so that a job can take checkpoints again.
 
-    A wrong number can reach a store from a server that an older agent believed, or from whoever else can write to
-    it. Removed are attempts, and lineages without checkpoints, whose number is out of range or far beyond those
-    before it. No checkpoint is touched, and pins stay. A job that runs, or may run on another machine, is passed
-    over.
+    A wrong number can come from another program that writes to the store. The command removes records of attempts,
+    and of lineages without checkpoints, whose number is out of range or far above the previous number. Checkpoints
+    and pins are kept. Jobs that run, or may run on another machine, are skipped.
 
     Examples: holdfast store repair checkpoints --dry-run  ·  holdfast store repair checkpoints --job char-gpt  ·
     holdfast store repair s3://bucket/checkpoints --ended --yes
     """
     if json and not (dry_run or yes):
-        fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
+        fail("--json does not ask for confirmation: use it with --dry-run or --yes", EXIT_USAGE)
     with opened(path) as store:
         plans = [garbage_collection.plan_repair(store, name, has_ended=ended) for name in jobs_of(store, job)]
         ours = [each for each in plans if each.running is None]
         if not json:
-            print_plans(plans, ours, "end it first; --ended says that it has on another machine", dry_run=dry_run)
+            print_plans(
+                plans, ours, "end it first, or use --ended if it has ended on another machine", dry_run=dry_run
+            )
             for each in ours:
                 if each.pins is not None:
                     pins = counted(len(each.pins.checkpoints), "pin")
-                    print(f"{each.job}: {pins} to be noted again, as attempt {each.newest_left}")
-                for line in each.unmended:
+                    print(f"{each.job}: {pins} to be recorded again by attempt {each.newest_left}")
+                for line in each.unrepairable:
                     print(f"{each.job}: {line}")
         if not dry_run and any(each.items or each.pins for each in ours):
             if not yes:
@@ -118,7 +123,7 @@ def _rules(retention: str | None, keep: int | None) -> Retention:
 
 
 def _ordered(server: str, token: str | None, jobs: list[str]) -> dict[str, list[str]]:
-    """What open orders name. A server that does not answer ends the command: it may hold one."""
+    """Return the checkpoints that open restore requests name. Exits when the server does not answer."""
     found = {}
     with asking(server, token) as client:
         for job in jobs:
@@ -130,7 +135,7 @@ def _ordered(server: str, token: str | None, jobs: list[str]) -> dict[str, list[
 
 def _dropped_from(job: str | None, drop: list[str] | None) -> str | None:
     if drop and job is None:
-        fail("--drop needs --job: names of checkpoints are the same in every job", EXIT_USAGE)
+        fail("--drop needs --job: jobs have checkpoints of the same names", EXIT_USAGE)
     return job
 
 
@@ -142,7 +147,7 @@ def _require_known(store: Store, job: str | None, drop: list[str] | None) -> Non
 
 
 def carry_out(plans: list[P], remove: Callable[[P], None]) -> None:
-    """Do what was planned; what was removed is printed even if that ends with an error."""
+    """Carry out the plans, and print what was removed, also after an error."""
     try:
         for each in plans:
             remove(each)
@@ -152,15 +157,15 @@ def carry_out(plans: list[P], remove: Callable[[P], None]) -> None:
 
 
 def as_carried_out(planned: P, ours: bool) -> P:
-    """A plan as printed for scripts: without items where its job was passed over."""
+    """Return a plan for JSON output, without items when its job is skipped."""
     return planned if ours else msgspec.structs.replace(planned, items=[])
 
 
-def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], way_in: str, *, dry_run: bool) -> None:
-    """What would go, and which jobs are passed over: `way_in` says how they would not be."""
+def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], remedy: str, *, dry_run: bool) -> None:
+    """Print what is removed, and which jobs are skipped; `remedy` says how to include them."""
     for each in plans:
         if each not in ours:
-            print(f"{each.job} {each.running}: passed over; {way_in}")
+            print(f"{each.job} {each.running}: skipped; {remedy}")
     rows = [(each.job, item.name, _size(item), item.why) for each in ours for item in each.items]
     if not rows:
         print("nothing to remove")
@@ -168,7 +173,7 @@ def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], way_in: str, *, dry
     print_table(("JOB", "NAME", "SIZE", "WHY"), rows)
     items = [item for each in ours for item in each.items]
     stays = ", ".join(f"{each.job} keeps {counted(each.stays, 'checkpoint')}" for each in ours)
-    print(f"\n{counted(len(items), 'item')}, {_sum(items)}{' would go' if dry_run else ''}; {stays}")
+    print(f"\n{counted(len(items), 'item')}, {_sum(items)}{' would be removed' if dry_run else ''}; {stays}")
 
 
 def _size(item: Item) -> str:

@@ -10,7 +10,7 @@ from torch.distributed import checkpoint as dcp
 from holdfast import Variables
 from holdfast.checkpoint import export as exports
 from holdfast.checkpoint.export import export
-from holdfast.checkpoint.reading import Run
+from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint
 from holdfast.state.registry import Registry
 from tests.support.many_ranks import Own, Shared, by_rows, commit
@@ -157,13 +157,13 @@ def test_nothing_is_replaced_unasked_and_nothing_but_an_export_at_all(made, tmp_
     written, *_ = made
     target = tmp_path / "target"
     export(written.store, "job", written.id, target, kind, only="model")
-    with pytest.raises(FileExistsError, match="target is there already; --force replaces it"):
+    with pytest.raises(FileExistsError, match="target exists; use --force to replace it"):
         export(written.store, "job", written.id, target, kind)
     export(written.store, "job", written.id, target, kind, force=True)
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("")
-    with pytest.raises(FileExistsError, match="home is a directory and no"):
+    with pytest.raises(FileExistsError, match="home is a directory, but not a"):
         export(written.store, "job", written.id, home, kind, force=True)
     assert names(tmp_path) == ["home", "store", "target"]
     assert names(home) == ["thesis.tex"]
@@ -192,14 +192,14 @@ def test_an_interrupted_export_leaves_what_was_there(made, tmp_path, kind, there
 def test_what_comes_into_being_meanwhile_is_not_replaced(made, tmp_path, monkeypatch):
     written, *_ = made
     target = tmp_path / "target"
-    real = Run.view
+    real = FileRange.view
 
     def view(run, start, end):
         target.write_text("somebody else's")
         return real(run, start, end)
 
-    monkeypatch.setattr(Run, "view", view)
-    with pytest.raises(FileExistsError, match="has come into being meanwhile"):
+    monkeypatch.setattr(FileRange, "view", view)
+    with pytest.raises(FileExistsError, match="was created meanwhile"):
         export(written.store, "job", written.id, target, "torch")
     assert target.read_text() == "somebody else's"
     assert names(tmp_path) == ["store", "target"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.forking import Fork, ForkRefused, fork, made_before
+from holdfast.checkpoint.forking import Fork, ForkRefused, existing_fork, fork
 from holdfast.checkpoint.garbage_collection import carry_out, plan
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.protocol.messages import checkpoint_id
@@ -69,21 +69,21 @@ def test_forked_twice_it_is_forked_once_also_when_the_other_job_is_gone(store: S
     assert len(store.records("branch", Attempt)) == 1
     for path in sorted((tmp_path / "main").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    known = made_before(store, "main", "branch")
+    known = existing_fork(store, "main", "branch")
     assert isinstance(known, Fork)
     assert known.origin == made.origin
 
 
 def test_a_name_that_is_taken_is_refused(store: Store, tmp_path: Path) -> None:
     commit(tmp_path, {"w": torch.zeros(1)}, job="taken", iteration=5)
-    with pytest.raises(ForkRefused, match="taken is a job of its own in"):
+    with pytest.raises(ForkRefused, match="taken is another job in"):
         fork(store, "main", POINT, "taken")
     with pytest.raises(ForkRefused, match="main is the job itself"):
         fork(store, "main", POINT, "main")
     fork(store, "main", POINT, "branch")
-    with pytest.raises(ForkRefused, match=f"branch is a fork of main already, from {POINT}"):
+    with pytest.raises(ForkRefused, match=f"branch is already a fork of main, from {POINT}"):
         fork(store, "main", checkpoint_id(30, 1), "branch")
-    with pytest.raises(ForkRefused, match="branch is a fork already, of main"):
+    with pytest.raises(ForkRefused, match="branch is already a fork of main"):
         fork(store, "taken", checkpoint_id(5, 1), "branch")
     with pytest.raises(ValueError, match="job name"):
         fork(store, "main", POINT, "../elsewhere")
@@ -91,7 +91,7 @@ def test_a_name_that_is_taken_is_refused(store: Store, tmp_path: Path) -> None:
 
 def test_a_job_that_has_begun_and_taken_no_checkpoint_yet_keeps_its_name(store: Store) -> None:
     store.acquire_attempt("young", "a session")
-    with pytest.raises(ForkRefused, match=r"young is a job of its own in .*, started on"):
+    with pytest.raises(ForkRefused, match=r"young is another job in .*, started on"):
         fork(store, "main", POINT, "young")
 
 
@@ -105,7 +105,7 @@ def test_a_job_that_takes_the_name_while_the_checkpoint_is_read_is_not_fenced(
         return verify(*args, **options)
 
     monkeypatch.setattr(restore, "verify", slowly)
-    with pytest.raises(ForkRefused, match="young is a job of its own"):
+    with pytest.raises(ForkRefused, match="young is another job"):
         fork(store, "main", POINT, "young")
     assert [attempt.uid for attempt in store.records("young", Attempt)] == ["a session"]
 
@@ -150,7 +150,7 @@ def test_what_was_half_begun_from_one_checkpoint_is_not_finished_from_another(
         refusing(patched, Lineage, OSError(errno.ENOSPC, "no space left"))
         with pytest.raises(OSError, match="no space left"):
             fork(store, "main", POINT, "branch")
-    with pytest.raises(ForkRefused, match="a fork from another checkpoint was begun under the name branch"):
+    with pytest.raises(ForkRefused, match="a fork named branch from another checkpoint was begun before"):
         fork(store, "main", checkpoint_id(30, 1), "branch")
 
 

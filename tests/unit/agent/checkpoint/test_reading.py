@@ -163,7 +163,7 @@ def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_block
     looked = threading.Event()
     store = Watching(tmp_path, lambda start, size: looked.wait(30))
     (file,) = written.manifest.files
-    wanted = reading.runs_to_keep(written.manifest, file)
+    wanted = list(reading.ranges_to_load(written.manifest, file))
     memories = []
 
     def look():
@@ -177,8 +177,8 @@ def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_block
 
 
 def test_a_long_load_says_in_the_log_how_far_it_is(tmp_path, small_blocks, monkeypatch, caplog):
-    monkeypatch.setattr(restore, "FIRST_TOLD_SECONDS", 0.0)
-    monkeypatch.setattr(reading, "TOLD_EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(restore, "FIRST_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(reading, "PROGRESS_SECONDS", 0.001)
     written = commit(tmp_path, ODD)
     told = threading.Event()
     caplog.set_level(logging.INFO, "holdfast")
@@ -261,7 +261,7 @@ def test_moments_at_odd_addresses_are_copied_to_where_torch_would_have_put_them(
 
 
 def test_verifying_keeps_little_in_memory(tmp_path, memories, monkeypatch):
-    monkeypatch.setattr(reading, "WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr(reading, "VERIFY_BYTES", 256 << 10)
     monkeypatch.setattr(reading, "READ_BYTES", 64 << 10)
     written = commit(tmp_path, {f"w{i}": torch.randn(25_000) for i in range(40)})  # 4 MB in windows of 0.2
     most = 0

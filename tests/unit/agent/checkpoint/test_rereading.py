@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.checkpoint import verification
+from holdfast.checkpoint import reading, verification
 from holdfast.engine.verification_queue import Verifier
 from holdfast.format import manifest as fmt
 from holdfast.protocol import messages
@@ -140,9 +140,9 @@ def test_damage_of_the_other_one_is_not_this_one_s(tmp_path):
 def test_bytes_are_paid_for_before_they_are_read_and_few_are_held(tmp_path):
     written = commit(tmp_path, some())
     paid, told = [], []
-    verification.reread(written.store, "job", written.id, pace=paid.append, told=lambda *now: told.append(now))
+    verification.reread(written.store, "job", written.id, pace=paid.append, progress=lambda *now: told.append(now))
     assert sum(paid) >= written.manifest.files[0].size_bytes
-    assert max(paid) <= verification.STRETCH_BYTES + fmt.BLOCK_BYTES
+    assert max(paid) <= reading.READ_BYTES + fmt.BLOCK_BYTES
     assert [read for read, _ in told] == sorted(read for read, _ in told)
 
 
@@ -248,7 +248,7 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
     verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
     verifying.verifier._process.kill()
     told = verifying.heard.wait(verdict_of(1))
-    assert (told.verdict, told.reason) == ("failed", "the process that read it was killed by SIGKILL")
+    assert (told.verdict, told.reason) == ("failed", "the verification process was killed by SIGKILL")
     assert verifying.heard.of(messages.Checkpoint) == []
 
 

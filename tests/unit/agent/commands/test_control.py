@@ -68,7 +68,7 @@ def test_a_budget_that_makes_no_sense_is_refused_before_anything_is_sent(
 def test_rules_that_are_none_are_refused_before_anything_is_sent(holdfast: Holdfast, server: FakeServer) -> None:
     result = holdfast("retention", "gpt", "lst 5")
     assert (result.exit_code, server.requests) == (2, [])
-    assert "'lst 5' is no rule: write last 5, every 1000" in result.stderr
+    assert "'lst 5' is not a rule: use last 5, every 1000" in result.stderr
 
 
 @pytest.mark.parametrize("every", ["0", "-5", "1.5", "often"])

@@ -124,9 +124,9 @@ def damage(root: Path, job: str, iteration: int) -> None:
 def test_what_to_do_about_the_newest_being_damaged_is_said(holdfast: Holdfast, store: Path) -> None:
     damage(store, "gpt", 20)
     told = holdfast("store", "verify", store).stdout
-    assert "gpt 000000000020-1 is damaged. Started again, gpt goes on from the newest sound one by itself" in told
-    assert "by itself: 000000000010-1" in told
-    assert "the next checkpoint of iteration 20 takes its place" in told
+    assert "gpt 000000000020-1 is damaged. A restart resumes from the newest sound checkpoint" in told
+    assert "sound checkpoint, 000000000010-1" in told
+    assert "the next checkpoint of iteration 20 replaces it" in told
     assert f"holdfast store gc {store} --job gpt --drop 000000000020-1" in told
     assert "digits" not in told.partition("is damaged")[2]
 
@@ -135,20 +135,20 @@ def test_a_manifest_that_cannot_be_read_is_named_by_the_iteration_of_its_checkpo
     holdfast: Holdfast, store: Path
 ) -> None:
     payload(store, "gpt", 20).with_name("manifest.json").write_text("{")
-    assert "the next checkpoint of iteration 20 takes its place" in holdfast("store", "verify", store).stdout
+    assert "the next checkpoint of iteration 20 replaces it" in holdfast("store", "verify", store).stdout
 
 
 def test_an_older_damaged_one_is_no_reason_to_worry(holdfast: Holdfast, store: Path) -> None:
     damage(store, "gpt", 10)
     told = holdfast("store", "verify", store).stdout
-    assert "A restart needs none of it: gpt goes on from 000000000020-1, which is sound" in told
-    assert "it stays until retention takes it" in told
+    assert "A restart does not need it: gpt resumes from 000000000020-1, which is sound" in told
+    assert "it remains until retention removes it" in told
 
 
 def test_that_nothing_sound_is_left_is_said_as_it_is(holdfast: Holdfast, store: Path) -> None:
     damage(store, "digits", 5)
     result = holdfast("store", "verify", store, "--job", "digits")
-    assert "No checkpoint of digits is sound: started again, it begins afresh" in result.stdout
+    assert "No checkpoint of digits is sound: a restart begins at iteration 0" in result.stdout
 
 
 def test_a_newer_format_is_not_called_damage(holdfast: Holdfast, store: Path) -> None:
@@ -210,7 +210,7 @@ def test_an_empty_store_is_said_to_be_empty(holdfast: Holdfast, tmp_path: Path) 
 def test_a_directory_that_is_not_there_is_refused(holdfast: Holdfast, tmp_path: Path) -> None:
     result = holdfast("store", "ls", tmp_path / "nowhere")
     assert result.exit_code == 2
-    assert "there is no such directory" in result.stderr
+    assert "the directory does not exist" in result.stderr
 
 
 def test_a_job_that_is_not_there_is_refused_with_those_that_are(holdfast: Holdfast, store: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_model_is_exported_by_iteration(holdfast: Holdfast, store: Path, tmp_p
 
 def test_what_safetensors_has_no_room_for_is_said(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:
     result = holdfast("store", "export", store, "job", "latest", tmp_path / "x")
-    assert "values that are no tensors: optimizer.param_groups.0.lr" in result.stdout
+    assert "values that are not tensors: optimizer.param_groups.0.lr" in result.stdout
 
 
 def test_the_answer_can_be_scripted(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_answer_can_be_scripted(holdfast: Holdfast, store: Path, tmp_path: P
     ("options", "reason"),
     [
         (["--only", "modle"], "it has model, optimizer"),
-        (["--format", "torch"], "is there already; --force replaces it"),
+        (["--format", "torch"], "exists; use --force to replace it"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -63,7 +63,7 @@ def test_what_cannot_be_done_is_refused(
 
 def test_a_target_nobody_can_write_is_named(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:
     result = holdfast("store", "export", store, "job", "latest", tmp_path / "nowhere" / "x")
-    assert (result.exit_code, "nowhere" in result.stderr, "no such directory" in result.stderr) == (1, True, True)
+    assert (result.exit_code, "nowhere" in result.stderr, "does not exist" in result.stderr) == (1, True, True)
 
 
 def test_damage_is_refused(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def store(tmp_path: Path) -> Path:
 def test_what_retention_no_longer_wants_is_removed_after_asking(holdfast: Holdfast, store: Path) -> None:
     listed = holdfast("store", "gc", store, "--keep", "4", "--dry-run")
     assert (listed.exit_code, len(committed(store))) == (0, 10)
-    assert "6 items, 24.7 kB would go; gpt keeps 4 checkpoints" in listed.stdout
+    assert "6 items, 24.7 kB would be removed; gpt keeps 4 checkpoints" in listed.stdout
     refused = holdfast("store", "gc", store, "--keep", "4")  # nobody there to say yes
     assert (refused.exit_code, len(committed(store))) == (1, 10)
     done = holdfast("store", "gc", store, "--keep", "4", "--yes")
@@ -63,23 +63,23 @@ def test_what_is_pinned_stays_unless_it_is_named(holdfast: Holdfast, store: Path
     holdfast("store", "gc", store, "--keep", "2", "--yes")
     assert (committed(store)[:2], len(committed(store))) == ([20, 30], 4)
     named = holdfast("store", "gc", store, "--keep", "2", "--job", JOB, "--drop", checkpoint(20), "--yes")
-    assert "named to go, though pinned" in named.stdout
+    assert "selected with --drop, although pinned" in named.stdout
     assert (committed(store)[0], len(committed(store))) == (30, 3)
 
 
 def test_rules_of_retention_are_followed_and_each_item_says_why_it_goes(holdfast: Holdfast, store: Path) -> None:
     rules = ("--retention", "last 2, every 50", "--yes")
     done = holdfast("store", "gc", store, *rules)
-    assert "not among what 'last 2, every 50' keeps" in done.stdout
+    assert "not kept by 'last 2, every 50'" in done.stdout
     assert committed(store) == [10, 50, 90, 100]
     small = holdfast("store", "gc", store, "--retention", "size 9kB", "--yes", "--json")
-    assert [item["why"] for item in json.loads(small.stdout)[0]["items"]] == ["all together over 9kB"] * 2
+    assert [item["why"] for item in json.loads(small.stdout)[0]["items"]] == ["the total exceeds 9kB"] * 2
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--retention", "lst 2"), "'lst 2' is no rule: write last 5"),
+        (("--retention", "lst 2"), "'lst 2' is not a rule: use last 5"),
         (("--retention", "last 2", "--keep", "3"), "give one of them"),
     ],
 )
@@ -135,7 +135,7 @@ def test_leftovers_of_crashes_and_damage_go_as_well(holdfast: Holdfast, store: P
     (store / JOB / "notes").mkdir()
     found = json.loads(holdfast("store", "gc", store, "--yes", "--while-running", "--json").stdout)
     assert [(item["name"], item["why"], item["size_bytes"], item["removed"]) for item in found[0]["items"]] == [
-        (".tmp-00000001-000000000110-1-abcd", "left half-done by attempt 1", 1000, True),
+        (".tmp-00000001-000000000110-1-abcd", "left unfinished by attempt 1", 1000, True),
         ("000000000010-1.damaged-00000002-abcd", "set aside as damaged by attempt 2", 1000, True),
     ]
     assert (store / JOB / names[1]).exists()  # a helper of the newest attempt may be writing it

@@ -153,7 +153,7 @@ def test_numbers_that_begin_high_are_those_of_a_job_whose_store_was_emptied(hold
 def test_pins_that_are_noted_under_a_removed_attempt_are_noted_again(holdfast: Holdfast, store: Store) -> None:
     put_attempt(store, 5_000_000)
     store.append(JOB, Pins(attempt=5_000_000, checkpoints=("000000000010-1",), at=1.0))
-    assert "1 pin to be noted again, as attempt 1" in holdfast("store", "repair", store.url, "--dry-run").stdout
+    assert "1 pin to be recorded again by attempt 1" in holdfast("store", "repair", store.url, "--dry-run").stdout
     holdfast("store", "repair", store.url, "--yes")
     store = open_store(store.url)
     assert newest_pins(store, JOB) == Pins(attempt=1, checkpoints=("000000000010-1",), at=1.0)
@@ -212,16 +212,16 @@ def test_what_a_removed_attempt_left_half_done_is_a_leftover(holdfast: Holdfast,
     store.begin(JOB, "000000000030-1", 5_000_000, 100).write("rank-0.safetensors", [b"bytes"])
     holdfast("store", "repair", store.url, "--yes")
     (left,) = open_store(store.url).leftovers(JOB)
-    assert left.what == "left half-done by attempt 5000000"
+    assert left.what == "left unfinished by attempt 5000000"
     holdfast("store", "gc", store.url, "--yes")
     assert open_store(store.url).leftovers(JOB) == []
 
 
 def test_the_way_out_that_an_exhausted_number_names_is_one(holdfast: Holdfast, store: Store) -> None:
     put_attempt(store, MAX_ATTEMPT)
-    with pytest.raises(OSError, match="run: holdfast store repair") as caught:
+    with pytest.raises(OSError, match="run holdfast store repair") as caught:
         open_store(store.url).acquire_attempt(JOB, "next")
-    command = caught.value.strerror.partition("run: holdfast ")[2].split()
+    command = caught.value.strerror.partition("run holdfast ")[2].split()
     assert holdfast(*command, "--yes").exit_code == 0
     assert open_store(store.url).acquire_attempt(JOB, "next").number == 2
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.resharding import Region, plan, wanted
+from holdfast.format.resharding import Region, assembly, copies_for
 from tests.support.many_ranks import (
     Own,
     Sharded,
@@ -172,7 +172,7 @@ def test_who_asks_for_regions_sees_the_trees_of_its_rank_and_global_shapes(made)
 @pytest.fixture
 def large(tmp_path, monkeypatch):
     """Four ranks, each with a row of 40 kB of three tensors; stretches of any size are read around."""
-    monkeypatch.setattr(reading, "BRIDGED_BYTES", 0)
+    monkeypatch.setattr(reading, "GAP_BYTES", 0)
     tensors = {name: by_rows(random(4, 10_000) + ord(name), 4) for name in "abc"}
     tensors["own"] = Own([random(10_000) + rank for rank in range(4)])
     return commit(tmp_path, 4, tensors), tensors
@@ -262,10 +262,10 @@ def test_a_region_that_is_a_shard_takes_no_copy_and_no_planner(made):
     stored = fmt.tensors_for(made.manifest, 0)["model.uneven"]
     shard = stored[1]
     read = torch.zeros(shard.shape)
-    found = wanted("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
-    assert found.made_of({id(shard): read}) is read
+    found = assembly("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
+    assert found.build({id(shard): read}) is read
     (whole,) = fmt.tensors_for(made.manifest, 0)["model.norm"]
-    assert wanted("model.norm", [whole]).made_of({id(whole): read}) is read
+    assert assembly("model.norm", [whole]).build({id(whole): read}) is read
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1, 2, 3])
@@ -287,7 +287,7 @@ def test_as_many_ranks_as_before_and_a_torch_without_distributed_need_no_planner
      Region((0,), (7,)), Region((0, 0, 0), (7, 3, 1))],
 )  # fmt: skip
 def test_a_region_that_is_none_is_refused(made, region):
-    with pytest.raises(ValueError, match=r"model\.uneven: .* lies outside of \(7, 3\)"):
+    with pytest.raises(ValueError, match=r"model\.uneven: .* is outside of \(7, 3\)"):
         asking(made, {"model.uneven": region})
 
 
@@ -302,15 +302,15 @@ def partitions(draw):
 
 @given(partitions())
 @settings(max_examples=100, deadline=None)
-def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(made_of):
-    shape, blocks, region = made_of
+def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(build):
+    shape, blocks, region = build
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     written = payloads(len(blocks), {"w": Sharded(tensor, blocks)})
     stored = [each.part.tensors[0] for each in written]
     read = {id(shard): part_of(tensor, block) for shard, block in zip(stored, blocks, strict=True)}
-    assert torch.equal(wanted("w", stored, region).made_of(read), part_of(tensor, region))
-    assert torch.equal(wanted("w", stored).made_of(read), tensor)
-    assert sum(math.prod(copy.shape) for copy in plan(stored, region)) == math.prod(region.shape)
+    assert torch.equal(assembly("w", stored, region).build(read), part_of(tensor, region))
+    assert torch.equal(assembly("w", stored).build(read), tensor)
+    assert sum(math.prod(copy.shape) for copy in copies_for(stored, region)) == math.prod(region.shape)
 
 
 def test_all_is_put_together_in_host_memory_wherever_the_script_makes_its_tensors(made, tmp_path):

@@ -14,7 +14,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
-from holdfast.format.shards import fault, names_in, overlapping, require_whole, together
+from holdfast.format.shards import merge_ranks, names_in, overlapping, require_whole, shard_error
 from tests.support.many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
 
 TENSORS = {
@@ -43,13 +43,13 @@ def changed(told, number, name, **changes):
 
 def refused(told, world_size=4):
     with pytest.raises(IncompleteParts) as raised:
-        together(told, world_size)
+        merge_ranks(told, world_size)
     return str(raised.value)
 
 
 def test_the_parts_of_all_ranks_make_a_checkpoint_in_whatever_order_they_come():
     told = parts(states=STATES)
-    whole = together([told[2], told[0], told[3], told[1]], 4)
+    whole = merge_ranks([told[2], told[0], told[3], told[1]], 4)
     assert [file.name for file in whole.files] == [f"rank-{rank}.safetensors" for rank in range(4)]
     assert whole.tensors == [tensor for part in told for tensor in part.tensors]
     assert whole.state == STATES[0]
@@ -58,7 +58,7 @@ def test_the_parts_of_all_ranks_make_a_checkpoint_in_whatever_order_they_come():
 
 def test_one_rank_alone_is_a_whole():
     (part,) = parts({"w": Shared(torch.ones(2)), "none": Shared(torch.empty(0))}, [{"w": 1}], world_size=1)
-    whole = together([part], 1)
+    whole = merge_ranks([part], 1)
     assert (whole.tensors, whole.state, whole.rank_states) == (part.tensors, {"w": 1}, {})
 
 
@@ -72,8 +72,8 @@ def test_what_is_refused_is_told_to_users_as_any_error_of_ours():
         ((0, 1, 3), 4, "the part of rank 2 of 4 is missing"),
         ((0, 1, 2), 4, "the part of rank 3 of 4 is missing"),
         ((), 1, "the part of rank 0 of 1 is missing"),
-        ((0, 1, 2, 2, 3), 4, "the part of rank 2 of 4 is there 2 times"),
-        ((0, 1, 2, 3), 3, "there is a part of rank 3, of 3 ranks"),
+        ((0, 1, 2, 2, 3), 4, "the part of rank 2 of 4 is present 2 times"),
+        ((0, 1, 2, 3), 3, "there is a part of rank 3, but there are 3 ranks"),
     ],
 )
 def test_every_rank_must_have_told_once(ranks, world_size, reason):
@@ -90,8 +90,8 @@ def test_two_ranks_that_wrote_the_same_file_are_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"file": "rank-2.safetensors"}, "tensor w: rank 1 told of one in rank-2.safetensors"),
-        ({"rank": 3}, "tensor w: rank 1 told of one in rank-1.safetensors, of rank 3"),
+        ({"file": "rank-2.safetensors"}, "tensor w: rank 1 reported one in rank-2.safetensors"),
+        ({"rank": 3}, "tensor w: rank 1 reported one in rank-1.safetensors, of rank 3"),
     ],
 )
 def test_a_rank_speaks_of_its_own_file_only(changes, reason):
@@ -101,11 +101,11 @@ def test_a_rank_speaks_of_its_own_file_only(changes, reason):
 def test_what_is_shared_is_stored_by_one_rank_only():
     twice = Sharded(torch.tensor(3), [None, Region((), ()), Region((), ()), None])
     assert (
-        refused(parts({"step": twice})) == "tensor step: rank 1 and rank 2 both stored the same of it (() at ())"
+        refused(parts({"step": twice})) == "tensor step: rank 1 and rank 2 both stored the same shard (() at ())"
     )
     whole = Region((0, 0), (2, 3))
     twice = Sharded(torch.ones(2, 3), [whole, None, None, whole])
-    assert "tensor w: rank 0 and rank 3 both stored the same of it ((2, 3) at (0, 0))" in refused(
+    assert "tensor w: rank 0 and rank 3 both stored the same shard ((2, 3) at (0, 0))" in refused(
         parts({"w": twice})
     )
 
@@ -113,19 +113,19 @@ def test_what_is_shared_is_stored_by_one_rank_only():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"dtype": "F16"}, "it is F32 of shape (7, 3) on rank 0, F16 of shape (7, 3) on rank 2"),
-        ({"view": "complex64"}, "it is F32 of shape (7, 3) on rank 0, complex64 of shape (7, 3) on rank 2"),
-        ({"global_shape": (8, 3)}, "it is F32 of shape (7, 3) on rank 0, F32 of shape (8, 3) on rank 2"),
-        ({"offsets": (6, 0)}, "the shard of rank 2 ((2, 3) at (6, 0)) lies outside of (7, 3)"),
-        ({"offsets": (-1, 0)}, "the shard of rank 2 ((2, 3) at (-1, 0)) lies outside of (7, 3)"),
-        ({"shape": (-1, 3)}, "the shard of rank 2 ((-1, 3) at (4, 0)) lies outside of (7, 3)"),
-        ({"offsets": (4,)}, "the shard of rank 2 ((2, 3) at (4,)) lies outside of (7, 3)"),
+        ({"dtype": "F16"}, "it is F32 of shape (7, 3) on rank 0, but F16 of shape (7, 3) on rank 2"),
+        ({"view": "complex64"}, "it is F32 of shape (7, 3) on rank 0, but complex64 of shape (7, 3) on rank 2"),
+        ({"global_shape": (8, 3)}, "it is F32 of shape (7, 3) on rank 0, but F32 of shape (8, 3) on rank 2"),
+        ({"offsets": (6, 0)}, "the shard of rank 2 ((2, 3) at (6, 0)) is outside of (7, 3)"),
+        ({"offsets": (-1, 0)}, "the shard of rank 2 ((2, 3) at (-1, 0)) is outside of (7, 3)"),
+        ({"shape": (-1, 3)}, "the shard of rank 2 ((-1, 3) at (4, 0)) is outside of (7, 3)"),
+        ({"offsets": (4,)}, "the shard of rank 2 ((2, 3) at (4,)) is outside of (7, 3)"),
         ({"offsets": (3, 0)}, "the shards of rank 1 ((2, 3) at (2, 0)) and rank 2 ((2, 3) at (3, 0)) overlap"),
         (
             {"shape": (1, 3)},
-            "3 of its 21 elements are missing: only rank 0, rank 1, rank 2, rank 3 stored some of it",
+            "3 of its 21 elements are missing: only rank 0, rank 1, rank 2, rank 3 stored shards",
         ),
-        ({}, "6 of its 21 elements are missing: only rank 0, rank 1, rank 3 stored some of it"),
+        ({}, "6 of its 21 elements are missing: only rank 0, rank 1, rank 3 stored shards"),
     ],
 )
 def test_shards_must_be_the_whole_tensor_and_nothing_twice(changes, reason):
@@ -142,18 +142,18 @@ def test_ranks_that_have_no_rows_may_say_so_or_nothing():
     few = by_rows(torch.randn(2, 3), 4)
     assert [region.shape for region in few.regions] == [(1, 3), (1, 3), (0, 3), (0, 3)]
     told = parts({"few": few, "none": by_rows(torch.empty(0, 3), 4)})
-    assert len(together(told, 4).tensors) == 8
-    assert len(together(changed(told, 3, "few"), 4).tensors) == 7
+    assert len(merge_ranks(told, 4).tensors) == 8
+    assert len(merge_ranks(changed(told, 3, "few"), 4).tensors) == 7
 
 
 def test_what_is_one_ranks_own_may_not_be_shared_as_well():
     told = changed(parts(), 1, "rng", rank=None)
-    assert refused(told) == "tensor rng: rank 0 stored it as its own, another as shared by all"
+    assert refused(told) == "tensor rng: rank 0 stored it as its own, but another rank as shared"
 
 
 def test_what_is_a_ranks_own_is_whole():
     told = changed(parts(), 2, "rng", global_shape=(4,))
-    assert refused(told) == "tensor rng: 2 of its 4 elements are missing: only rank 2 stored some of it"
+    assert refused(told) == "tensor rng: 2 of its 4 elements are missing: only rank 2 stored shards"
 
 
 @pytest.mark.parametrize(
@@ -161,11 +161,11 @@ def test_what_is_a_ranks_own_is_whole():
     [
         (
             {1: {"model": {"a": [1, {"$tensor": "gone"}]}}},
-            "tensor gone: it is in 'model' of rank 1, and not stored",
+            "tensor gone: 'model' of rank 1 refers to it, but it is not stored",
         ),
         (
             {3: {"loop": {"$pairs": [["k", {"$tensor": "late"}]]}}},
-            "tensor late: it is in 'loop' of rank 3, and not",
+            "tensor late: 'loop' of rank 3 refers to it, but it is not stored",
         ),
     ],
 )
@@ -178,12 +178,12 @@ def test_a_tree_may_refer_only_to_what_its_rank_can_see(states, reason):
 def test_a_rank_that_stored_its_own_may_refer_to_it():
     tensors = {"late": Own([None, torch.ones(1)])}
     told = parts(tensors, [{}, {"loop": {"$tensor": "late"}}], world_size=2)
-    assert together(told, 2).rank_states == {"1": {"loop": {"$tensor": "late"}}}
+    assert merge_ranks(told, 2).rank_states == {"1": {"loop": {"$tensor": "late"}}}
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, True), (1, 1.0), (0.0, -0.0), ("1", 1), (None, False), ([], {})])
 def test_trees_that_only_look_the_same_are_kept_apart(one, other):
-    whole = together(parts({}, [{"loop": [one]}, {"loop": [other]}, {"loop": [one]}], world_size=3), 3)
+    whole = merge_ranks(parts({}, [{"loop": [one]}, {"loop": [other]}, {"loop": [one]}], world_size=3), 3)
     (found,) = whole.rank_states["1"]["loop"]
     assert (type(found), str(found)) == (type(other), str(other))
     assert list(whole.rank_states) == ["1"]
@@ -191,7 +191,7 @@ def test_trees_that_only_look_the_same_are_kept_apart(one, other):
 
 def test_an_entry_that_a_rank_does_not_have_is_not_that_of_the_first():
     states = [{"loop": 1, "gradients": 2}, {"loop": 1}, {"loop": 1, "gradients": 2, "late": 3}]
-    whole = together(parts({}, states, world_size=3), 3)
+    whole = merge_ranks(parts({}, states, world_size=3), 3)
     made = fmt.Manifest(
         job="j", iteration=1, lineage=1, attempt=1, kind="final", created_at=0.0, parent=None, world_size=3,
         files=whole.files, tensors=whole.tensors, state=whole.state, rank_states=whole.rank_states,
@@ -238,8 +238,8 @@ PINWHEEL = [Region((0, 0), (1, 2)), Region((0, 2), (2, 1)), Region((2, 1), (1, 2
 
 def test_shards_that_no_straight_cut_separates_are_compared_as_well():
     stored = [shard(rank, (3, 3), region) for rank, region in enumerate(PINWHEEL)]
-    assert fault(stored) is None
-    assert "1 of its 9 elements are missing" in fault(stored[:-1])
+    assert shard_error(stored) is None
+    assert "1 of its 9 elements are missing" in shard_error(stored[:-1])
     wider = shard(4, (3, 3), Region((1, 1), (1, 2)))
     assert overlapping([*stored[:-1], wider]) in itertools.permutations([stored[1], wider], 2)
 
@@ -255,7 +255,7 @@ def test_what_only_lies_between_two_does_not_hide_that_they_overlap():
 
 def test_what_is_sharded_by_rows_or_in_a_grid_is_not_compared_in_pairs(monkeypatch):
     monkeypatch.setattr(shards, "_overlapping_pair", None)
-    assert len(together(parts(), 4).files) == 4
+    assert len(merge_ranks(parts(), 4).files) == 4
 
 
 @st.composite
@@ -285,7 +285,7 @@ def test_shards_are_whole_exactly_when_every_element_is_stored_once(made):
         for region in blocks
         for start, length, size in zip(*region, shape, strict=True)
     )
-    assert (fault(stored) is None) == (inside and times == collections.Counter(everywhere))
+    assert (shard_error(stored) is None) == (inside and times == collections.Counter(everywhere))
 
 
 @given(boxes())
@@ -310,4 +310,4 @@ def test_overlaps_are_found_whatever_the_shards_are(made):
 
 def test_a_tensor_that_another_rank_has_as_its_own_is_no_use_to_the_first():
     told = parts({"w": Own([torch.ones(2), torch.ones(2)])}, [{"m": {"$tensor": "w"}}] * 2, world_size=2)
-    assert refused(changed(told, 0, "w"), 2) == "tensor w: it is in 'm' of rank 0, and not stored for it"
+    assert refused(changed(told, 0, "w"), 2) == "tensor w: 'm' of rank 0 refers to it, but it is not stored"

@@ -22,9 +22,9 @@ from holdfast.store import LocalStore
 from holdfast.system.files import Files
 
 JOB = "job"
-LEAD_STEPS = ["begin", "join", "write", "settle", "commit", "rename", "last sync"]
+LEAD_STEPS = ["begin", "join", "write", "make_durable", "commit", "rename", "last sync"]
 """The last two are system calls, which raise nothing but OSError."""
-STEPS = ["join", "write", "settle"]
+STEPS = ["join", "write", "make_durable"]
 ERRORS = [
     OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     OSError(errno.EIO, os.strerror(errno.EIO)),
@@ -114,7 +114,7 @@ class Faulty(LocalStore):
         return self._watched(super().join(*args))
 
     def _watched(self, writer):
-        for step in ("write", "settle", "commit"):
+        for step in ("write", "make_durable", "commit"):
             setattr(writer, step, self._before(step, getattr(writer, step)))
         return writer
 
@@ -297,7 +297,7 @@ def test_parts_that_make_no_whole_are_not_committed(tmp_path, rank):
     ended = job.checkpoint(at={rank: {"foreign": True}})
     assert isinstance(ended[0], IncompleteParts)
     assert {str(outcome) for outcome in ended} == {
-        f"tensor nowhere: it is in 'model' of rank {rank}, and not stored for it"
+        f"tensor nowhere: 'model' of rank {rank} refers to it, but it is not stored"
     }
     assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
     assert job.checkpoint(2, number=2) == [None] * 3

@@ -229,7 +229,7 @@ def test_a_fenced_attempt_commits_nothing(store, backend):
         store.acquire_attempt(JOB, "second")
         second = job.checkpoint()
     assert second.state == "failed"
-    assert "attempt 2 of job has started; attempt 1 commits nothing more" in second.result.reason
+    assert "attempt 2 of job has started; attempt 1 can no longer commit" in second.result.reason
     assert store.checkpoints(JOB) == [first.id]
 
 

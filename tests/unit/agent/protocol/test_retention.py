@@ -53,14 +53,14 @@ def test_rules_are_told_in_one_way() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ("", "has no rule: write last 5, every 1000"),
+        ("", "has no rule: use last 5, every 1000"),
         ("per lineage", "has no rule"),
-        ("lst 5", "'lst 5' is no rule: write last 5"),
-        ("last", "'last' is no rule"),
-        ("last -1", "'last -1' is no rule"),
+        ("lst 5", "'lst 5' is not a rule: use last 5"),
+        ("last", "'last' is not a rule"),
+        ("last -1", "'last -1' is not a rule"),
         ("last 0", "'last 0': give a whole number of checkpoints, at least 1"),
         ("every 0", "a whole number of iterations, at least 1"),
-        ("last 5, last 6", "says 'last' twice"),
+        ("last 5, last 6", "contains 'last' twice"),
         ("size much", "is not a size: write 6.5GB or 512MiB"),
         ("size 0GB", "must be greater than 0"),
     ],
@@ -139,7 +139,7 @@ def test_each_lineage_keeps_its_own_where_that_is_wanted() -> None:
 
 def test_each_is_told_why_it_goes() -> None:
     gone = expendable(ids(1, 2, 3), parse_retention("last 2, size 1B"), sizes=dict.fromkeys(ids(1, 2, 3), 1))
-    assert gone == {ids(1)[0]: "not among what 'last 2' keeps", ids(2)[0]: "all together over 1B"}
+    assert gone == {ids(1)[0]: "not kept by 'last 2'", ids(2)[0]: "the total exceeds 1B"}
 
 
 # Whatever the rules and the checkpoints

@@ -351,7 +351,7 @@ def test_a_restore_where_there_is_no_checkpoint_names_the_nearest_and_does_nothi
     ) as e:
         trainer.session.restore(7)
     assert e.value.nearest == "000000000006-1"
-    with pytest.raises(holdfast.NoSuchCheckpoint, match="no earlier one either"):
+    with pytest.raises(holdfast.NoSuchCheckpoint, match="no earlier one"):
         trainer.session.restore(1)
     trainer.crash()
 
@@ -810,7 +810,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
     trainer.run(until=40, after=operator).crash()
     assert len(committed(store)) == 6
     (told,) = [each.message for each in trainer.link.of(protocol.Notice) if each.code == "retention"]
-    assert "'first 2' is no rule" in told
+    assert "'first 2' is not a rule" in told
     assert told.endswith("the script's retention stays in force")
 
 
@@ -963,7 +963,7 @@ def test_pins_that_cannot_be_noted_hold_and_are_told_of_once(store, linked, monk
         trainer.run(until=15)
         assert 5 in committed(store)
         (told,) = told_of_pins(trainer)
-        assert "no space left; they hold while this attempt runs" in told
+        assert "no space left; they apply while this attempt runs" in told
     trainer.run(until=16).crash()
     assert newest_pins(open_store(store), "job").checkpoints == ("000000000005-1",)
 
@@ -973,7 +973,7 @@ def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(stor
         Trainer(store, every=1, keep=4, **linked).run(until=9, after=at(4, lambda link: pin(link, 777))).crash()
     )
     (told,) = told_of_pins(trainer)
-    assert "000000000777-1 is pinned, and is not in the store" in told
+    assert "000000000777-1 is pinned but not in the store" in told
     assert committed(store)[-1] == 9
 
 

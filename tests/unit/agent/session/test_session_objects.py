@@ -61,7 +61,7 @@ def test_an_attempt_that_another_machine_has_replaced_commits_no_more_and_trains
     replaced.run(until=9)
     assert replaced.session.iteration == 9
     assert newer.checkpoints("job") == before
-    assert "attempt 2 of job has started; attempt 1 commits nothing more" in caplog.text
+    assert "attempt 2 of job has started; attempt 1 can no longer commit" in caplog.text
     replaced.crash()
 
 
@@ -85,7 +85,7 @@ def test_training_goes_on_while_the_bucket_is_away_and_uses_it_when_it_is_back(t
         trainer = Trainer(url).run(until=4)
         server.kill()
         trainer.run(until=8)
-        assert "refuses connections: is it running, and on that port?" in caplog.text
+        assert "refuses connections: check that it runs, and its port" in caplog.text
         server.start()
         trainer.run(until=12)
         assert "checkpoints are durable again, from 000000000009-1" in caplog.text

@@ -192,7 +192,7 @@ def test_a_place_that_another_host_does_not_see_is_told_with_the_way_out(store, 
 
 def test_a_place_is_that_of_one_checkpoint(store):
     place = store.begin(JOB, FIRST, 1, 7).place
-    with pytest.raises(ValueError, match=f"no place where attempt 1 writes {SECOND}"):
+    with pytest.raises(ValueError, match=f"not a directory in which attempt 1 writes {SECOND}"):
         store.join(JOB, SECOND, 1, place, 7)
 
 
@@ -213,7 +213,7 @@ def test_nothing_stays_of_what_is_written_while_the_checkpoint_is_aborted(store)
     writer.abort()
     assert leftovers(store) == []
     with pytest.raises(FileNotFoundError):
-        part.settle()
+        part.make_durable()
 
 
 def test_what_is_cut_short_in_aborting_goes_with_the_next_attempt(store):
@@ -317,7 +317,7 @@ def test_a_record_that_is_none_is_passed_over(store, caplog):
     (store.root / JOB / "attempts" / "00000001 copy.json").write_text("{}")
     (store.root / "README").write_text("")
     assert store.records(JOB, Lineage) == [lineage]
-    assert "000001.json is not a record of Holdfast's" in caplog.text
+    assert "000001.json is not a Holdfast record" in caplog.text
     assert store.latest_attempt(JOB) == 1
     assert store.jobs() == [JOB]
 
@@ -410,7 +410,10 @@ class HurriedFiles(Files):
 
 def test_a_lock_that_a_stopped_process_holds_is_given_up_after_a_while(store):
     files = HurriedFiles()
-    with store.fenced(JOB, 1), pytest.raises(BlockingIOError, match="held the lock for 10 s; is it stopped"):
+    with (
+        store.fenced(JOB, 1),
+        pytest.raises(BlockingIOError, match="held the lock for 10 s; check whether it is stopped"),
+    ):
         LocalStore(store.root, files).acquire_attempt(JOB, "second")
     assert 10 <= files.time < 11
     assert store.acquire_attempt(JOB, "second").number == 2
@@ -421,7 +424,7 @@ def test_a_file_system_without_locks_is_named_with_the_way_out(store, monkeypatc
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(OSError, match=r"must be mounted so that it has locks.*\.lock"):
+    with pytest.raises(OSError, match=r"mount the file system with support for locks.*\.lock"):
         store.acquire_attempt(JOB, "second")
 
 
@@ -490,5 +493,5 @@ def test_what_has_settled_is_synced_with_its_name(store, syncs):
     place = store.begin(JOB, FIRST, 1, 7).place
     writer = store.join(JOB, FIRST, 1, place, 7)
     writer.write("rank-1.safetensors", [b"tensors"])
-    writer.settle()
+    writer.make_durable()
     assert syncs == [("fsync", "rank-1.safetensors"), ("fsync", place)]

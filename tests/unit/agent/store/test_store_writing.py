@@ -191,7 +191,7 @@ def test_a_full_disk_shows_before_the_time_is_spent(tmp_path):
 
 
 def test_a_file_system_that_takes_nothing_is_not_asked_for_ever(tmp_path):
-    with pytest.raises(OSError, match="takes no more bytes"):
+    with pytest.raises(OSError, match="accepts no more bytes"):
         write_durably(ShortFiles(0), tmp_path / "file", [b"data"], Volume())
 
 
@@ -201,7 +201,7 @@ def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
     pace = lambda size: calls.append((size, threading.current_thread().name))  # noqa: E731
     written(tmp_path / "file", parts, pace=pace)
     assert sum(size for size, _ in calls) == sum(map(len, parts))
-    assert all(name in threads or name.startswith("holdfast-io-") for _, name in calls)
+    assert all(name in threads or name.startswith("holdfast-load-") for _, name in calls)
 
 
 def test_a_large_file_is_written_by_two_threads_at_once(disk):

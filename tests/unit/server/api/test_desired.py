@@ -92,7 +92,7 @@ def test_an_edit_of_a_version_that_is_not_made_yet_is_refused(job, client):
         ({"budget": 0.02, "every_seconds": 7200}, "give every as well"),
         ({"policy": "astrology"}, "checkfreq"),
         ({"paused": "maybe"}, "paused"),
-        ({"retention": "lst 5"}, "'lst 5' is no rule"),
+        ({"retention": "lst 5"}, "'lst 5' is not a rule"),
         ({"retention": "last 5, " * 20}, "longer than 100 characters"),
         ({"bugdet": 0.02}, "bugdet"),
         ({}, "nothing to change"),
