@@ -27,7 +27,7 @@ FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 

@@ -265,7 +265,7 @@ class Server:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
-    monkeypatch.setattr(holdfast.engine.startup, "Link", Server)
+    monkeypatch.setattr(holdfast.engine.startup, "ServerConnection", Server)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
     assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]
