@@ -134,7 +134,7 @@ def test_the_examples_of_the_documentation_run(address, capsys):
         exec(block.replace("http://127.0.0.1:7117", address), names)
     said = capsys.readouterr().out
     assert "char-gpt" in said
-    assert "somebody was quicker" in said
+    assert "changed meanwhile" in said
 
 
 def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address, monkeypatch):
