@@ -78,8 +78,8 @@ def in_place(size_bytes: int, rounds: int, store: Path) -> None:
     (file,) = (store / JOB).glob("000000000002-*/rank-0.safetensors")
     target = raw.touched(raw.padded(file.stat().st_size))
     other = raw.touched(len(target))
-    safety_seconds = _timed(session._rewinder, "_take_safety")
-    restore_seconds = _timed(session._rewinder, "rewind")
+    safety_seconds = _timed(session._boundary.rewinder, "_take_safety")
+    restore_seconds = _timed(session._boundary.rewinder, "rewind")
     for _ in range(rounds):
         read, copied = raw.read(file, target), raw.copy(target, other)
         raw.forget(file)
