@@ -122,7 +122,6 @@ $(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
 	$(PIP) install -qq -r docs/requirements.txt
 	touch $@
 
-
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt
 	tools/prerequisites python $(PYTHON)
 	$(PYTHON) -m venv $(BENCH_INGEST)

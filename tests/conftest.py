@@ -46,6 +46,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         slow = any(item.get_closest_marker(name) for name in SLOW)
         if place == FAST_PATH or (place.startswith("unit/") and not slow):
             item.add_marker("fast")
+    # Playwright leaves its event loop running in a process, where no test after it can start one.
+    in_browser = {item.path for item in items if item.get_closest_marker("browser")}
+    items.sort(key=lambda item: item.path in in_browser)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from tests.support.end_to_end_fixtures import *  # noqa: F403
+from tests.support.end_to_end_fixtures import server as server

@@ -7,6 +7,8 @@ repeats the test that the worker died of (#1371).
 
 from __future__ import annotations
 
+import contextlib
+
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
@@ -33,3 +35,8 @@ class ByFile(LoadFileScheduling):
         super()._reschedule(node)
         while not node.shutting_down and self._pending_of(self.assigned_work[node]) < ENOUGH:
             super()._reschedule(node)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Leave the work with a worker that has died unnoticed: it is given out again when that is noticed."""
+        with contextlib.suppress(OSError):
+            super()._assign_work_unit(node)

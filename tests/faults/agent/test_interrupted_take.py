@@ -9,7 +9,7 @@ from holdfast.engine.checkpointer import Checkpointer
 from holdfast.protocol.messages import parse_checkpoint_id
 from tests.support.small_session import iterate, session_of
 
-CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpoints.py", "persister.py", "snapshot.py")
+CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpointer.py", "persister.py", "snapshotter.py")
 
 
 class Interrupting:

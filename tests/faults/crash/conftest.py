@@ -2,4 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.crash_fixtures import *  # noqa: F403
+from tests.support.crash_fixtures import stores as stores
+from tests.support.crash_fixtures import strace as strace
+from tests.support.crash_fixtures import trainers as trainers

@@ -26,7 +26,10 @@ def test_a_rank_that_is_killed_is_told(crowd):
 
 
 def test_a_workload_that_there_is_not_is_told(crowd):
-    with pytest.raises(ChildProcessError, match="AttributeError: module 'crowded' has no attribute 'nothing'"):
+    with pytest.raises(
+        ChildProcessError,
+        match=r"AttributeError: module 'tests\.support\.multi_rank_workloads' has no attribute 'nothing'",
+    ):
         crowd.run(1, "tests.support.multi_rank_workloads.nothing")
 
 
@@ -47,6 +50,6 @@ def test_ranks_can_be_heard_held_and_killed(crowd):
 
 
 def test_ranks_that_wait_for_ever_are_given_up_and_ended(crowd, monkeypatch):
-    monkeypatch.setattr("crowd.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("tests.support.multi_rank.PATIENCE_SECONDS", 0.2)
     with pytest.raises(TimeoutError, match=r"not all have ended after 0\.2 s"):
         crowd.run(2, "tests.support.multi_rank_workloads.steps")

@@ -28,7 +28,7 @@ def test_a_run_whose_worker_dies_ends_and_is_red_for_that_test_alone(
     for number in range(5):
         (tmp_path / f"test_green_{number}.py").write_text(GREEN)
     (tmp_path / ("test_zz.py" if last else "test_green_2_dies.py")).write_text(DEADLY)
-    here = Path(__file__).parent
+    here = Path(__file__).resolve().parents[3]
     ended = subprocess.run(
         [*PYTEST, "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"],
         cwd=tmp_path,

@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
-from tests.support.command_fixtures import *  # noqa: F403
+from tests.support.command_fixtures import holdfast as holdfast
+from tests.support.command_fixtures import server as server

@@ -134,7 +134,7 @@ def test_data_is_not_looked_through():
 
     trainer = Looped(samples=Data(range(2000)), few=[torch.Generator()])
     (told,) = missing({"trainer": trainer})
-    assert told.startswith("tests.support.trainer.few[0] (Generator)")
+    assert told.startswith("trainer.few[0] (Generator)")
 
 
 def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, caplog):

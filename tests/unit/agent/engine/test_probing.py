@@ -27,7 +27,7 @@ FOUND = LoadingTimes(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
     monkeypatch.setattr(startup, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}

@@ -34,7 +34,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(startup, "Link", FakeLink)
+    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
     monkeypatch.setattr(startup, "AgentClient", FakeClient)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}

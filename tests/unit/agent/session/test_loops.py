@@ -273,7 +273,7 @@ class Client:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
-    monkeypatch.setattr(holdfast.engine.startup, "Link", Server)
+    monkeypatch.setattr(holdfast.engine.startup, "ServerConnection", Server)
     monkeypatch.setattr(holdfast.engine.startup, "AgentClient", Client)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
