@@ -15,7 +15,7 @@ import uvloop  # noqa: F401
 from nursery import Stage
 
 from holdfast_server.serve import serve
-from holdfast_web import routes  # noqa: F401
+from holdfast_web.job import routes  # noqa: F401
 
 
 def live(stage: Stage, arguments: list[str], environment: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast_server import audit
 from holdfast_server.accounts.principal import Role
-from holdfast_web import audit_routes
+from holdfast_web.audit import routes as audit_routes
 
 
 def record(stage: Stage, number: int, **fields):

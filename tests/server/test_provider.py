@@ -30,7 +30,7 @@ from holdfast_server.accounts.principal import OPERATOR, Principal, Role, Scope
 from holdfast_server.accounts.provider import check_address
 from holdfast_server.accounts.provider_settings import Grant, ProviderSettings, from_environment
 from holdfast_web import create_app
-from holdfast_web.signing_in import STATE_COOKIE
+from holdfast_web.accounts.routes import STATE_COOKIE
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
 

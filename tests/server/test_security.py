@@ -22,7 +22,7 @@ from holdfast_server.accounts.principal import OPERATOR
 from holdfast_server.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_server.settings import ServerSettings
 from holdfast_web import create_app
-from holdfast_web.routes import router as pages
+from holdfast_web.job.routes import router as pages
 
 TOKEN = "a-shared-secret-of-some-length"
 JOBS = "/api/v1/jobs"

@@ -6,7 +6,7 @@ import pytest
 from fake_agent import FakeAgent
 from starlette.testclient import TestClient
 
-from holdfast_web.assets import STATIC, VERSION, imports_of, static_url
+from holdfast_web.shared.assets import STATIC, VERSION, imports_of, static_url
 
 
 def test_a_file_under_the_version_is_kept_for_ever(client: TestClient) -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from holdfast_web import filters
+from holdfast_web.shared import filters
 
 
 @pytest.mark.parametrize(

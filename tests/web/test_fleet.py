@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from conftest import NOW, SetClock
 from holdfast.protocol import Paced
-from holdfast_web.filters import share
+from holdfast_web.shared.filters import share
 
 
 def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from holdfast.pacing import History, Profile, Settings
 from holdfast.pacing.failures import Failures
 from holdfast.pacing.outlook import outlook
-from holdfast_web.picture import draw
+from holdfast_web.job.plan_picture import draw
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from conftest import NOW, SetClock
 from holdfast import protocol
 from holdfast_server import timeline
-from holdfast_web import questions
+from holdfast_web.job import panels
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
@@ -89,7 +89,7 @@ def test_the_slowest_rank_comes_first_and_its_cells_are_the_darkest(
 def test_the_page_of_the_ranks_keeps_its_rows(
     client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "RANKS_SHOWN", 2)
+    monkeypatch.setattr(panels, "RANKS_SHOWN", 2)
     clock.now = agent.at
     ranks(agent, slow=2, factor=1.5)
 

@@ -11,24 +11,22 @@ from holdfast_server.app import Web
 from holdfast_server.app import create_app as create_server
 from holdfast_server.db import Database
 from holdfast_server.settings import ServerSettings
-from holdfast_web.assets import static_app
-from holdfast_web.routing import error_page
+from holdfast_web.shared.assets import static_app
+from holdfast_web.shared.routing import error_page
 
 
 def _routers() -> list[APIRouter]:
-    from holdfast_web import (
-        alert_routes,
-        audit_routes,
-        checkpoint_routes,
-        control_routes,
-        questions,
-        routes,
-        settings_routes,
-        signing_in,
-    )
+    from holdfast_web.accounts import routes as accounts
+    from holdfast_web.alerts import routes as alerts
+    from holdfast_web.audit import routes as audit
+    from holdfast_web.checkpoint import routes as checkpoint
+    from holdfast_web.fleet import routes as fleet
+    from holdfast_web.job import controls, panels
+    from holdfast_web.job import routes as job
+    from holdfast_web.settings import routes as settings
 
-    pages = [routes, control_routes, checkpoint_routes, alert_routes, questions, signing_in, settings_routes]
-    return [page.router for page in (*pages, audit_routes)]
+    areas = (fleet, job, controls, panels, checkpoint, alerts, accounts, settings, audit)
+    return [area.router for area in areas]
 
 
 web = Web(_routers, static_app, error_page)

@@ -1,0 +1,189 @@
+"""The fleet page: one page of jobs, and the way to the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
+from typing import ClassVar, cast, get_args
+from urllib.parse import urlencode
+
+from holdfast.answers import Alert, BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
+from holdfast_server import goodput
+from holdfast_server.alerts.incidents import open_of_jobs
+from holdfast_server.db import Database
+from holdfast_server.errors import InvalidSetting
+from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.fleet import fleet as fleet_of
+from holdfast_server.status import STATUSES
+from holdfast_web.shared.render import View
+
+SIZES = (25, 50, 100, 200)
+ORDERS: dict[Order, str] = {
+    "living": "running first",
+    "name": "by name",
+    "heard": "heard last first",
+    "iteration": "most iterations first",
+    "status": "by status",
+    "risk": "most at risk first",
+    "overhead": "furthest over budget first",
+    "durable": "oldest checkpoint first",
+}
+GOODPUT_WINDOW: ShortWindow = "1h"
+LATE_INTERVALS = 2
+"""A checkpoint this many intervals old is late."""
+NEIGHBOURS = 2
+"""Pages on either side of the one that is shown, to go to directly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The address of the same question with something else about it."""
+
+    question: Question
+
+    @property
+    def here(self) -> str:
+        return self._to(self.question)
+
+    def page(self, number: int) -> str:
+        return self._to(replace(self.question, page=number))
+
+    def status(self, status: JobStatus | None) -> str:
+        return self._to(replace(self.question, status=status, page=1))
+
+    def _to(self, question: Question) -> str:
+        said = {
+            "search": question.search,
+            "status": question.status or "",
+            "project": question.project or "",
+            "group": "project" if question.grouped else "",
+            "sort": "" if question.order == "living" else question.order,
+            "size": "" if question.size == PAGE_ROWS else str(question.size),
+            "page": "" if question.page == 1 else str(question.page),
+        }
+        query = urlencode({name: value for name, value in said.items() if value})
+        return f"/?{query}" if query else "/"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs of one project, as far as they are on this page; or all of them, where they are not told apart."""
+
+    project: str
+    jobs: list[JobSummary]
+
+    @property
+    def gpu_hours(self) -> float:
+        """At risk now."""
+        return sum(job.exposure_gpu_hours or 0.0 for job in self.jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRows(View):
+    template: ClassVar[str] = "fleet/fleet_live.html"
+    page_template: ClassVar[str] = "fleet/fleet.html"
+    fleet: Fleet
+    groups: list[Group]
+    question: Question
+    links: Links
+    pages: list[int | None]
+    """To go to; None where some are left out."""
+    alerts: dict[str, list[Alert]]
+    """What fires, by job, the gravest first."""
+    goodput: dict[str, float]
+    """Over the last hour, by job."""
+    late: frozenset[str]
+    """Jobs whose last checkpoint is older than it should be."""
+    server: str
+    """The address that agents are to be given."""
+    orders: dict[Order, str] = field(default_factory=lambda: ORDERS)
+    sizes: tuple[int, ...] = SIZES
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkPage(View):
+    """What became of each of several jobs that were changed at once."""
+
+    template: ClassVar[str] = "fleet/bulk.html"
+    outcomes: list[BulkOutcome]
+    typed: str
+    back: str
+
+
+def question_of(
+    *, search: str, status: str, project: str, group: str, sort: str, page: str, size: str
+) -> Question:
+    """As an address says it; an empty field is one that says nothing. Raises InvalidSetting."""
+    if status and status not in STATUSES:
+        raise InvalidSetting("status", f"no job is ever {status!r}: ask for one of {', '.join(STATUSES)}")
+    if sort and sort not in get_args(Order):
+        raise InvalidSetting(
+            "sort", f"jobs are not sorted by {sort!r}, but by one of {', '.join(get_args(Order))}"
+        )
+    if group not in ("", "project"):
+        raise InvalidSetting("group", f"jobs are not grouped by {group!r}, but by project")
+    return Question(
+        search=search,
+        status=status or None,
+        project=project or None,
+        grouped=bool(group),
+        order=cast("Order", sort) if sort else "living",
+        page=_number("page", page, 1, most=10**9),
+        size=_number("size", size, PAGE_ROWS, most=MOST_ROWS),
+    )
+
+
+def _number(name: str, typed: str, default: int, *, most: int) -> int:
+    if not typed:
+        return default
+    if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= most):
+        raise InvalidSetting(name, f"{name} {typed!r} is no number from 1 to {most}")
+    return int(typed)
+
+
+async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetRows:
+    async with db.one_view():
+        fleet = await fleet_of(db, question, now=now)
+        names = [job.job for job in fleet.jobs]
+        alerts = await open_of_jobs(db, names, now=now)
+        shares = await goodput.shares(db, names, GOODPUT_WINDOW, now=now)
+    shown = replace(question, page=fleet.page)
+    return FleetRows(
+        fleet=fleet,
+        groups=_groups(fleet.jobs) if question.grouped else [Group("", fleet.jobs)],
+        question=shown,
+        links=Links(shown),
+        pages=_pages(fleet.page, fleet.pages),
+        alerts=alerts,
+        goodput=shares,
+        late=frozenset(job.job for job in fleet.jobs if _late(job, now)),
+        server=server,
+        sizes=tuple(sorted({*SIZES, question.size})),
+        now=now,
+    )
+
+
+def _groups(jobs: list[JobSummary]) -> list[Group]:
+    """They come sorted by project."""
+    return [Group(project, list(of_project)) for project, of_project in groupby(jobs, attrgetter("project"))]
+
+
+def _late(job: JobSummary, now: float) -> bool:
+    """Of a living job, whether twice the time has passed in which the next checkpoint was to be durable."""
+    if not job.alive or job.interval is None or not job.iterations_per_second or job.desired.paused:
+        return False
+    since = job.last_durable.at if job.last_durable else job.started_at
+    return since is not None and now - since > LATE_INTERVALS * job.interval / job.iterations_per_second
+
+
+def _pages(page: int, pages: int) -> list[int | None]:
+    near = range(max(1, page - NEIGHBOURS), min(pages, page + NEIGHBOURS) + 1)
+    shown: list[int | None] = []
+    for number in sorted({1, *near, pages}):
+        before = shown[-1] if shown else 0
+        if before is not None and number > before + 1:
+            shown.append(None)
+        shown.append(number)
+    return shown

@@ -1,0 +1,79 @@
+"""The fleet page, its live fragment, and a budget for several jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+
+from holdfast.protocol import DEFAULT_PORT
+from holdfast_server import control
+from holdfast_server.dependencies import Asker, Changes, Clock, Db, StreamPlace
+from holdfast_server.fleet import Question
+from holdfast_web.fleet import context
+from holdfast_web.shared import forms
+from holdfast_web.shared.routing import PageRoute, Text, local
+
+TICK_SECONDS = 5.0
+PAUSE_SECONDS = 0.5
+"""Shortest time from tick to tick of the whole fleet."""
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def _question(
+    asker: Asker,
+    search: str = "",
+    status: str = "",
+    project: str = "",
+    group: str = "",
+    sort: str = "",
+    page: str = "",
+    size: str = "",
+) -> Question:
+    asked = context.question_of(
+        search=search, status=status, project=project, group=group, sort=sort, page=page, size=size
+    )
+    return replace(asked, visible_projects=asker.visible_projects)
+
+
+Asked = Annotated[Question, Depends(_question)]
+
+
+def _server(request: Request) -> str:
+    return f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+
+
+@router.get("/")
+async def fleet_page(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
+    return (await context.fleet_rows(db, question, server=_server(request), now=clock())).page()
+
+
+@router.get("/fleet/live")
+async def fleet_live(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
+    return (await context.fleet_rows(db, question, server=_server(request), now=clock())).response()
+
+
+@router.post("/fleet/budget")
+async def set_budgets(
+    db: Db, clock: Clock, asker: Asker, budget: Text, job: Annotated[list[str] | None, Form()] = None,
+    back: Text = "/",
+) -> Response:  # fmt: skip
+    """One budget for the selected jobs. The page that answers names what became of each."""
+    wanted = forms.budget_from_percent(budget)
+    outcomes = await control.set_budgets(db, job or [], wanted, asker=asker, now=clock())
+    return context.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local(back)).response()
+
+
+@router.get("/fleet/stream", response_class=EventSourceResponse, dependencies=[StreamPlace])
+async def fleet_stream(changes: Changes, clock: Clock) -> AsyncIterator[ServerSentEvent]:
+    with changes.subscribe(None) as subscription:
+        while not changes.closed:
+            yield ServerSentEvent(data={"at": clock()}, event="tick")
+            await asyncio.sleep(PAUSE_SECONDS)
+            await subscription.wait(TICK_SECONDS)
