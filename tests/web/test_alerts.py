@@ -41,9 +41,9 @@ def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fle
 
 def test_silencing_works_without_scripts_and_can_be_undone(client, silent):
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "3600"}).status_code == 303
-    assert "silenced until" in client.get("/alerts").text
+    assert "Silenced until" in client.get("/alerts").text
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/unsilence").status_code == 303
-    assert "silenced until" not in client.get("/alerts").text
+    assert "Silenced until" not in client.get("/alerts").text
     refused = client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "for ever"})
     assert refused.status_code == 422
 
@@ -52,7 +52,7 @@ def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
     client.put("/api/v1/projects/default/alert-rules/silent", json={"enabled": False})
     client.portal.call(evaluation.evaluate, client.app.state.database, client.app.state.clock())
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge").status_code == 303
-    assert "Nothing fires" in client.get("/alerts").text
+    assert "No open alerts" in client.get("/alerts").text
     assert "Agent silent" in client.get("/alerts?state=all").text
 
 

@@ -132,7 +132,7 @@ def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: Fake
     expect(page.locator("[role=option][aria-selected=true]")).to_have_count(1)
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_contain_text("Take")
-    expect(page.get_by_role("dialog").get_by_role("link", name="Keep training")).to_be_focused()
+    expect(page.get_by_role("dialog").get_by_role("link", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("Escape")
@@ -161,10 +161,10 @@ def test_a_budget_is_previewed_then_saved_then_applied(open_page: Open, agent: F
     expect(page.locator("#budget-preview")).to_contain_text("134 iterations")
     assert agent.desired().version == 0
     page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1 → on its way")
+    expect(page.locator("#change-budget")).to_contain_text("saved v1 → on its way")
     assert agent.desired().budget == 0.01
     obey(agent)
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1 → applied at iteration 988")
+    expect(page.locator("#change-budget")).to_contain_text("saved v1 → applied at iteration 988")
     expect(page.locator("#kpis")).to_contain_text("of 1 % budget")
 
 
@@ -241,7 +241,7 @@ def test_the_panels_of_a_job_fill_themselves(open_page: Open, agent: FakeAgent) 
     page = job_page(open_page, agent)
     panel = page.locator("#goodput")
     panel.scroll_into_view_if_needed()  # it is asked for when somebody can see it
-    expect(panel.locator(".whole-bar rect[data-bucket=productive]")).to_be_visible()
+    expect(panel.locator(".share-bar rect[data-bucket=productive]")).to_be_visible()
     panel.get_by_role("link", name="1h").click()
     expect(panel.locator("[aria-current]")).to_have_text("1h")
     expect(page.locator("#ranks")).to_have_count(0)
@@ -309,11 +309,11 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     page.locator("#budget").fill("5")
     other.locator("#budget").fill("2")
     other.get_by_role("button", name="Apply").click()
-    expect(other.locator("#ack-budget")).to_contain_text("saved v1")
+    expect(other.locator("#change-budget")).to_contain_text("saved v1")
     page.get_by_role("button", name="Apply").click()
     expect(page.get_by_role("alert").filter(has_text="Not applied")).to_contain_text("→ 2%")
     page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v2")
+    expect(page.locator("#change-budget")).to_contain_text("saved v2")
 
 
 def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
@@ -328,30 +328,30 @@ def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
         page.get_by_role("dialog").get_by_role("button", name=f"Restore to {iteration}").click()
     expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is requested already")
     for page in (quicker, later):
-        expect(page.locator("#order")).to_contain_text("Going back to iteration 400")
+        expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
     obey(agent)
     for page in (quicker, later):
-        expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
+        expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
 
 
 def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#every").fill("50")
     page.get_by_role("button", name="Fix").click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v1")
+    expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.get_by_role("button", name="Checkpoint now").click()
-    expect(page.locator("#ack-checkpoint")).to_contain_text("saved v2")
+    expect(page.locator("#change-checkpoint")).to_contain_text("saved v2")
     page.get_by_role("button", name="Pause checkpoints").click()
-    expect(page.locator("#ack-pause")).to_contain_text("saved v3")
-    page.get_by_role("button", name="Probe data loading").click()
-    expect(page.locator("#ack-probe")).to_contain_text("saved v4")
+    expect(page.locator("#change-pause")).to_contain_text("saved v3")
+    page.get_by_role("button", name="Profile data loading").click()
+    expect(page.locator("#change-probe")).to_contain_text("saved v4")
     obey(agent)
     for name in ("interval", "checkpoint", "pause", "probe"):
-        expect(page.locator(f"#ack-{name}")).to_contain_text("applied at iteration 988")
+        expect(page.locator(f"#change-{name}")).to_contain_text("applied at iteration 988")
     expect(page.get_by_role("button", name="Resume checkpoints")).to_be_visible()
     expect(page.get_by_text("30 ms fetching and 12 ms preparing")).to_be_visible()
     page.get_by_role("button", name="Automatic", exact=True).click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v5")
+    expect(page.locator("#change-interval")).to_contain_text("saved v5")
 
 
 def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, agent: FakeAgent) -> None:
@@ -363,24 +363,24 @@ def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, a
     expect(dialog).to_contain_text("a safety checkpoint")
     dialog.get_by_role("button", name="Restore to 400").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 400")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
     obey(agent)
-    expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
+    expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
     expect(page.locator("#head")).to_contain_text("lineage 2")
     expect(page.locator("[data-part=summary]")).to_contain_text("2 lineages")
-    page.locator("#order").get_by_role("link", name="Undo").click()
+    page.locator("#restore-status").get_by_role("link", name="Undo").click()
     expect(page.get_by_role("dialog")).to_contain_text("back to iteration 988")
 
 
 def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
-    page.get_by_label("Go back to iteration").fill("417")
-    page.get_by_role("button", name="Look…").click()
+    page.get_by_label("Restore to iteration").fill("417")
+    page.get_by_role("button", name="Find").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Iteration 417 has no restore point.")
     dialog.get_by_role("link", name="Look at 400 instead").click()
     expect(dialog).to_contain_text("back to iteration 400?")
-    dialog.get_by_role("link", name="Keep training").click()
+    dialog.get_by_role("link", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert agent.desired().restore is None
 
@@ -400,10 +400,10 @@ def test_without_scripts_a_budget_is_set_and_a_restore_is_ordered(open_page: Ope
     page = open_page(f"/jobs/{agent.job}", scripts=False)
     page.locator("#budget").fill("2")
     page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1")
+    expect(page.locator("#change-budget")).to_contain_text("saved v1")
     page.get_by_role("link", name=re.compile("^Restore iteration 868,")).click()
     page.get_by_role("button", name="Restore to 868").click()
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 868")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 868")
     assert agent.desired().restore is not None
 
 

@@ -44,9 +44,9 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     open_page: Open, agent: FakeAgent
 ) -> None:
     page = live(open_page, agent)
-    line = page.locator("#ack-budget")
+    line = page.locator("#change-budget")
     page.locator("#budget").fill("1")
-    expect(page.locator("[data-draft=budget]")).to_have_text("draft, not saved")
+    expect(page.locator("[data-draft=budget]")).to_have_text("Not saved yet")
     page.get_by_role("button", name="Apply").click()
     expect(line).to_contain_text("saved v1 → on its way")
     expect(page.locator("[data-draft=budget]")).to_be_hidden()
@@ -56,7 +56,7 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     agent.train(70)
     agent.send()
     expect(line).to_contain_text("applied at iteration 200")
-    expect(line).to_contain_text("of them since")
+    expect(line).to_contain_text("of them since the change")
     page.get_by_role("button", name="Undo budget").click()
     expect(line).to_contain_text("saved v2")
     expect(page.locator("#budget")).to_have_value("1")
@@ -91,7 +91,7 @@ def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, a
     expect(page.locator("#why-interval")).to_contain_text("a checkpoint costs 320 ms")
     page.get_by_label("Policy").select_option("goodput")
     page.get_by_role("button", name="Use", exact=True).click()
-    expect(page.locator("#ack-policy")).to_contain_text("saved v1")
+    expect(page.locator("#change-policy")).to_contain_text("saved v1")
     page.locator("#every").fill("50")
     expect(page.locator("#every-preview")).to_contain_text("50 iterations")
     page.get_by_label("For how long").select_option("2 h")
@@ -108,14 +108,14 @@ def test_who_comes_second_to_a_restore_is_told_who_was_first(open_page: Open, ag
         expect(page.get_by_role("dialog")).to_contain_text("attempt 1 is running on node-3, 1 rank, supervised")
         expect(page.get_by_role("dialog")).to_contain_text("every byte against its digests")
     first.get_by_role("button", name="Restore to 80").click()
-    expect(first.locator("#order")).to_contain_text("Going back to iteration 80")
-    expect(second.locator("#order")).to_contain_text("Going back to iteration 80")
+    expect(first.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
+    expect(second.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
     second.get_by_role("button", name="Restore to 120").click()
     refusal = second.get_by_role("dialog").get_by_role("alert")
     expect(refusal).to_contain_text("a restore to iteration 80 is")
     second.keyboard.press("Escape")
     second.get_by_role("button", name="Cancel").click()
-    expect(first.locator("#order")).to_contain_text("cancelled")
+    expect(first.locator("#restore-status")).to_contain_text("cancelled")
     assert agent.desired().restore is None
 
 
@@ -126,11 +126,11 @@ def test_an_operator_restores_from_a_phone(open_page: Open, agent: FakeAgent) ->
     button = page.get_by_role("button", name="Restore to 80")
     expect(button).to_be_in_viewport()
     button.click()
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 80")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
     agent.obey(agent.desired())
     agent.send()
-    expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
-    expect(page.locator("#order").get_by_role("link", name="Undo")).to_be_visible()
+    expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
+    expect(page.locator("#restore-status").get_by_role("link", name="Undo")).to_be_visible()
 
 
 def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, served: Served) -> None:

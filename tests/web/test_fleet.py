@@ -20,7 +20,7 @@ def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
 def test_a_job_is_told_with_its_figures_and_their_windows(client: TestClient, agent: FakeAgent) -> None:
     page = client.get("/").text
     assert 'href="/jobs/char-gpt"' in page
-    assert "of 3.5 %, last 240 iterations" in page
+    assert "of 3.5 % budget, last 240 iterations" in page
     assert "every 40" in page
     assert "checkfreq" in page
     assert "No job has reported yet" not in page
@@ -137,7 +137,7 @@ def test_an_overhead_that_was_not_measured_yet_is_said_to_be_so(client: TestClie
     paced.measured_overhead, paced.measured_window_iterations = None, 0
     young.send()
     page = client.get("/").text
-    assert "of 3.5 %, not measured yet" in page
+    assert "of 3.5 % budget, not measured yet" in page
     assert "last 0 iterations" not in page
 
 

@@ -18,10 +18,10 @@ def test_the_page_tells_overhead_interval_exposure_and_the_newest_restore_point(
     client: TestClient, agent: FakeAgent
 ) -> None:
     page = client.get(JOB).text
-    assert "over the last 240 iterations" in page
+    assert "Over the last 240 iterations" in page
     assert "of 3.5 % budget" in page
     assert "a checkpoint costs 320 ms" in page
-    assert "if it died now" in page
+    assert "lost if the job crashed now" in page
     assert "Restore iteration 360, lineage 1" in page
 
 
@@ -31,8 +31,8 @@ def test_a_job_that_has_only_begun_has_a_page(client: TestClient) -> None:
     young.send()
     page = client.get("/jobs/young").text
     assert "No checkpoint yet." in page
-    assert "profiling the first iterations" in page
-    assert "Nobody has changed anything" in page
+    assert "Profiling the first iterations" in page
+    assert "No changes; using the script's settings" in page
     young.train(1)
     young.send()
     assert client.get("/jobs/young").status_code == 200
@@ -63,7 +63,16 @@ def test_a_crash_is_told_with_what_ended_the_attempt(client: TestClient, agent: 
 
 def test_the_live_part_brings_every_region_but_the_forms(client: TestClient, agent: FakeAgent) -> None:
     answer = client.get(f"{JOB}/live", headers={"HX-Request": "true"}).text
-    regions = ("head", "kpis", "order", "restore-points", "history", "ack-budget", "ack-interval", "ack-pause")
+    regions = (
+        "head",
+        "kpis",
+        "restore-status",
+        "restore-points",
+        "history",
+        "change-budget",
+        "change-interval",
+        "change-pause",
+    )
     for region in regions:
         assert f'hx-target="#{region}"' in answer
     assert 'name="budget"' not in answer
@@ -100,7 +109,7 @@ def fill_the_disk(agent: FakeAgent, checkpoints: int) -> None:
 
 
 def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient, agent: FakeAgent) -> None:
-    told = "15 checkpoints failed since the last durable one: <bdi>No space left on device</bdi>"
+    told = "15 checkpoints failed since the last durable checkpoint: <bdi>No space left on device</bdi>"
     assert "failed since" not in client.get(JOB).text
     fill_the_disk(agent, 15)
     for path in (JOB, f"{JOB}/live", f"{JOB}/points"):
@@ -108,7 +117,7 @@ def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient
         assert told in page
         assert 'data-state="failed"' not in page
         assert "Restore iteration 360, lineage 1" in page
-    assert "15 checkpoints failed, the first" in client.get(JOB).text
+    assert "15 checkpoints failed, first" in client.get(JOB).text
     assert "15 checkpoints failed" in client.get("/").text
     agent.train(agent.interval + 10)
     agent.send()
@@ -159,11 +168,11 @@ def test_what_went_well_is_history_after_two_minutes(
     agent.obey(agent.desired())
     agent.send()
     clock.now = agent.at + 119
-    assert "Went back to" in client.get(JOB).text
+    assert "Restored to" in client.get(JOB).text
     clock.now = agent.at + 121
     page = client.get(JOB).text
-    assert "Went back to" not in page
-    assert '<div id="order" aria-live="polite"></div>' in page
+    assert "Restored to" not in page
+    assert '<div id="restore-status" aria-live="polite"></div>' in page
     assert "to 120 from 400" in page
 
 
@@ -204,7 +213,7 @@ def test_a_parameter_that_is_not_understood_is_a_page_that_says_so(client: TestC
 def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
     part = client.get(f"{JOB}/goodput?window=all", headers={"HX-Request": "true"}).text
     assert "<html" not in part
-    assert "moved training forward" in part
+    assert "spent on training progress" in part
     assert '<rect data-bucket="productive" x="' in part
     assert "iterations that a crash or a restore threw away" in part
     assert " style=" not in part
@@ -217,7 +226,7 @@ def test_windows_that_there_are_not_are_told(client: TestClient, agent: FakeAgen
     for path in ("goodput?window=2d", "ranks?window=7d"):
         answer = client.get(f"{JOB}/{path}")
         assert answer.status_code == 422
-        assert "ask for one of" in answer.text
+        assert "use one of" in answer.text
 
 
 def test_no_age_and_no_counter_is_read_aloud_as_it_goes_on(client: TestClient, agent: FakeAgent) -> None:

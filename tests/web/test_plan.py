@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from holdfast.pacing import History, Profile, Settings
 from holdfast.pacing.failures import Failures
 from holdfast.pacing.outlook import outlook
-from holdfast_web.job.plan_picture import draw
+from holdfast_web.job.plan_plot import draw
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
@@ -55,30 +55,30 @@ def test_opened_it_is_a_part_of_the_page_and_by_itself_a_page(client: TestClient
 
 def test_the_answer_is_said_in_words_first(client: TestClient, agent: FakeAgent) -> None:
     said = text_of(answer(client))
-    assert re.match(r"Best: every 2,\d{3} iterations , \d+ min \d+ s, where \d\d\.\d+ % of the time moves", said)
-    assert re.search(
-        r"In force: every 40 iterations, [\d.]+ % ; that is 0\.\d+ GPU-hours a day behind the best", said
+    assert re.match(
+        r"Optimum: every 2,\d{3} iterations , \d+ min \d+ s, where \d\d\.\d+ % of the time is training", said
     )
-    assert "If it died now it would lose" in said
+    assert re.search(
+        r"In force: every 40 iterations, [\d.]+ % ; it loses 0\.\d+ GPU-hours/day vs. the optimum", said
+    )
+    assert "A crash loses" in said
 
 
 def test_an_override_is_priced_in_gpu_hours_and_gpus(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/interval", data={"version": "0", "every": "40"})
     said = text_of(answer(client, ranks="16384", mtbf="3.09h", every="100"))
-    found = re.search(
-        r"In force, fixed by hand: every 40 iterations, [\d.]+ % ; that is ([\d,]+) GPU-hours a day", said
-    )
+    found = re.search(r"In force, fixed: every 40 iterations, [\d.]+ % ; it loses ([\d,]+) GPU-hours/day", said)
     assert found
     assert int(found[1].replace(",", "")) > 1000
-    assert re.search(r"as if [\d,]+ of 16,384 GPUs stood still", said)
-    assert "Every 100 iterations would be" in said
+    assert re.search(r"equal to [\d,]+ of 16,384 GPUs idle", said)
+    assert "Every 100 iterations: " in said
 
 
 def test_a_page_with_an_override_shows_its_price_unasked(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/interval", data={"version": "0", "every": "50"})
     page = client.get(JOB).text
     assert re.search(r'<details class="panel plan" id="plan" open [^>]*hx-trigger="load"', page)
-    assert f'fixed by hand: <a href="{JOB}/plan">what it costs</a>' in page
+    assert f'Fixed at every 50 iterations. <a href="{JOB}/plan">Show the cost</a>' in page
 
 
 def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, agent: FakeAgent) -> None:
@@ -90,7 +90,7 @@ def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, 
     assert labels[1] == "in force, every 40"
     assert re.fullmatch(r"optimum, every [\d,]+", labels[2])
     assert 'class="limit"' in drawn
-    assert "over the budget of 3.5 %" in text_of(drawn)
+    assert "above the budget of 3.5 %" in text_of(drawn)
     assert "style=" not in drawn
 
 
@@ -100,7 +100,7 @@ def test_the_table_has_the_policies_and_who_decides_in_whose_place(client: TestC
     assert rows[:2] == ["optimum", "in force"]
     assert {"checkfreq", "goodput", "half the optimum", "twice the optimum"} <= set(rows)
     assert "fixed" not in rows
-    assert "fixed: checkfreq decides in its place here." in text_of(drawn)
+    assert "fixed: not applicable here; checkfreq is used." in text_of(drawn)
 
 
 def test_measured_and_assumed_figures_look_different(client: TestClient, agent: FakeAgent) -> None:
@@ -109,8 +109,8 @@ def test_measured_and_assumed_figures_look_different(client: TestClient, agent: 
         return {name: (kind, origin) for name, kind, origin in told}
 
     now = origins()
-    assert now["Cost of a checkpoint"] == now["Iteration"] == ("measured", "measured")
-    assert now["Time between failures"] == now["Restart"] == ("predicted", "assumed")
+    assert now["Checkpoint cost"] == now["Iteration time"] == ("measured", "measured")
+    assert now["Time between failures"] == now["Restart time"] == ("predicted", "assumed")
     assert origins(mtbf="3h")["Time between failures"] == ("predicted", "stated")
     figures = re.findall(r"<td[^>]*>(.*?)</td>", answer(client))
     shares = [figure for figure in figures if "%" in figure]
@@ -124,8 +124,8 @@ def test_failures_are_told_with_the_time_that_they_were_seen_in(client: TestClie
     agent.train(20)
     agent.send()
     told = text_of(answer(client))
-    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", told)
-    assert re.search(r"Restart measured [\d.]+ s as the last one took", told)
+    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % confidence:", told)
+    assert re.search(r"Restart time measured [\d.]+ s last restart", told)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_budget_is_in_percent_here_and_the_link_to_the_data_asks_the_same(
     assert link
     found = client.get(unescape(link[1])).json()["outlook"]
     assert (found["budget"], found["world_size"]) == (0.02, 64)
-    assert "over the budget of 2 %" in text_of(drawn)
+    assert "above the budget of 2 %" in text_of(drawn)
 
 
 def test_a_job_that_was_not_measured_yet_says_what_it_waits_for(client: TestClient) -> None:
@@ -173,7 +173,7 @@ def test_a_paused_job_has_nothing_in_force(client: TestClient, agent: FakeAgent)
     agent.pace()
     agent.send()
     drawn = answer(client)
-    assert "Nothing is in force: no checkpoints are taken." in text_of(drawn)
+    assert "No interval is set: no checkpoints are taken." in text_of(drawn)
     assert 'data-kind="present"' not in drawn
 
 
@@ -263,7 +263,7 @@ def test_what_is_typed_is_answered_at_once_and_stays(open_page: Open, trained: F
     expect(page.locator("#plan-error")).to_contain_text("'never' is not a time")
     page.locator("#plan-mtbf").fill("3h")
     expect(page.locator("#plan-error")).to_have_count(0)
-    expect(page.locator(".rests-on")).to_contain_text("stated")
+    expect(page.locator(".fact-grid")).to_contain_text("stated")
     page.locator("#plan-mtbf").press("Enter")
     expect(page.locator("#plan-mtbf")).to_have_value("3h")
     assert page.url.endswith(f"/jobs/{trained.job}")
@@ -274,16 +274,16 @@ def test_an_override_opens_it_with_the_page(open_page: Open, trained: FakeAgent)
     page = open_page(f"/jobs/{trained.job}")
     page.locator("#every").fill("50")
     page.get_by_role("button", name="Fix").click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v1")
+    expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.reload()
-    expect(page.locator(".plan-say")).to_contain_text("fixed by hand")
+    expect(page.locator(".plan-summary")).to_contain_text("fixed by hand")
 
 
 @pytest.mark.browser
 def test_it_follows_the_job_and_leaves_what_is_typed(open_page: Open, trained: FakeAgent) -> None:
     page = opened(open_page, trained)
     page.locator("#plan-mtbf").fill("3h")
-    expect(page.locator(".rests-on")).to_contain_text("stated")
+    expect(page.locator(".fact-grid")).to_contain_text("stated")
     trained.interval = 61
     trained.pace()
     trained.send()
@@ -296,12 +296,12 @@ def test_it_follows_the_job_and_leaves_what_is_typed(open_page: Open, trained: F
 def test_without_scripts_it_is_asked_on_a_page_of_its_own(open_page: Open, trained: FakeAgent) -> None:
     page = open_page(f"/jobs/{trained.job}", scripts=False)
     page.locator("#plan summary").click()
-    page.get_by_role("link", name="Weigh every interval").click()
+    page.get_by_role("link", name="Calculate every interval").click()
     page.locator("#plan-ranks").fill("64")
-    page.get_by_role("button", name="Weigh").click()
-    expect(page.locator(".rests-on")).to_contain_text("64")
+    page.get_by_role("button", name="Calculate").click()
+    expect(page.locator(".fact-grid")).to_contain_text("64")
     expect(page.locator("#plan-ranks")).to_have_value("64")
     page.locator("#plan-budget").fill("300")
-    page.get_by_role("button", name="Weigh").click()
+    page.get_by_role("button", name="Calculate").click()
     expect(page.locator("#plan-error")).to_contain_text("outside")
     expect(page.locator("#plan-budget")).to_have_value("300")

@@ -38,7 +38,7 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     page = open_page("/?search=keys-&sort=name")
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("Keys and gestures")
+    expect(page.get_by_role("dialog")).to_contain_text("Keyboard shortcuts")
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -59,7 +59,7 @@ def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open,
     page = open_page("/jobs/keyless")
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
     page.keyboard.press("?")
-    page.get_by_label("Keys of one character work").uncheck()
+    page.get_by_label("Enable single-key shortcuts").uncheck()
     page.keyboard.press("Escape")
     page.reload()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
@@ -69,7 +69,7 @@ def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open,
     assert not page.locator("#keys").is_visible()
     assert table.is_hidden()
     page.get_by_role("button", name="Keys", exact=True).click()
-    page.get_by_label("Keys of one character work").check()
+    page.get_by_label("Enable single-key shortcuts").check()
     page.keyboard.press("Escape")
     page.keyboard.press("t")
     expect(table).to_be_visible()
@@ -88,13 +88,13 @@ def test_the_theme_goes_from_the_systems_to_light_to_dark_and_back(open_page: Op
     page = open_page("/", theme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     button, seen = page.locator("[data-theme-toggle]"), []
-    for name in ("as the system", "light", "dark"):
+    for name in ("system", "light", "dark"):
         expect(button).to_have_attribute("aria-label", f"Theme: {name}")
         seen.append(page.evaluate(ground))
         page.reload()
         assert page.evaluate(ground) == seen[-1]
         button.click()
-    expect(button).to_have_attribute("aria-label", "Theme: as the system")
+    expect(button).to_have_attribute("aria-label", "Theme: system")
     assert seen[0] == seen[2] != seen[1]
 
 
@@ -188,9 +188,9 @@ def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
         expect(page.locator("#connection")).to_have_attribute("data-state", re.compile("reconnecting|stale"))
     job.bring_to_front()
     job.locator("#budget").fill("2")
-    expect(job.locator("[data-draft=budget]")).to_have_text("draft, not saved")
+    expect(job.locator("[data-draft=budget]")).to_have_text("Not saved yet")
     job.get_by_role("button", name="Apply").click()
-    expect(job.locator("[data-draft=budget]")).to_have_text("no answer: it may have been saved")
+    expect(job.locator("[data-draft=budget]")).to_have_text("No answer; the change may have been saved")
     expect(job.get_by_role("alert").filter(has_text="cannot be reached")).to_be_visible()
     restartable.again()
     agent.train(5)
@@ -199,7 +199,7 @@ def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
     expect(job.locator("#head")).to_contain_text("iteration 95")
     expect(job.locator("#budget")).to_have_value("2")
     job.get_by_role("button", name="Apply").click()
-    expect(job.locator("#ack-budget")).to_contain_text("saved v1")
+    expect(job.locator("#change-budget")).to_contain_text("saved v1")
     fleet.bring_to_front()
     expect(fleet.locator("#connection")).to_have_attribute("data-state", "live")
     expect(fleet.locator("#job-outlives")).to_contain_text("95")

@@ -64,7 +64,7 @@ def test_the_axis_is_iterations_or_time_and_the_address_says_which(open_page: Op
     expect(page.locator("[data-part=window]")).to_have_text(re.compile(r"\d\d:\d\d:\d\d – .*\d\d:\d\d:\d\d"))
     expect(page).to_have_url(re.compile("x=time"))
     over(page, "metric", 0.9)
-    expect(page.locator(".cross span")).to_contain_text("iteration")
+    expect(page.locator(".crosshair span")).to_contain_text("iteration")
     page.reload()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")  # keys move what is there
     expect(page.locator(".axis-name")).to_have_text("time")
@@ -128,9 +128,9 @@ def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
 
     page.route("**/timeline?*", fell_silent)
     page.goto(page.url + f"jobs/{agent.job}?x=time")
-    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"No word since \d\d:\d\d:\d\d\."))
+    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d\."))
     over(page, "metric", 0.99)
-    expect(page.locator("[data-part=tip]")).to_contain_text(re.compile(r"No word since \d\d:\d\d:\d\d"))
+    expect(page.locator("[data-part=tip]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d"))
     over(page, "metric", 0.8)
     expect(page.locator("[data-part=tip]")).to_be_hidden()
     page.unroute_all(behavior="wait")  # an answer that is being changed would outlive the page

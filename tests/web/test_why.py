@@ -41,7 +41,7 @@ def test_a_job_that_never_waited_says_so(client: TestClient) -> None:
     young = FakeAgent(over_client(client), job="young", started_at=NOW)
     young.start()
     young.send()
-    assert "No wait in this window" in client.get("/jobs/young/stalls").text
+    assert "No single wait in this window" in client.get("/jobs/young/stalls").text
 
 
 def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
@@ -50,7 +50,7 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
     clock.now = agent.at
     part = client.get(f"{JOB}/goodput?window=all", headers=HTMX).text
     rows = re.findall(
-        r'<td class="fall"><svg[^>]*><rect data-bucket="\w+" x="([\d.]+)" y="0" width="([\d.]+)"', part
+        r'<td class="waterfall"><svg[^>]*><rect data-bucket="\w+" x="([\d.]+)" y="0" width="([\d.]+)"', part
     )
     assert len(rows) >= 3
     first = rows[0]
@@ -83,7 +83,7 @@ def test_the_slowest_rank_comes_first_and_its_cells_are_the_darkest(
     steps = {rank: set(re.findall(r'data-step="(\w+)"', row)) - {"none"} for rank, row in rows}
     assert steps["2"] == {"4"}
     assert steps["1"] == {"0"}
-    assert "+50 % from the median" in rows[0][1]
+    assert "+50 % vs. median" in rows[0][1]
 
 
 def test_the_page_of_the_ranks_keeps_its_rows(
@@ -116,12 +116,12 @@ def test_a_checkpoint_tells_how_it_was_made_and_what_came_of_it(client: TestClie
     page = words(client.get(f"{JOB}/checkpoints/000000000120-1").text)
     assert "Size 102 MB" in page
     assert "Snapshot 140 ms" in page
-    assert "the one before it is 80 , 40 iterations earlier; the next is 160" in page
-    assert "lineage 2 began here" in page
-    assert "restored ordered by operator from iteration 400" in page
+    assert "previous: 80 , 40 iterations earlier; next: 160" in page
+    assert "lineage 2 Started here" in page
+    assert "restored Restore requested by operator at iteration 400" in page
     child = words(client.get(f"{JOB}/checkpoints/000000000160-2").text)
-    assert "lineage 2 begun at iteration 120, from checkpoint 000000000120-1" in child
-    assert "lineage 1 begun at the start" in child
+    assert "lineage 2 Started at iteration 120 from checkpoint 000000000120-1" in child
+    assert "lineage 1 Started with the job" in child
 
 
 def test_a_checkpoint_tells_of_its_restores_however_many_others_there_were_since(
@@ -134,7 +134,7 @@ def test_a_checkpoint_tells_of_its_restores_however_many_others_there_were_since
         agent.obey(agent.desired())
         agent.send()
     page = words(client.get(f"{JOB}/checkpoints/000000000120-1").text)
-    assert "restored ordered by operator from iteration 400" in page
+    assert "restored Restore requested by operator at iteration 400" in page
 
 
 def test_the_settings_then_are_those_that_the_agent_had(client: TestClient, agent: FakeAgent) -> None:
@@ -146,8 +146,8 @@ def test_the_settings_then_are_those_that_the_agent_had(client: TestClient, agen
     agent.send()
     (newest,) = client.get(f"/api/v1{JOB}/checkpoints?limit=1").json()["checkpoints"]
     before = words(client.get(f"{JOB}/checkpoints/000000000360-1").text)
-    assert "Settings then" not in before
-    assert "Settings then: v1" in words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
+    assert "Settings at that time" not in before
+    assert "Settings at that time: v1" in words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
 
 
 def test_two_checkpoints_stand_side_by_side(client: TestClient, agent: FakeAgent) -> None:

@@ -1,4 +1,8 @@
-"""The dashboard: pages and fragments rendered by the server, and the static files that they use."""
+"""The dashboard: pages and fragments rendered by the server, and their static files.
+
+Each area has a folder with its routes, contexts (typed template variables) and templates; `shared` has the rest.
+Entry point: `create_app`. May import holdfast_server and holdfast.
+"""
 
 from __future__ import annotations
 
@@ -35,5 +39,5 @@ web = Web(_routers, static_app, error_page)
 def create_app(
     settings: ServerSettings, *, database: Database | None = None, clock: Callable[[], float] = time.time
 ) -> FastAPI:
-    """The server with its dashboard, as an ASGI application."""
+    """Return the server with the dashboard as an ASGI application."""
     return create_server(settings, web=web, database=database, clock=clock)

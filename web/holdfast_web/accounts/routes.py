@@ -1,4 +1,4 @@
-"""Signing in and out, and the two links that work once. Every form works without scripts."""
+"""Signing in and out, first set-up, password links. Every form works without scripts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from holdfast_server.dependencies import Asker, Clock, Config, Db
 from holdfast_server.errors import DeadLink, NotSignedIn, Refused, TooManyTries
 from holdfast_server.settings import ServerSettings
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import PageRoute, Text, headers_of, local
+from holdfast_web.shared.routing import PageRoute, Text, headers_of, local_path
 
 STATE_COOKIE = "holdfast_provider"
 DEVICE_SECONDS = 365 * 86400
-AGAIN = "This action needs a password typed within the hour: sign in and repeat it."
+AGAIN = "This action needs a sign-in within the last hour. Sign in and try again."
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -40,19 +40,18 @@ class LoginPage(View):
     template: ClassVar[str] = "accounts/login.html"
     accounts: bool
     then: str
-    """The path to go on to."""
+    """The path to open after the sign-in."""
     refused: str = ""
     name: str = ""
-    """As it was typed."""
     provider: str = ""
-    """What the button of the identity provider says."""
+    """The label of the identity provider's button."""
     empty: bool = False
-    """Nobody can sign in yet: the server waits to be set up."""
+    """Whether the server is not set up yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkPage(View):
-    """Where a link leads that works once: to set the server up, or to a new password."""
+    """The target page of a one-time link: first set-up, or a new password."""
 
     template: ClassVar[str] = "accounts/link.html"
     setup: bool
@@ -77,7 +76,7 @@ async def _login_page(request: Request, db: Db, then: str, *, refused: str = "",
             empty = not await people.anybody(session)
     return LoginPage(
         accounts=accounts,
-        then=local(then),
+        then=local_path(then),
         refused=refused,
         name=name,
         provider=provider.settings.label if accounts and provider else "",
@@ -110,13 +109,13 @@ async def login(
 async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
     door = request.app.state.door
     if not isinstance(door, SharedSecret):
-        return RedirectResponse(local(then), 303)  # nobody has to sign in here
+        return RedirectResponse(local_path(then), 303)  # this server needs no sign-in
     try:
         await allowances.take_from_address(db, visitor(request).address, now=now)
     except TooManyTries as refusal:
         return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
     if not door.is_it(token):
-        refused = "This is not the server's token." if token.strip() else "Type the server's token."
+        refused = "Wrong token." if token.strip() else "Enter the token."
         return (await _login_page(request, db, then, refused=refused)).response(401)
     return signed_in(request, await door.begin(now=now), then)
 
@@ -137,7 +136,7 @@ async def logout(request: Request, db: Db, clock: Clock, asker: Asker) -> Respon
     return response
 
 
-# ---- links that work once -------------------------------------------------------------------
+# ---- one-time links ------------------------------------------------------------------------
 
 
 @router.get("/setup")
@@ -187,7 +186,7 @@ async def to_provider(
     if provider is None or not request.app.state.door.accounts:
         return RedirectResponse("/login", 303)
     address, state = await provider.begin(
-        db, visitor(request), back=_back(request, config), then=local(then), now=clock()
+        db, visitor(request), back=_back(request, config), then=local_path(then), now=clock()
     )
     response = RedirectResponse(address, 303)
     _set_cookie(request, response, STATE_COOKIE, state, seconds=int(HANDSHAKE_SECONDS))
@@ -218,7 +217,7 @@ def _back(request: Request, config: ServerSettings) -> str:
     return public_address(request, config) + CALLBACK
 
 
-# ---- what these share -----------------------------------------------------------------------
+# ---- shared helpers --------------------------------------------------------------------------
 
 
 def public_address(request: Request, config: ServerSettings) -> str:
@@ -235,7 +234,7 @@ def visitor(request: Request) -> Visitor:
 
 
 def signed_in(request: Request, secret: str, then: str, *, device: str | None = None) -> Response:
-    response = RedirectResponse(local(then), 303)
+    response = RedirectResponse(local_path(then), 303)
     _set_cookie(request, response, COOKIE, secret, seconds=int(sign_ins.LASTS_SECONDS))
     remember_device(request, response, device)
     return response

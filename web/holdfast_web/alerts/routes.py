@@ -20,7 +20,7 @@ from holdfast_server.fleet import projects_of
 from holdfast_server.requests import request_id
 from holdfast_web.alerts import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import Htmx, PageRoute, Text, local, status_of
+from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path, status_of
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
@@ -86,7 +86,7 @@ def _done(back: str, htmx: bool) -> Response:
     """Make the page refresh itself; without scripts, redirect to it."""
     if htmx:
         return Response(status_code=204, headers={"HX-Trigger": "holdfast:now"})
-    return RedirectResponse(local(back), 303)
+    return RedirectResponse(local_path(back), 303)
 
 
 # ---- rules ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The audit log as a page, and as files to keep elsewhere."""
+"""The audit log as a page, and as CSV and JSON files."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class AuditPage(View):
     template: ClassVar[str] = "audit/audit.html"
     entries: list[AuditEntry]
     filters: dict[str, str]
-    """By name, as they stand in the address."""
+    """The filters by name."""
     actions: list[str]
     older: int | None
-    """From which row on the next page begins; None: there is none."""
+    """The row before which the next page starts; None on the last page."""
     query: str
-    """The filters again, for the addresses of the exports and of the next page."""
+    """The filters as a query string."""
     now: float
 
 
@@ -89,7 +89,7 @@ async def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> 
 
 
 async def _pages(db: Database, asked: Question) -> AsyncIterator[list[AuditEntry]]:
-    """Each in a look of its own: a log of any length holds neither memory nor the database's view."""
+    """Read in pages, each in its own transaction, so that a long log holds no memory and no snapshot."""
     while True:
         async with db.read() as session:
             page = await audit.entries(session, asked, limit=EXPORTED_AT_ONCE)
@@ -114,7 +114,7 @@ def _lines(rows: list[tuple[str, ...]]) -> str:
 def _cell(entry: AuditEntry, column: str) -> str:
     value = getattr(entry, column)
     text = iso(value) if column == "at" else "" if value is None else str(value)
-    # a spreadsheet would take such a cell for a formula, and run it
+    # a spreadsheet would run such a cell as a formula
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 

@@ -13,28 +13,28 @@ from holdfast_server.db import Database
 from holdfast_server.summaries import job_summary
 from holdfast_server.timeline import story
 from holdfast_server.verifications import IN_REACH
-from holdfast_web.job.context import EDITS_MOST, Ack, Typed
+from holdfast_web.job.context import EDITS_MOST, ChangeStatus, FieldInput
 from holdfast_web.shared.filters import age
 from holdfast_web.shared.render import View
 
 STATES = {
-    "snapshot": "still being copied", "persisting": "still being written", "failed": "one that failed",
+    "snapshot": "still being copied", "persisting": "still being written", "failed": "failed",
     "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
 }  # fmt: skip
 TENSORS_SHOWN = 40
-MOST_NAME = 100
-"""Characters of a job's name."""
+MAX_NAME = 100
+"""Maximum length of a job name in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationPart(View):
-    """Whether it was read back, and what was found."""
+    """The state and verdict of the verification."""
 
     template: ClassVar[str] = "checkpoint/_verification.html"
     job: JobSummary
     verification: Verification
-    told: bool
-    """The job has shown to hold the request."""
+    delivered: bool
+    """Whether the job received the request."""
     readable: bool
     verify_refusal: str = ""
     now: float
@@ -42,13 +42,13 @@ class VerificationPart(View):
 
 @dataclass(frozen=True, kw_only=True)
 class TensorsPart(View):
-    """What its tensors come to, beside those of another."""
+    """The tensor summary, compared with another checkpoint if one is chosen."""
 
     template: ClassVar[str] = "checkpoint/_tensors.html"
     job: JobSummary
     table: Tensors
     measurable: bool
-    """Both are in the store, and nobody has asked yet."""
+    """Whether the difference can be requested: both are in the store and no request is open."""
     shown: int
     measured: str
 
@@ -59,15 +59,15 @@ class CheckpointPage(View):
     job: JobSummary
     story: CheckpointStory
     other: CheckpointStory | None
-    """What it is compared with."""
-    pin: Ack | None
-    """How far the last word on its pin has come."""
-    label: Typed
+    """The checkpoint to compare with."""
+    pin: ChangeStatus | None
+    """The progress of the newest pin change."""
+    label: FieldInput
     refusal: str
-    """Why it was not pinned."""
+    """The reason why the pin change was refused."""
     family: Family
-    fork: Typed
-    """What the fork is to be called whose command is shown."""
+    fork: FieldInput
+    """The name of the new job in the fork command."""
     verify: VerificationPart
     tensors: TensorsPart
     states: dict[str, str] = field(default_factory=lambda: STATES)
@@ -76,19 +76,19 @@ class CheckpointPage(View):
 
 
 async def checkpoint_page(
-    db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: Typed | None = None,
+    db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: FieldInput | None = None,
     refusal: str = "", verify_refusal: str = "", all_tensors: bool = False, fork: str = "",
 ) -> CheckpointPage:  # fmt: skip
-    summary, told = await job_summary(db, job, now=now), await story(db, job, checkpoint)
+    summary, this = await job_summary(db, job, now=now), await story(db, job, checkpoint)
     that = await story(db, job, other) if other else None
-    table = await control.tensors(db, job, told.checkpoint.id, that.checkpoint.id if that else None)
-    points = [told.checkpoint, *([that.checkpoint] if that else [])]
-    asked = told.verification.open and that is not None and told.verification.against == that.checkpoint.id
+    table = await control.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
+    points = [this.checkpoint, *([that.checkpoint] if that else [])]
+    asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
     return CheckpointPage(
         job=summary,
-        story=told,
+        story=this,
         other=that,
-        verify=verification_part(summary, told, now, refusal=verify_refusal),
+        verify=verification_part(summary, this, now, refusal=verify_refusal),
         tensors=TensorsPart(
             job=summary,
             table=table,
@@ -99,38 +99,42 @@ async def checkpoint_page(
         pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
         family=await summaries.family(db, job),
         fork=_named(fork.strip()),
-        label=typed or Typed(value=told.checkpoint.label or ""),
+        label=typed or FieldInput(value=this.checkpoint.label or ""),
         refusal=refusal,
         now=now,
     )
 
 
 def verification_part(
-    job: JobSummary, told: CheckpointStory, now: float, *, refusal: str = ""
+    job: JobSummary, this: CheckpointStory, now: float, *, refusal: str = ""
 ) -> VerificationPart:
-    found = told.verification
+    found = this.verification
     return VerificationPart(
         job=job,
         verification=found,
-        told=found.request <= job.delivered_version,
-        readable=told.checkpoint.state in IN_REACH,
+        delivered=found.request <= job.delivered_version,
+        readable=this.checkpoint.state in IN_REACH,
         verify_refusal=refusal,
         now=now,
     )
 
 
-def _named(fork: str) -> Typed:
+def _named(fork: str) -> FieldInput:
     try:
-        return Typed(value=validate_job(fork) if fork else "")
+        return FieldInput(value=validate_job(fork) if fork else "")
     except ValueError as error:
-        return Typed(value=fork[:MOST_NAME], error=str(error) if len(fork) <= MOST_NAME else "that is too long")
+        return FieldInput(
+            value=fork[:MAX_NAME], error=str(error) if len(fork) <= MAX_NAME else "the name is too long"
+        )
 
 
-def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> Ack | None:
+def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> ChangeStatus | None:
     def is_about_it(edit: Edit) -> bool:
         return any(change.field in ("pin", "unpin") and change.after == checkpoint for change in edit.changes)
 
     newest = max(filter(is_about_it, edits), key=lambda edit: edit.version, default=None)
     if newest is None:
         return None
-    return Ack(edit=newest, alive=job.alive, delivered=newest.version <= job.delivered_version, undoable=False)
+    return ChangeStatus(
+        edit=newest, alive=job.alive, delivered=newest.version <= job.delivered_version, undoable=False
+    )

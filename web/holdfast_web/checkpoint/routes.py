@@ -15,7 +15,7 @@ from holdfast_server.errors import InvalidSetting, NotPossible
 from holdfast_server.summaries import job_summary
 from holdfast_server.timeline import story
 from holdfast_web.checkpoint import context
-from holdfast_web.job.context import Typed
+from holdfast_web.job.context import FieldInput
 from holdfast_web.shared.routing import PageRoute, Text, status_of
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
@@ -34,7 +34,7 @@ async def checkpoint_page(
 
 @router.get("/jobs/{job}/checkpoints/{checkpoint}/verification")
 async def verification(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
-    """While it is read. Its verdict changes more than this part of the page, which then is loaded anew."""
+    """Return the progress of a verification; after the verdict, make the browser reload the page."""
     now = clock()
     part = context.verification_part(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
@@ -65,7 +65,7 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned:
     except NotPossible as refusal:
         page = await context.checkpoint_page(db, job, checkpoint, now, refusal=str(refusal))
         return page.response(status_of(refusal))
-    return _back(job, checkpoint, "keep")
+    return _back(job, checkpoint, "retention-section")
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/label")
@@ -75,10 +75,10 @@ async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label
         await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:
         page = await context.checkpoint_page(
-            db, job, checkpoint, now, typed=Typed(value=label, error=str(refusal))
+            db, job, checkpoint, now, typed=FieldInput(value=label, error=str(refusal))
         )
         return page.response(status_of(refusal))
-    return _back(job, checkpoint, "keep")
+    return _back(job, checkpoint, "retention-section")
 
 
 def _back(job: str, checkpoint: str, part: str, other: str = "") -> Response:

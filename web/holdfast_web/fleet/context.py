@@ -1,4 +1,4 @@
-"""The fleet page: one page of jobs, and the way to the others."""
+"""Views of the fleet page."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
 ORDERS: dict[Order, str] = {
-    "living": "running first",
-    "name": "by name",
-    "heard": "heard last first",
-    "iteration": "most iterations first",
-    "status": "by status",
-    "risk": "most at risk first",
-    "overhead": "furthest over budget first",
-    "durable": "oldest checkpoint first",
+    "living": "Running first",
+    "name": "Name",
+    "heard": "Latest report first",
+    "iteration": "Most iterations first",
+    "status": "Status",
+    "risk": "Most unsaved work first",
+    "overhead": "Furthest over budget first",
+    "durable": "Oldest checkpoint first",
 }
 GOODPUT_WINDOW: ShortWindow = "1h"
 LATE_INTERVALS = 2
-"""A checkpoint this many intervals old is late."""
-NEIGHBOURS = 2
-"""Pages on either side of the one that is shown, to go to directly."""
+"""Age, in intervals, from which the newest checkpoint is late."""
+NEIGHBORS = 2
+"""Number of links to pages before and after the current one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """The address of the same question with something else about it."""
+class FleetLinks:
+    """Addresses of the same query with one parameter changed."""
 
     question: Question
 
@@ -53,7 +53,7 @@ class Links:
         return self._to(replace(self.question, status=status, page=1))
 
     def _to(self, question: Question) -> str:
-        said = {
+        parameters = {
             "search": question.search,
             "status": question.status or "",
             "project": question.project or "",
@@ -62,20 +62,20 @@ class Links:
             "size": "" if question.size == PAGE_ROWS else str(question.size),
             "page": "" if question.page == 1 else str(question.page),
         }
-        query = urlencode({name: value for name, value in said.items() if value})
+        query = urlencode({name: value for name, value in parameters.items() if value})
         return f"/?{query}" if query else "/"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Jobs of one project, as far as they are on this page; or all of them, where they are not told apart."""
+class JobGroup:
+    """The jobs of one project on this page, or all jobs when they are not grouped."""
 
     project: str
     jobs: list[JobSummary]
 
     @property
     def gpu_hours(self) -> float:
-        """At risk now."""
+        """Return the unsaved work of the group."""
         return sum(job.exposure_gpu_hours or 0.0 for job in self.jobs)
 
 
@@ -84,19 +84,19 @@ class FleetRows(View):
     template: ClassVar[str] = "fleet/fleet_live.html"
     page_template: ClassVar[str] = "fleet/fleet.html"
     fleet: Fleet
-    groups: list[Group]
+    groups: list[JobGroup]
     question: Question
-    links: Links
+    links: FleetLinks
     pages: list[int | None]
-    """To go to; None where some are left out."""
+    """Page numbers to link; None marks a gap."""
     alerts: dict[str, list[Alert]]
-    """What fires, by job, the gravest first."""
+    """Open alerts by job, most severe first."""
     goodput: dict[str, float]
-    """Over the last hour, by job."""
+    """Goodput of the last hour by job."""
     late: frozenset[str]
-    """Jobs whose last checkpoint is older than it should be."""
+    """Jobs whose newest checkpoint is too old."""
     server: str
-    """The address that agents are to be given."""
+    """The address for agents."""
     orders: dict[Order, str] = field(default_factory=lambda: ORDERS)
     sizes: tuple[int, ...] = SIZES
     now: float
@@ -104,7 +104,7 @@ class FleetRows(View):
 
 @dataclass(frozen=True, kw_only=True)
 class BulkPage(View):
-    """What became of each of several jobs that were changed at once."""
+    """The results of one change to several jobs."""
 
     template: ClassVar[str] = "fleet/bulk.html"
     outcomes: list[BulkOutcome]
@@ -115,15 +115,13 @@ class BulkPage(View):
 def question_of(
     *, search: str, status: str, project: str, group: str, sort: str, page: str, size: str
 ) -> Question:
-    """As an address says it; an empty field is one that says nothing. Raises InvalidSetting."""
+    """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
     if status and status not in STATUSES:
-        raise InvalidSetting("status", f"no job is ever {status!r}: ask for one of {', '.join(STATUSES)}")
+        raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
     if sort and sort not in get_args(Order):
-        raise InvalidSetting(
-            "sort", f"jobs are not sorted by {sort!r}, but by one of {', '.join(get_args(Order))}"
-        )
+        raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(Order))}")
     if group not in ("", "project"):
-        raise InvalidSetting("group", f"jobs are not grouped by {group!r}, but by project")
+        raise InvalidSetting("group", f"unknown group {group!r}; use project")
     return Question(
         search=search,
         status=status or None,
@@ -139,7 +137,7 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
     if not typed:
         return default
     if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= most):
-        raise InvalidSetting(name, f"{name} {typed!r} is no number from 1 to {most}")
+        raise InvalidSetting(name, f"{name} {typed!r} must be a number from 1 to {most}")
     return int(typed)
 
 
@@ -152,9 +150,9 @@ async def fleet_rows(db: Database, question: Question, *, server: str, now: floa
     shown = replace(question, page=fleet.page)
     return FleetRows(
         fleet=fleet,
-        groups=_groups(fleet.jobs) if question.grouped else [Group("", fleet.jobs)],
+        groups=_groups(fleet.jobs) if question.grouped else [JobGroup("", fleet.jobs)],
         question=shown,
-        links=Links(shown),
+        links=FleetLinks(shown),
         pages=_pages(fleet.page, fleet.pages),
         alerts=alerts,
         goodput=shares,
@@ -165,13 +163,13 @@ async def fleet_rows(db: Database, question: Question, *, server: str, now: floa
     )
 
 
-def _groups(jobs: list[JobSummary]) -> list[Group]:
-    """They come sorted by project."""
-    return [Group(project, list(of_project)) for project, of_project in groupby(jobs, attrgetter("project"))]
+def _groups(jobs: list[JobSummary]) -> list[JobGroup]:
+    """JobGroup jobs that are sorted by project."""
+    return [JobGroup(project, list(of_project)) for project, of_project in groupby(jobs, attrgetter("project"))]
 
 
 def _late(job: JobSummary, now: float) -> bool:
-    """Of a living job, whether twice the time has passed in which the next checkpoint was to be durable."""
+    """Return whether a running job has no durable checkpoint for more than `LATE_INTERVALS` intervals."""
     if not job.alive or job.interval is None or not job.iterations_per_second or job.desired.paused:
         return False
     since = job.last_durable.at if job.last_durable else job.started_at
@@ -179,7 +177,7 @@ def _late(job: JobSummary, now: float) -> bool:
 
 
 def _pages(page: int, pages: int) -> list[int | None]:
-    near = range(max(1, page - NEIGHBOURS), min(pages, page + NEIGHBOURS) + 1)
+    near = range(max(1, page - NEIGHBORS), min(pages, page + NEIGHBORS) + 1)
     shown: list[int | None] = []
     for number in sorted({1, *near, pages}):
         before = shown[-1] if shown else 0

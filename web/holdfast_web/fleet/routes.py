@@ -17,11 +17,11 @@ from holdfast_server.dependencies import Asker, Changes, Clock, Db, StreamPlace
 from holdfast_server.fleet import Question
 from holdfast_web.fleet import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import PageRoute, Text, local
+from holdfast_web.shared.routing import PageRoute, Text, local_path
 
 TICK_SECONDS = 5.0
-PAUSE_SECONDS = 0.5
-"""Shortest time from tick to tick of the whole fleet."""
+MIN_TICK_SECONDS = 0.5
+"""Minimum time between ticks."""
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -64,10 +64,10 @@ async def set_budgets(
     db: Db, clock: Clock, asker: Asker, budget: Text, job: Annotated[list[str] | None, Form()] = None,
     back: Text = "/",
 ) -> Response:  # fmt: skip
-    """One budget for the selected jobs. The page that answers names what became of each."""
+    """Set one budget for the selected jobs; answer with the result for each."""
     wanted = forms.budget_from_percent(budget)
     outcomes = await control.set_budgets(db, job or [], wanted, asker=asker, now=clock())
-    return context.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local(back)).response()
+    return context.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local_path(back)).response()
 
 
 @router.get("/fleet/stream", response_class=EventSourceResponse, dependencies=[StreamPlace])
@@ -75,5 +75,5 @@ async def fleet_stream(changes: Changes, clock: Clock) -> AsyncIterator[ServerSe
     with changes.subscribe(None) as subscription:
         while not changes.closed:
             yield ServerSentEvent(data={"at": clock()}, event="tick")
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(MIN_TICK_SECONDS)
             await subscription.wait(TICK_SECONDS)

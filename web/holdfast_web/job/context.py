@@ -1,4 +1,4 @@
-"""What each page and fragment shows: gathered from the server's questions, typed for its template."""
+"""Views of the job page: its live parts, forms, dialogs and plan."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from holdfast_server.errors import Conflict, InvalidSetting, NoSuchCheckpoint, N
 from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_web.alerts.context import SILENCES
 from holdfast_web.fleet.context import GOODPUT_WINDOW
-from holdfast_web.job.plan_picture import Picture, draw
+from holdfast_web.job.plan_plot import PlanPlot, draw
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
 EDITS_SHOWN, EDITS_MOST = 8, 200
+NOTICES_SHOWN = 8
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
-"""How long a finished restore, and one that went wrong, stays beside the timeline before it is history only."""
+"""How long the banner of a completed and of a failed restore stays on the page."""
 FAILURES = ("failed", "expired")
 POLICIES = {
     "checkfreq": "as often as the budget allows",
-    "goodput": "what loses least time overall",
-    "young-daly": "by the rate of failures",
+    "goodput": "least lost time",
+    "young-daly": "from the failure rate",
 }
 HOLDS = (
-    ("", "until I say so"),
+    ("", "until changed"),
     ("30 min", "for 30 min"),
     ("2 h", "for 2 h"),
     ("8 h", "for 8 h"),
-    ("24 h", "for a day"),
+    ("24 h", "for 24 h"),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ack:
-    """What became of the newest change of one setting."""
+class ChangeStatus:
+    """The progress of the newest change of one setting: saved, delivered, applied."""
 
     edit: Edit
     alive: bool
     delivered: bool
     undoable: bool
-    """By taking back what it changed, as long as nothing newer did."""
 
     @property
     def applied(self) -> bool:
@@ -66,16 +66,16 @@ class Ack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Typed:
-    """What is in a field, and why it was refused."""
+class FieldInput:
+    """The text of a form field and why it was refused."""
 
     value: str
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preview(View):
-    """What the plan expects, beside what is measured now and expected of the interval in force."""
+class PreviewPart(View):
+    """Predictions for the typed settings next to measurements and predictions for the current ones."""
 
     template: ClassVar[str] = "job/_preview.html"
     job: JobSummary
@@ -86,77 +86,93 @@ class Preview(View):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Controls(View):
+class ControlsPart(View):
     template: ClassVar[str] = "job/_controls.html"
     job: JobSummary
-    budget: Typed
-    every: Typed
-    retention: Typed
+    budget: FieldInput
+    every: FieldInput
+    retention: FieldInput
     conflict: Conflict | None
-    retried: str
-    """Which form met the conflict."""
+    conflict_form: str
+    """The form that met the conflict."""
     policy: str | None
-    """What is chosen; None: the script's own."""
+    """The chosen policy; None for the script's default."""
     hold: str = ""
-    """For how long an interval is to be held, one of `holds`."""
-    preview: Preview
-    acks: dict[str, Ack]
+    """How long a fixed interval applies: a key of `holds`."""
+    preview: PreviewPart
+    changes: dict[str, ChangeStatus]
     policies: dict[str, str] = field(default_factory=lambda: POLICIES)
     holds: tuple[tuple[str, str], ...] = HOLDS
     now: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobFacts(View):
-    """What changes by itself while a page is open."""
+class PointsPart(View):
+    """The table of restore points."""
 
-    template: ClassVar[str] = "job/job_live.html"
+    template: ClassVar[str] = "job/_points.html"
     job: JobSummary
-    stall_window: int
     points: list[CheckpointRow]
     points_limit: int
-    orders: list[Order]
-    order: Order | None
-    """The one whose progress is shown."""
-    edits: list[Edit]
-    edits_limit: int
-    more_edits: bool
-    notices: list[NoticeRow]
     family: Family
-    alerts: list[Alert]
-    silences: tuple[tuple[int, str], ...] = SILENCES
-    acks: dict[str, Ack]
-    goodput: float | None
-    """Over the last hour."""
     now: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPage(JobFacts):
+class HistoryPart(View):
+    """Edited settings, restores and notices."""
+
+    template: ClassVar[str] = "job/_history.html"
+    job: JobSummary
+    orders: list[Order]
+    edits: list[Edit]
+    edits_limit: int
+    more_edits: bool
+    notices: list[NoticeRow]
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLive(PointsPart, HistoryPart):
+    """The parts of the page that refresh while it is open."""
+
+    template: ClassVar[str] = "job/job_live.html"
+    stall_window: int
+    order: Order | None
+    """The restore that the banner shows."""
+    alerts: list[Alert]
+    silences: tuple[tuple[int, str], ...] = SILENCES
+    changes: dict[str, ChangeStatus]
+    goodput: float | None
+    """Goodput of the last hour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPage(JobLive):
     template: ClassVar[str] = "job/job.html"
-    controls: Controls
+    controls: ControlsPart
     parquet: bool
-    """Whether the server can write it."""
+    """Whether the server can export Parquet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanAnswer(View):
-    """Every interval weighed, or why what was typed cannot be."""
+    """The predicted cost of each interval, or why the inputs were refused."""
 
     template: ClassVar[str] = "job/_plan_answer.html"
     job: str
     plan: JobPlan
-    picture: Picture | None
+    plot: PlanPlot | None
     query: str = ""
-    """The same question to the API."""
+    """The query string of the same request to the API."""
     error: str = ""
     field: str = ""
-    """Which field it is that cannot be."""
+    """The field that was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPart(View):
-    """The fields of the question, with the answer."""
+    """The inputs of the plan with the answer."""
 
     template: ClassVar[str] = "job/_plan.html"
     page_template: ClassVar[str] = "job/plan.html"
@@ -172,11 +188,11 @@ class RestoreDialog(View):
     job: JobSummary
     preview: RestorePreview | None
     asked: str
-    """The iteration that was typed, as it was typed."""
+    """The iteration as typed."""
     refusal: str
     nearest: CheckpointRow | None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Names this click: sent twice, it is the same order."""
+    """Idempotency key: a form that is sent twice requests one restore."""
     now: float
 
 
@@ -190,7 +206,7 @@ class DeleteDialog(View):
 
 
 def shown_order(orders: list[Order], now: float) -> Order | None:
-    """The open order, or the newest one while its outcome is still news."""
+    """Return the open restore, or the newest one for a while after it ended."""
     if not orders:
         return None
     newest = next((order for order in orders if order.open), orders[0])
@@ -199,50 +215,62 @@ def shown_order(orders: list[Order], now: float) -> Order | None:
     return newest if newest.open or now - moved_at < shown_seconds else None
 
 
-def told_edits(edits: list[Edit]) -> list[Edit]:
-    """Those in which a setting became another one; restores have a list of their own."""
-    return [
+async def points_part(db: Database, job: JobSummary, *, now: float, limit: int) -> PointsPart:
+    return PointsPart(
+        job=job,
+        points=await timeline.restore_points(db, job.job, limit=limit, in_store=True),
+        points_limit=limit,
+        family=await summaries.family(db, job.job),
+        now=now,
+    )
+
+
+async def history_part(
+    db: Database, job: JobSummary, *, now: float, limit: int, edits: list[Edit] | None = None
+) -> HistoryPart:
+    if edits is None:
+        edits = await timeline.edits(db, job.job, limit=EDITS_MOST)
+    # restores have their own list
+    changed = [
         edit
         for edit in edits
         if any(change.field != "restore" and change.before != change.after for change in edit.changes)
     ]
-
-
-async def job_facts(
-    db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN
-) -> JobFacts:
-    async with db.one_view():
-        return await _job_facts(db, name, now=now, points_limit=points_limit, edits_limit=edits_limit)
-
-
-async def _job_facts(db: Database, name: str, *, now: float, points_limit: int, edits_limit: int) -> JobFacts:
-    job = await summaries.job_summary(db, name, now=now)
-    orders = await timeline.orders(db, name)
-    edits = await timeline.edits(db, name, limit=EDITS_MOST)
-    told = told_edits(edits)
-    return JobFacts(
+    return HistoryPart(
         job=job,
-        stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
-        points=await timeline.restore_points(db, name, limit=points_limit, in_store=True),
-        points_limit=points_limit,
-        orders=orders,
-        order=shown_order(orders, now),
-        edits=told[:edits_limit],
-        edits_limit=edits_limit,
-        more_edits=len(told) > edits_limit,
-        notices=await timeline.notices(db, name, limit=8),
-        alerts=(await incidents.open_of_jobs(db, [name], now=now)).get(name, []),
-        acks=acks_of(edits, job),
-        family=await summaries.family(db, name),
-        goodput=(await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)).get(name),
+        orders=await timeline.orders(db, job.job),
+        edits=changed[:limit],
+        edits_limit=limit,
+        more_edits=len(changed) > limit,
+        notices=await timeline.notices(db, job.job, limit=NOTICES_SHOWN),
         now=now,
+    )
+
+
+async def job_live(
+    db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN
+) -> JobLive:
+    async with db.one_view():
+        job = await summaries.job_summary(db, name, now=now)
+        edits = await timeline.edits(db, name, limit=EDITS_MOST)
+        points = await points_part(db, job, now=now, limit=points_limit)
+        history = await history_part(db, job, now=now, limit=edits_limit, edits=edits)
+        alerts = await incidents.open_of_jobs(db, [name], now=now)
+        shares = await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)
+    return JobLive(
+        **values(points) | values(history),
+        stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
+        order=shown_order(history.orders, now),
+        alerts=alerts.get(name, []),
+        changes=newest_changes(edits, job),
+        goodput=shares.get(name),
     )
 
 
 async def restore_dialog(
     db: Database, name: str, *, now: float, checkpoint: str = "", asked: str = "", refusal: str = ""
 ) -> RestoreDialog:
-    """What going back would mean; for a typed iteration, the point at it or the offer of an earlier one."""
+    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one."""
     job = await summaries.job_summary(db, name, now=now)
     nearest = None
     try:
@@ -262,79 +290,82 @@ async def restore_dialog(
 
 def _sentence(error: Refused) -> str:
     if isinstance(error, NoSuchCheckpoint):
-        none = "" if error.nearest else " There is none before it either."
+        none = "" if error.nearest else " No earlier restore point exists."
         return f"Iteration {error.iteration:,} has no restore point.{none}"
     return str(error)
 
 
 async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
-    """What was typed, as it was typed, and what follows from it. Raises UnknownJob."""
+    """Return the plan for the typed inputs; raise UnknownJob."""
     try:
         plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
-        picture = draw(plan.outlook) if plan.outlook else None
-        answer = PlanAnswer(job=name, plan=plan, picture=picture, query=forms.plan_query(typed))
+        plot = draw(plan.outlook) if plan.outlook else None
+        answer = PlanAnswer(job=name, plan=plan, plot=plot, query=forms.plan_query(typed))
     except InvalidSetting as error:
-        # what is as it is stands for the fields that are empty, also beside one that cannot be
+        # the placeholders of blank fields need the current plan
         plan = await plans.plan_job(db, name)
-        answer = PlanAnswer(job=name, plan=plan, picture=None, error=str(error), field=error.field)
+        answer = PlanAnswer(job=name, plan=plan, plot=None, error=str(error), field=error.field)
     return PlanPart(job=name, typed=typed, answer=answer)
 
 
-def job_page(facts: JobFacts, shown: Controls) -> JobPage:
-    return JobPage(**values(facts), controls=shown, parquet=exports.writes_parquet())
+def job_page(live: JobLive, shown: ControlsPart) -> JobPage:
+    return JobPage(**values(live), controls=shown, parquet=exports.writes_parquet())
 
 
-# ---- the forms of a job's page ------------------------------------------------------------------
+# ---- forms --------------------------------------------------------------------------------------
 
 
-def acks_of(edits: list[Edit], job: JobSummary) -> dict[str, Ack]:
-    """By setting, its newest change."""
-    newest: dict[str, Ack] = {}
+def newest_changes(edits: list[Edit], job: JobSummary) -> dict[str, ChangeStatus]:
+    """Return the newest change of each setting."""
+    newest: dict[str, ChangeStatus] = {}
     for edit in sorted(edits, key=lambda row: row.version, reverse=True):
         undoable = all(change.field in SETTINGS and change.before != change.after for change in edit.changes)
-        ack = Ack(edit=edit, alive=job.alive, delivered=edit.version <= job.delivered_version, undoable=undoable)
+        delivered = edit.version <= job.delivered_version
+        status = ChangeStatus(edit=edit, alive=job.alive, delivered=delivered, undoable=undoable)
         for change in edit.changes:
-            newest.setdefault(change.field, ack)
+            newest.setdefault(change.field, status)
     return newest
 
 
-def preview_of(job: JobSummary, answer: SettingsPreview) -> Preview:
-    return Preview(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
+def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
+    return PreviewPart(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
 
 
-async def controls(db: Database, job: JobSummary, acks: dict[str, Ack], *, now: float) -> Controls:
+async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatus], *, now: float) -> ControlsPart:
     budget = job.desired.budget if job.desired.budget is not None else job.budget
     every = job.desired.every if job.desired.every is not None else job.interval
-    return Controls(
+    return ControlsPart(
         job=job,
-        budget=Typed(value="" if budget is None else f"{budget * 100:.6g}"),
-        every=Typed(value="" if every is None else str(every)),
-        retention=Typed(value=job.desired.retention or ""),
+        budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
+        every=FieldInput(value="" if every is None else str(every)),
+        retention=FieldInput(value=job.desired.retention or ""),
         conflict=None,
-        retried="",
+        conflict_form="",
         policy=job.desired.policy,
-        preview=preview_of(job, await plans.preview_settings(db, job.job, budget=None, every=None, now=now)),
-        acks=acks,
+        preview=preview_part(job, await plans.preview_settings(db, job.job, budget=None, every=None, now=now)),
+        changes=changes,
         now=now,
     )
 
 
-async def controls_of(db: Database, name: str, *, now: float) -> Controls:
+async def controls_of(db: Database, name: str, *, now: float) -> ControlsPart:
     job = await summaries.job_summary(db, name, now=now)
-    return await controls(db, job, acks_of(await timeline.edits(db, name), job), now=now)
+    return await controls(db, job, newest_changes(await timeline.edits(db, name), job), now=now)
 
 
-def refused_controls(shown: Controls, form: str, typed: str, refusal: Refused, *, hold: str = "") -> Controls:
-    """The controls again, with what was typed or chosen and why it was refused; a conflict can be tried again."""
+def refused_controls(
+    shown: ControlsPart, form: str, typed: str, refusal: Refused, *, hold: str = ""
+) -> ControlsPart:
+    """Return the controls with the refused input and the reason; after a conflict the form can be sent again."""
     conflict = refusal if isinstance(refusal, Conflict) else None
-    answer = replace(shown, conflict=conflict, retried=form)
+    answer = replace(shown, conflict=conflict, conflict_form=form)
     error = "" if conflict else str(refusal)
     if form == "budget":
-        return replace(answer, budget=Typed(value=typed, error=error))
+        return replace(answer, budget=FieldInput(value=typed, error=error))
     if form == "interval":
-        return replace(answer, every=Typed(value=typed, error=error), hold=hold)
+        return replace(answer, every=FieldInput(value=typed, error=error), hold=hold)
     if form == "retention":
-        return replace(answer, retention=Typed(value=typed, error=error))
+        return replace(answer, retention=FieldInput(value=typed, error=error))
     if form == "policy":
         return replace(answer, policy=typed or None)
     return answer

@@ -1,4 +1,4 @@
-"""What operators change on a job's page. Every form works without scripts, by POST and redirect."""
+"""The forms that change the settings of a job. Every form works without scripts, by POST and redirect."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ async def job_preview(job: str, db: Db, clock: Clock, budget: str = "", every: s
     return preview.response(422 if preview.error else 200)
 
 
-async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = "") -> context.Preview:
+async def _preview(
+    db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = ""
+) -> context.PreviewPart:
     try:
         answer = await plans.preview_settings(
             db,
@@ -43,20 +45,20 @@ async def _preview(db: Db, job: JobSummary, now: float, *, budget: str = "", eve
             now=now,
         )
     except Refused as refusal:
-        return context.Preview(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
-    return context.preview_of(job, answer)
+        return context.PreviewPart(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
+    return context.preview_part(job, answer)
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """What every form of the page has."""
+class _ControlForm:
+    """The fields that all forms share."""
 
     job: str
     db: Db
     who: str
     now: float
     version: str
-    """Which its sender was looking at."""
+    """The version that the page showed."""
     htmx: bool
 
     async def change(
@@ -71,7 +73,7 @@ class _Form:
     async def do(
         self, form: str, act: Callable[[], Awaitable[None]], *, typed: str = "", hold: str = ""
     ) -> Response:
-        """Make a change; answer with the controls as they are now, or with the reason beside the field."""
+        """Apply a change; answer with the current controls, or with the reason of a refusal."""
         try:
             await act()
         except (UnknownJob, UnknownOrder):
@@ -89,15 +91,15 @@ class _Form:
         shown = context.refused_controls(shown, form, typed, refusal, hold=hold)
         if self.htmx:
             return shown.response(status_of(refusal))
-        facts = await context.job_facts(self.db, self.job, now=self.now)
-        return context.job_page(facts, shown).response(status_of(refusal))
+        live = await context.job_live(self.db, self.job, now=self.now)
+        return context.job_page(live, shown).response(status_of(refusal))
 
 
-async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _Form:
-    return _Form(job, db, who, clock(), version, htmx)
+async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _ControlForm:
+    return _ControlForm(job, db, who, clock(), version, htmx)
 
 
-Form = Annotated[_Form, Depends(_form)]
+Form = Annotated[_ControlForm, Depends(_form)]
 
 
 @router.post("/jobs/{job}/budget")
@@ -131,11 +133,11 @@ async def set_retention(form: Form, retention: Text = "") -> Response:
 
 @router.post("/jobs/{job}/undo")
 async def undo(form: Form, edit: Text) -> Response:
-    async def take_back() -> None:
+    async def apply() -> None:
         number, version = forms.version(edit), forms.version(form.version)
         await control.undo(form.db, form.job, number, version=version, who=form.who, now=form.now)
 
-    return await form.do("undo", take_back)
+    return await form.do("undo", apply)
 
 
 @router.post("/jobs/{job}/pause")

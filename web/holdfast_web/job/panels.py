@@ -1,4 +1,4 @@
-"""Two panels of a job's page: where its time went, and how its ranks compare. Each is a page of its own, too."""
+"""The goodput, stalls and ranks panels of the job page; each is also a page."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx, PageRoute
 
 RANKS_SHOWN, RANKS_MOST = 12, 512
-"""Of the slowest, in the panel of a job and on the page of its ranks."""
+"""Number of ranks in the panel and on the ranks page, slowest first."""
 HEAT_STEPS = (0.02, 0.05, 0.15, 0.4)
-"""From which share above the median on a cell is one step darker."""
+"""Shares above the median at which a cell gets one step darker."""
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
-    """One part of the bar, in percent of its length."""
+class BarSegment:
+    """One category of the goodput bar, in percent of its length."""
 
     name: str
     begin: float
@@ -42,18 +42,18 @@ class GoodputPart(View):
     page_template: ClassVar[str] = "job/goodput.html"
     job: str
     goodput: Goodput
-    bar: list[Stretch]
+    bar: list[BarSegment]
     windows: tuple[Window, ...] = get_args(Window)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
-    """One stretch of time in the picture of stalls: what each kind adds, from the bottom up, in percent."""
+class StallColumn:
+    """One time step of the stall plot, in percent."""
 
     x: float
     parts: list[tuple[StallKind, float, float]]
-    """Kind, top and height."""
-    said: str
+    """Kind, top and height, from the bottom up."""
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,20 +62,20 @@ class StallsPart(View):
     page_template: ClassVar[str] = "job/stalls.html"
     job: str
     stalls: StallsOverTime
-    columns: list[Column]
+    columns: list[StallColumn]
     width: float
-    """Of a column, in percent."""
-    most: float
-    """Seconds, in the stretch that waited longest."""
+    """Width of a column in percent."""
+    max_seconds: float
+    """Total wait of the longest time step."""
     windows: tuple[Window, ...] = get_args(Window)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Ten minutes of a rank: how far above the median, in steps of colour from 0 to 4; None: nothing was told."""
+class HeatCell:
+    """Ten minutes of a rank: the color step from 0 to 4 above the median; None without data."""
 
     step: int | None
-    said: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,22 +85,22 @@ class RanksPart(View):
     job: str
     times: RankTimes
     shown: int
-    """How many rows, the slowest first."""
-    whole: bool
-    """All that there are to show, as on the page of the ranks; otherwise the few of a job's panel."""
-    heat: dict[int, list[Cell]]
+    """Number of rows, slowest first."""
+    all_rows: bool
+    """Whether this is the ranks page rather than the panel of a job."""
+    heat: dict[int, list[HeatCell]]
     windows: tuple[ShortWindow, ...] = get_args(ShortWindow)
 
 
-def _known(window: str, windows: object) -> str:
+def _checked(window: str, windows: object) -> str:
     if window not in get_args(windows):
-        raise InvalidSetting("window", f"no window {window!r}: ask for one of {', '.join(get_args(windows))}")
+        raise InvalidSetting("window", f"unknown window {window!r}; use one of {', '.join(get_args(windows))}")
     return window
 
 
 @router.get("/jobs/{job}/goodput")
 async def job_goodput(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    answer = await goodput(db, job, cast("Window", _known(window, Window)), now=clock())
+    answer = await goodput(db, job, cast("Window", _checked(window, Window)), now=clock())
     part = GoodputPart(job=job, goodput=answer, bar=_bar(answer))
     return part.response() if htmx else part.page()
 
@@ -115,61 +115,61 @@ async def job_ranks(
     htmx: Htmx = False,
 ) -> Response:
     now = clock()
-    _known(window, ShortWindow)
+    _checked(window, ShortWindow)
     times = await rank_times(db, job, cast("ShortWindow", window), now=now)
-    # The page asks for its part again, and keeps its rows.
-    whole = rows == "all" or not htmx
-    shown = min(RANKS_MOST if whole else RANKS_SHOWN, len(times.ranks))
+    # a refresh of the full page keeps all rows
+    all_rows = rows == "all" or not htmx
+    shown = min(RANKS_MOST if all_rows else RANKS_SHOWN, len(times.ranks))
     slowest = [row.rank for row in times.ranks[:shown]]
     heat = await rank_heat(db, job, slowest, cast("ShortWindow", window), times.measure, now=now)
-    part = RanksPart(job=job, times=times, shown=shown, whole=whole, heat=_cells(heat, times.median_seconds))
+    part = RanksPart(job=job, times=times, shown=shown, all_rows=all_rows, heat=_cells(heat, times.median_seconds))
     return part.response() if htmx else part.page()
 
 
 @router.get("/jobs/{job}/stalls")
 async def job_stalls(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    stalls = await stalls_over_time(db, job, cast("Window", _known(window, Window)), now=clock())
+    stalls = await stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=clock())
     part = _stalls_part(stalls)
     return part.response() if htmx else part.page()
 
 
 def _stalls_part(stalls: StallsOverTime) -> StallsPart:
     totals = [sum(waited) for waited in zip(*stalls.seconds.values(), strict=True)]
-    most = max(totals, default=0.0)
+    max_seconds = max(totals, default=0.0)
     width = 100 / max(1, len(totals))
     columns = []
-    for place, total in enumerate(totals):
+    for index, total in enumerate(totals):
         parts: list[tuple[StallKind, float, float]] = []
         top = 100.0
         for kind, seconds in stalls.seconds.items():
-            if seconds[place] > 0:
-                height = 100 * seconds[place] / most
+            if seconds[index] > 0:
+                height = 100 * seconds[index] / max_seconds
                 top -= height
                 parts.append((kind, top, height))
-        told = ", ".join(f"{kind.replace('_', ' ')} {duration(stalls.seconds[kind][place])}" for kind, *_ in parts)
+        text = ", ".join(f"{kind.replace('_', ' ')} {duration(stalls.seconds[kind][index])}" for kind, *_ in parts)
         if total > 0:
-            columns.append(Column(x=place * width, parts=parts, said=told))
-    return StallsPart(job=stalls.job, stalls=stalls, columns=columns, width=width, most=most)
+            columns.append(StallColumn(x=index * width, parts=parts, text=text))
+    return StallsPart(job=stalls.job, stalls=stalls, columns=columns, width=width, max_seconds=max_seconds)
 
 
-def _cells(heat: dict[int, list[float | None]], median: float | None) -> dict[int, list[Cell]]:
+def _cells(heat: dict[int, list[float | None]], median: float | None) -> dict[int, list[HeatCell]]:
     return {rank: [_cell(seconds, median) for seconds in row] for rank, row in heat.items()}
 
 
-def _cell(seconds: float | None, median: float | None) -> Cell:
+def _cell(seconds: float | None, median: float | None) -> HeatCell:
     if seconds is None or not median:
-        return Cell(step=None, said="nothing was told")
+        return HeatCell(step=None, text="no data")
     above = seconds / median - 1
     step = sum(above >= limit for limit in HEAT_STEPS)
-    return Cell(step=step, said=f"{duration(seconds)}, {above * 100:+.0f} % from the median")
+    return HeatCell(step=step, text=f"{duration(seconds)}, {above * 100:+.0f} % vs. median")
 
 
-def _bar(answer: Goodput) -> list[Stretch]:
-    """What took any time, one beside the other."""
-    stretches, begin = [], 0.0
+def _bar(answer: Goodput) -> list[BarSegment]:
+    """Return the categories that took time, side by side."""
+    segments, begin = [], 0.0
     for bucket in answer.buckets:
         if bucket.seconds > 0:
             length = 100 * bucket.share
-            stretches.append(Stretch(name=bucket.name, begin=begin, length=length, share=bucket.share))
+            segments.append(BarSegment(name=bucket.name, begin=begin, length=length, share=bucket.share))
             begin += length
-    return stretches
+    return segments

@@ -39,13 +39,13 @@ async def job_page(
 ) -> Response:
     now = clock()
     async with db.one_view():
-        facts = await context.job_facts(db, job, now=now, points_limit=points, edits_limit=edits)
-        shown = await context.controls(db, facts.job, facts.acks, now=now)
-    return context.job_page(facts, shown).response()
+        live = await context.job_live(db, job, now=now, points_limit=points, edits_limit=edits)
+        shown = await context.controls(db, live.job, live.changes, now=now)
+    return context.job_page(live, shown).response()
 
 
 @router.get("/jobs/{job}/live")
-async def job_live(
+async def live_parts(
     job: str,
     db: Db,
     clock: Clock,
@@ -59,26 +59,30 @@ async def job_live(
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
     async def ask() -> Packed:
-        facts = await shared.answer(
-            job, ("facts", *limits.values()), lambda: context.job_facts(db, job, now=clock(), **limits)
+        live = await shared.answer(
+            job, ("data", *limits.values()), lambda: context.job_live(db, job, now=clock(), **limits)
         )
-        return await Packed.of_page(facts.html(), encoding)
+        return await Packed.of_page(live.html(), encoding)
 
-    # what it shows and offers goes by what whoever asks may see and do
+    # the page depends on what the asker may see and do
     packed = await shared.answer(job, ("live", *limits.values(), asker.rights, encoding), ask)
     return packed.response(HEADERS)
 
 
 @router.get("/jobs/{job}/history")
 async def job_history(job: str, db: Db, clock: Clock, edits: Edits = context.EDITS_SHOWN) -> Response:
-    facts = await context.job_facts(db, job, now=clock(), edits_limit=edits)
-    return facts.response(template="job/_history.html")
+    now = clock()
+    async with db.one_view():
+        summary = await summaries.job_summary(db, job, now=now)
+        return (await context.history_part(db, summary, now=now, limit=edits)).response()
 
 
 @router.get("/jobs/{job}/points")
 async def job_points(job: str, db: Db, clock: Clock, points: Points = context.POINTS_SHOWN) -> Response:
-    facts = await context.job_facts(db, job, now=clock(), points_limit=points)
-    return facts.response(template="job/_points.html")
+    now = clock()
+    async with db.one_view():
+        summary = await summaries.job_summary(db, job, now=now)
+        return (await context.points_part(db, summary, now=now, limit=points)).response()
 
 
 # ---- plan -----------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ async def order_restore(
         dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, refusal=str(refusal))
         return _dialog_response(dialog, 409 if isinstance(refusal, OpenOrder) else 422, htmx)
     if not htmx:
-        return _back(job, "order")
+        return _back(job, "restore-status")
     return await _moved(db, job, now, "holdfast:ordered")
 
 
@@ -144,10 +148,10 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, h
     try:
         await control.cancel_restore(db, job, order, who=who, now=now)
     except NotCancellable:
-        # the page that was clicked on is behind the order: it gets what is true now
+        # the page was outdated; answer with the current state
         if not htmx:
             raise
-    return await _moved(db, job, now, "holdfast:now") if htmx else _back(job, "order")
+    return await _moved(db, job, now, "holdfast:now") if htmx else _back(job, "restore-status")
 
 
 @router.get("/jobs/{job}/delete")
@@ -174,8 +178,8 @@ async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = Fals
 
 
 async def _moved(db: Db, job: str, now: float, event: str) -> Response:
-    facts = await context.job_facts(db, job, now=now)
-    return facts.response(headers={"HX-Trigger": event})
+    live = await context.job_live(db, job, now=now)
+    return live.response(headers={"HX-Trigger": event})
 
 
 def _dialog_response(dialog: context.RestoreDialog, status: int, htmx: bool) -> Response:

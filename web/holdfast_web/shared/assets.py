@@ -1,7 +1,7 @@
-"""Static files under URLs that name their content: browsers keep them for ever, and never a stale one.
+"""Static files under URLs with a version, which browsers cache forever.
 
-All files share one version, the hash of their contents, as a folder of the URL. Scripts import each other by
-relative paths, so that whatever a page loads is of one version.
+The version is a hash of all files and a folder of the URL. Scripts import each other by relative paths, so a page
+loads files of one version only.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from starlette.types import Scope
 
 STATIC = Path(str(files("holdfast_web") / "static"))
 _FOREVER = "public, max-age=31536000, immutable"
-_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-_COMPRESSED = {path.relative_to(STATIC).as_posix(): gzip.compress(path.read_bytes(), 9, mtime=0)
-               for path in sorted(STATIC.rglob("*")) if path.suffix in _KINDS}  # fmt: skip
-VERSION = hashlib.sha256(repr(_COMPRESSED).encode()).hexdigest()[:12]
+_CONTENT_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_CONTENTS = {
+    path.relative_to(STATIC).as_posix(): path.read_bytes()
+    for path in sorted(STATIC.rglob("*"))
+    if path.suffix in _CONTENT_TYPES
+}
+VERSION = hashlib.sha256(repr(_CONTENTS).encode()).hexdigest()[:12]
 _IMPORT = re.compile(r'^import .* from "(\.[^"]+)";$', re.MULTILINE)
 
 
@@ -33,28 +40,34 @@ def static_url(path: str) -> str:
 
 @cache
 def imports_of(script: str) -> list[str]:
-    """What a script imports, at first and second hand, for `modulepreload`: a browser then loads all at once."""
+    """Return the direct and indirect imports of a script, for `modulepreload`."""
     found: list[str] = []
-    for path in [(STATIC / script).parent / name for name in _IMPORT.findall((STATIC / script).read_text())]:
+    for path in [(STATIC / script).parent / name for name in _IMPORT.findall(_CONTENTS[script].decode())]:
         imported = path.resolve().relative_to(STATIC.resolve()).as_posix()
         found += [one for one in (imported, *imports_of(imported)) if one not in found]
     return found
 
 
+@cache
+def _compressed(path: str) -> bytes:
+    return gzip.compress(_CONTENTS[path], 9, mtime=0)
+
+
 class VersionedStaticFiles(StaticFiles):
-    """Of the version that there is: immutable and compressed. Otherwise the file itself, revalidated."""
+    """Files of the current version are immutable and compressed; others are served with revalidation."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         version, _, rest = path.partition("/")
         versioned = re.fullmatch("[0-9a-f]{12}", version) is not None
-        if version != VERSION or rest not in _COMPRESSED:
+        if version != VERSION or rest not in _CONTENTS:
             response = await super().get_response(rest if versioned else path, scope)
             response.headers["Cache-Control"] = "no-cache"
             return response
-        headers = {"Cache-Control": _FOREVER, "Content-Type": _KINDS[Path(rest).suffix], "Vary": "Accept-Encoding"}
+        content_type = _CONTENT_TYPES[Path(rest).suffix]
+        headers = {"Cache-Control": _FOREVER, "Content-Type": content_type, "Vary": "Accept-Encoding"}
         if "gzip" in Headers(scope=scope).get("Accept-Encoding", ""):
-            return Response(_COMPRESSED[rest], headers=headers | {"Content-Encoding": "gzip"})
-        return Response(gzip.decompress(_COMPRESSED[rest]), headers=headers)
+            return Response(_compressed(rest), headers=headers | {"Content-Encoding": "gzip"})
+        return Response(_CONTENTS[rest], headers=headers)
 
 
 static_app = VersionedStaticFiles(directory=STATIC)

@@ -1,4 +1,4 @@
-"""How figures read to a person. Pure functions; every one has a unit in what it returns."""
+"""Template filters that format values with their units. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def _significant(value: float, digits: int = 3) -> str:
-    """`value` with about `digits` significant digits, never in exponents, no trailing noise."""
+    """Format with about `digits` significant digits and without an exponent."""
     if value == 0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
@@ -55,7 +55,7 @@ def duration(seconds: float | None) -> str:
     if size < 59.95:
         return f"{seconds:.1f} s"
     for unit, name, part, part_name in _DURATIONS:
-        # 59.7 s after a full minute is the next minute, not "60 s"
+        # round first: 1 min 59.7 s is 2 min, not 1 min 60 s
         parts = round(size / part)
         if size >= unit * 0.999 and parts * part >= unit:
             whole, rest = divmod(parts, round(unit / part))
@@ -72,7 +72,7 @@ def age(seconds: float | None) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """`2.81 %`; no sign of false precision below a hundredth of a percent."""
+    """Format as `2.81 %`, with at most two decimals."""
     if fraction is None:
         return NONE
     if not math.isfinite(fraction):
@@ -84,7 +84,7 @@ def percent(fraction: float | None) -> str:
 
 
 def share(fraction: float | None) -> str:
-    """A part of the whole, with the digits that tell 99.86 % from 99.91 %."""
+    """Format a share; near 100 % with enough digits to separate 99.86 % from 99.91 %."""
     if fraction is None:
         return NONE
     if not math.isfinite(fraction):
@@ -95,7 +95,7 @@ def share(fraction: float | None) -> str:
 
 
 def amount(value: float | None) -> str:
-    """A quantity in three digits: `3,984`, `48.6`, `0.12`."""
+    """Format with three significant digits: `3,984`, `48.6`, `0.12`."""
     if value is None:
         return NONE
     if not math.isfinite(value):
@@ -104,7 +104,7 @@ def amount(value: float | None) -> str:
 
 
 def gpu_hours(value: float | None) -> str:
-    """Work, as GPU-hours; below a hundredth of one as GPU-seconds, so that it does not all read alike."""
+    """Format GPU-hours; below 0.01 as GPU-seconds."""
     if value is None:
         return NONE
     if value == 0:
@@ -113,7 +113,7 @@ def gpu_hours(value: float | None) -> str:
 
 
 def size(value: int | None) -> str:
-    """Decimal units, as disks and object stores count."""
+    """Format bytes with decimal units."""
     if value is None or not 0 <= value < 10**21:
         return NONE
     scaled, unit = float(value), 0
@@ -123,14 +123,16 @@ def size(value: int | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """`4.1 it/s`, or seconds for each when they are slow: `12 s/it`."""
+    """Format as `4.1 iterations/s`, or below one per second as `12 s/iteration`."""
     if per_second is None or per_second <= 0 or not math.isfinite(per_second):
         return NONE
-    return f"{_significant(per_second)} it/s" if per_second >= 1 else f"{duration(1 / per_second)}/it"
+    return (
+        f"{_significant(per_second)} iterations/s" if per_second >= 1 else f"{duration(1 / per_second)}/iteration"
+    )
 
 
 def metric(value: float | None) -> str:
-    """A loss as it is: NaN and infinities are values and are named."""
+    """Format a metric; NaN and infinities are named."""
     if value is None:
         return NONE
     if not math.isfinite(value):
@@ -157,11 +159,13 @@ def day(at: float | None) -> str:
 
 
 def facts(text: str | None) -> str:
-    """What the log holds of a thing, from JSON to `name ada, role viewer`."""
+    """Format a JSON object of the audit log as `name ada, role viewer`."""
     if text is None:
         return ""
-    told = json.loads(text)
-    return ", ".join(f"{name} {_fact(value)}" for name, value in told.items()) if isinstance(told, dict) else text
+    parsed = json.loads(text)
+    return (
+        ", ".join(f"{name} {_fact(value)}" for name, value in parsed.items()) if isinstance(parsed, dict) else text
+    )
 
 
 _BROWSERS = ("Firefox", "Edg", "OPR", "Chrome", "Safari", "curl", "Python")
@@ -170,7 +174,7 @@ _NICKNAMES = {"Edg": "Edge", "OPR": "Opera", "Mac OS X": "macOS"}
 
 
 def browser(agent: str) -> str:
-    """What a browser calls itself, in the two words that tell it from others."""
+    """Return the browser and the system of a User-Agent header, such as `Firefox on Linux`."""
     name, system = (next((one for one in known if one in agent), "") for known in (_BROWSERS, _SYSTEMS))
     words = [_NICKNAMES.get(word, word) for word in (name, system) if word]
     return " on ".join(words) or agent[:40] or "unknown"
@@ -191,12 +195,12 @@ def _formatted(at: float | None, form: str) -> str:
 
 
 def polyline(values: list[float], width: int, height: int) -> str:
-    """The points of an SVG line through `values`, scaled to the box; gaps where a value is not finite."""
+    """Return the points of an SVG polyline through the finite values, scaled to the box."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
         return ""
     low, high = min(finite), max(finite)
-    # a quiet line stays in the middle instead of blowing its noise up to the whole height
+    # keep a nearly constant line in the middle instead of scaling up its noise
     span = max(high - low, abs(high) * 0.2, 1e-12)
     middle = (high + low) / 2
     step = width / (len(values) - 1)

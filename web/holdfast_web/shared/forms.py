@@ -1,4 +1,4 @@
-"""From what a person typed to what the server can be asked."""
+"""Parsers of form fields; each raises InvalidSetting with the reason."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.errors import InvalidSetting
 
 MAX_SHOWN = 40
-"""Characters of what was typed that a refusal repeats."""
+"""Maximum number of characters of the input that an error repeats."""
 
 
 def budget_from_percent(text: str) -> float:
-    """The fraction that a field marked % means; InvalidSetting with the reason otherwise."""
+    """Parse a percentage as a fraction."""
     try:
         return parse_budget(_cut(text).replace(",", "."), bare="percent")
     except ValueError as error:
@@ -33,21 +33,21 @@ def interval(text: str) -> int:
 
 
 def hold(text: str) -> float | None:
-    """For how long an interval is ordered; nothing chosen: until somebody says otherwise."""
+    """Parse how long a fixed interval applies; None until it is changed."""
     return seconds("every_seconds", text) if text.strip() else None
 
 
 def iteration(text: str) -> int:
-    """The iteration to go back to, at least 1."""
+    """Parse an iteration of at least 1."""
     digits = text.strip().replace(",", "").replace("\u202f", "")
-    # more digits than an id has room for cannot be one of its iterations
+    # checkpoint ids have 12 digits
     if not _whole(digits, most=12) or int(digits) == 0:
-        raise InvalidSetting("iteration", f"{_cut(text)!r} is not an iteration: write a whole number from 1 on")
+        raise InvalidSetting("iteration", f"{_cut(text)!r} is not an iteration: enter a positive integer")
     return int(digits)
 
 
 def plan_query(typed: dict[str, str]) -> str:
-    """What the page's what-if asks, as the API is asked for it; empty where nothing was typed."""
+    """Return the API query string of the plan inputs; empty without inputs."""
     asked = {name: text.strip() for name, text in typed.items() if text.strip()}
     if "budget" in asked:
         asked["budget"] = asked["budget"].removesuffix("%").strip() + "%"
@@ -55,7 +55,7 @@ def plan_query(typed: dict[str, str]) -> str:
 
 
 def seconds(field: str, text: str) -> float:
-    """`30 min`, `2h`; a bare number is seconds."""
+    """Parse a duration such as `30 min` or `2h`; a bare number is seconds."""
     try:
         return parse_seconds(_cut(text), field)
     except ValueError as error:
@@ -73,7 +73,7 @@ def rule_changes(
     jobs: str,
     enabled: bool,
 ) -> RuleChanges:
-    """What a form says of a rule; the limit is a time or a number, as its kind has it."""
+    """Parse the form of a rule; its kind decides whether the limit is a duration or a number."""
     held = next((rule for rule in known if rule.name == name), None)
     unit = held.unit if held else KINDS[kind].unit if kind in KINDS else ""
     return RuleChanges(
@@ -97,7 +97,7 @@ def _limit(unit: str, text: str) -> float:
 
 def version(text: str) -> int:
     if not _whole(text, most=15):
-        raise InvalidSetting("version", "the form is incomplete: load the page again")
+        raise InvalidSetting("version", "the form is incomplete; reload the page")
     return int(text)
 
 

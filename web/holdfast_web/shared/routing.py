@@ -1,4 +1,4 @@
-"""What the routes of all pages share."""
+"""Routes that answer with pages: parameters, error pages, status codes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,12 @@ Htmx = Annotated[bool, Header(alias="HX-Request")]
 Text = Annotated[str, Form()]
 
 _TITLES = {
-    403: "Not for you", 404: "Nothing here", 500: "Something broke", 503: "Not now", 507: "The disk is full",
-}  # fmt: skip
+    403: "Access denied",
+    404: "Page not found",
+    500: "Internal server error",
+    503: "Service unavailable",
+    507: "Disk full",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +45,10 @@ class ErrorPage(View):
 
 
 def error_page(refused: Response) -> Response:
-    """The page of a refusal that was made for programs."""
+    """Turn a JSON error into an error page."""
     status, detail = refused.status_code, json.loads(bytes(refused.body))["message"]
     kept = {name: value for name, value in refused.headers.items() if not name.startswith("content-")}
-    title = "Not possible" if status == 403 else _TITLES.get(status, "Not possible")
+    title = "Request refused" if status == 403 else _TITLES.get(status, "Request refused")
     return ErrorPage(status=status, title=title, detail=detail).response(status, headers=kept)
 
 
@@ -65,7 +69,7 @@ def headers_of(refusal: Refused) -> dict[str, str]:
 
 
 class PageRoute(APIRoute):
-    """Answers people, not programs: what the server refuses becomes a page that says why."""
+    """A route that turns refusals into error pages."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -75,17 +79,17 @@ class PageRoute(APIRoute):
                 return await handle(request)
             except Refused as refusal:
                 status = status_of(refusal)
-                title = _TITLES.get(status, "Not possible")
+                title = _TITLES.get(status, "Request refused")
                 page = ErrorPage(status=status, title=title, detail=str(refusal))
                 return page.response(status, headers_of(refusal))
             except RequestValidationError as error:
                 detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-                return ErrorPage(status=422, title="Not understood", detail=detail).response(422)
+                return ErrorPage(status=422, title="Invalid request", detail=detail).response(422)
 
         return answer
 
 
-def local(path: str) -> str:
-    """A path of ours, so that nobody is sent elsewhere by a link that somebody else made."""
+def local_path(path: str) -> str:
+    """Return `path` if it is a path of this server, else "/", to prevent open redirects."""
     ours = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if ours else "/"

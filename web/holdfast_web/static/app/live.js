@@ -221,19 +221,19 @@ const inControls = (event) => event.detail.ctx?.sourceElement?.closest?.("#contr
 function startDrafts() {
   document.addEventListener("htmx:before:request", (event) => {
     const form = inControls(event);
-    if (form && event.detail.ctx.request.method === "POST") tellDraft(form, "draft", "saving…");
+    if (form && event.detail.ctx.request.method === "POST") tellDraft(form, "draft", "Saving…");
   });
   const fail = (event) => {
     const form = inControls(event);
     if (!form || event.detail.ctx.request.method !== "POST") return;
     const status = event.detail.ctx.response?.status;
     if (status >= 400 && status < 500) {
-      tellDraft(form, "failed", "not saved: all is as it was");
+      tellDraft(form, "failed", "Not saved");
       return;
     }
     // Where it was saved after all, the page's next news brings the controls again, over what was typed.
     delete form.dataset.typed;
-    tellDraft(form, "failed", "no answer: it may have been saved");
+    tellDraft(form, "failed", "No answer; the change may have been saved");
   };
   document.addEventListener("htmx:error", fail);
   document.addEventListener("htmx:response:error", fail);
@@ -258,7 +258,7 @@ export function startForms() {
       event.target.closest("[data-guard]").dataset.typed = "";
       forgetError(event.target);
       placeSliders();
-      tellDraft(event.target.form, "draft", "draft, not saved");
+      tellDraft(event.target.form, "draft", "Not saved yet");
     }
   });
   // Somebody may have begun to type since the controls were asked for.

@@ -6,7 +6,7 @@ import { remember, remembered, startTimes, toggleUtc } from "./times.js";
 // ---- theme: as the system has it, until the reader chooses light or dark
 
 const NEXT = { system: "light", light: "dark", dark: "system" };
-const WORDS = { system: "as the system", light: "light", dark: "dark" };
+const WORDS = { system: "system", light: "light", dark: "dark" };
 const root = document.documentElement;
 
 const announce = () => document.dispatchEvent(new CustomEvent("holdfast:theme"));
@@ -161,7 +161,7 @@ function startCopying() {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
     const done = await copied(document.querySelector(button.dataset.copy));
-    button.textContent = done ? "Copied" : "Selected: copy it with your keys";
+    button.textContent = done ? "Copied" : "Selected; press Ctrl+C";
     setTimeout(() => (button.textContent = "Copy"), done ? DONE_MS : TO_DO_MS);
   });
 }
@@ -220,27 +220,27 @@ const SHOWN_MS = 8000;
 let timer = 0;
 
 function tell(text) {
-  const box = document.querySelector("#trouble");
+  const box = document.querySelector("#request-error");
   box.textContent = text;
   box.hidden = false;
   clearTimeout(timer);
   timer = setTimeout(() => (box.hidden = true), SHOWN_MS);
 }
 
-const LOST = "it may have been saved. The page shows what is true as soon as it is live.";
+const UNKNOWN = "the change may have been saved. The page shows the result once it is live.";
 const reads = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
 const ofThePage = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
 function startTrouble() {
   document.addEventListener("htmx:error", (event) => {
     if (ofThePage(event)) return;
-    tell(reads(event) ? "The server cannot be reached. Try again when the page is live." : `The server cannot be reached: ${LOST}`);
+    tell(reads(event) ? "The server cannot be reached. Try again once the page is live." : `The server cannot be reached: ${UNKNOWN}`);
   });
   document.addEventListener("htmx:response:error", (event) => {
     const status = event.detail.ctx.response.status;
     if (ofThePage(event) || [404, 409, 422].includes(status)) return;
-    if (status < 500) tell(`The server answered ${status}: nothing was changed. Try again in a moment.`);
-    else tell(reads(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${LOST}`);
+    if (status < 500) tell(`The server answered ${status}; nothing was changed. Try again in a moment.`);
+    else tell(reads(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${UNKNOWN}`);
   });
 }
 

@@ -47,7 +47,7 @@ function explain(event) {
   const element = event.target.closest?.("time[data-at]");
   if (!element) return;
   const at = Number(element.dataset.at);
-  element.title = `${stamp(at, false).join(" ")} here · ${stamp(at, true).join(" ")} UTC`;
+  element.title = `${stamp(at, false).join(" ")} local · ${stamp(at, true).join(" ")} UTC`;
 }
 
 /** What else tells times on this page sees it at the root, and hears of it. */
@@ -55,7 +55,7 @@ function name() {
   document.documentElement.toggleAttribute("data-utc", utc);
   document.dispatchEvent(new CustomEvent("holdfast:zone"));
   const button = document.querySelector("[data-utc-toggle]");
-  if (button) button.textContent = utc ? "Show times as they are here" : "Show times in UTC";
+  if (button) button.textContent = utc ? "Show local times" : "Show times in UTC";
 }
 
 export function toggleUtc() {

@@ -76,7 +76,7 @@ export class LineageLane extends CanvasLane {
 
   #foldedNames(pen) {
     label(pen, `L${this.model.currentLineage}`, this.view.gutter - 8, 4 + ROW / 2, palette.accent, palette.bold, "right");
-    label(pen, "left", this.view.gutter - 8, 4 + ROW * 1.5, palette.muted, palette.font, "right");
+    label(pen, "old", this.view.gutter - 8, 4 + ROW * 1.5, palette.muted, palette.font, "right");
   }
 
   #names(pen) {
@@ -238,9 +238,9 @@ export class LineageLane extends CanvasLane {
     if (near.length === 0) return this.#lostHit(x, y);
     const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
     const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${size(row.payload_bytes)}`];
-    if (row.persist_seconds != null) lines.push(`snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
+    if (row.persist_seconds != null) lines.push(`Snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
     if (row.reason) lines.push(row.reason);
-    if (row.restorable) lines.push("click to select, then restore");
+    if (row.restorable) lines.push("Click to select, then restore");
     return { title: `Iteration ${count(row.iteration)}`, lines, checkpoint: row };
   }
 
@@ -249,14 +249,14 @@ export class LineageLane extends CanvasLane {
     for (const { lineage, parts } of this.model.lineages) {
       if (Math.abs(this.#y(lineage, true) - y) >= LOST_PX) continue;
       const part = parts.find((one) => one.to > one.until && one.until <= place && place <= one.to);
-      if (part) return { title: `Lost: ${lostText(part.lost)}`, lines: [`of lineage ${lineage}, beyond where training went on from; checkpoints in it stay restorable`] };
+      if (part) return { title: `Lost: ${lostText(part.lost)}`, lines: [`Lineage ${lineage}; its checkpoints can still be restored`] };
     }
     return null;
   }
 
   note() {
     if (!this.model?.checkpoint_density) return "";
-    return `${count(this.model.checkpoints.length)} of ${count(this.model.checkpoints_total)} shown: zoom in for all`;
+    return `${count(this.model.checkpoints.length)} of ${count(this.model.checkpoints_total)} shown; zoom in for all`;
   }
 }
 
@@ -287,11 +287,11 @@ export class PipelineLane extends CanvasLane {
 
   #none() {
     const { checkpoints_total: total, paced, lastIteration } = this.model;
-    if (total > 0 || this.view.from > this.model.extent[0]) return "no checkpoint in this window";
+    if (total > 0 || this.view.from > this.model.extent[0]) return "No checkpoints in this window";
     const interval = paced.at(-1)?.interval;
-    if (paced.length === 0) return "no checkpoint yet: the first is due when the first iterations are profiled";
-    if (interval == null) return "no checkpoint yet: they are paused";
-    return `no checkpoint yet: one is due every ${count(interval)} iterations, ${count(lastIteration)} are done`;
+    if (paced.length === 0) return "No checkpoint yet; the first is due once the first iterations are profiled";
+    if (interval == null) return "No checkpoint yet; checkpoints are paused";
+    return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
   }
 
   /** Too many for a bar each: how long the slowest of every stretch took. */
@@ -363,7 +363,7 @@ export class PipelineLane extends CanvasLane {
 
   note() {
     const { checkpoint_density: dense, checkpoints_total: total } = this.model;
-    if (dense) return `${count(total)} checkpoints, the slowest of each stretch: zoom in for bars`;
+    if (dense) return `${count(total)} checkpoints, the slowest per step shown; zoom in for bars`;
     return this.model.checkpoints.length ? "" : this.#none();
   }
 
@@ -387,7 +387,7 @@ function denseHit(dense, place) {
   if (dense.failed[index]) states.push(`${count(dense.failed[index])} failed`);
   return {
     title: `${count(dense.count[index])} checkpoints`,
-    lines: [states.join(", "), `snapshot up to ${duration(dense.snapshot_seconds[index])}, persist up to ${duration(dense.persist_seconds[index])}`, "zoom in for bars"],
+    lines: [states.join(", "), `Snapshot up to ${duration(dense.snapshot_seconds[index])}, persist up to ${duration(dense.persist_seconds[index])}`, "Zoom in for bars"],
   };
 }
 
@@ -395,13 +395,13 @@ function describe({ checkpoint, from, to, open }, axis) {
   const lines = [`${checkpoint.state} · ${size(checkpoint.payload_bytes)} · lineage ${checkpoint.lineage}`];
   if (checkpoint.snapshot_seconds != null) {
     const stalled = checkpoint.stall_seconds != null ? `, of which ${duration(checkpoint.stall_seconds)} blocking` : "";
-    lines.push(`snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);
+    lines.push(`Snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);
   }
-  if (checkpoint.persist_seconds != null) lines.push(`persist ${duration(checkpoint.persist_seconds)}`);
+  if (checkpoint.persist_seconds != null) lines.push(`Persist ${duration(checkpoint.persist_seconds)}`);
   const [slow] = checkpoint.ranks;
-  if (slow) lines.push(`slowest rank ${slow.rank}: ${duration(slow.snapshot_seconds)} and ${duration(slow.persist_seconds)}`);
+  if (slow) lines.push(`Slowest rank ${slow.rank}: ${duration(slow.snapshot_seconds)} and ${duration(slow.persist_seconds)}`);
   const long = axis === "time" ? duration(to - from) : `${count(to - from)} iterations`;
-  lines.push(open ? `under way for ${long}` : axis === "time" ? `${long} in all` : `overlapped ${long}`);
+  lines.push(open ? `In progress for ${long}` : axis === "time" ? `${long} in total` : `Overlapped ${long}`);
   if (checkpoint.reason) lines.push(checkpoint.reason);
   return { title: `Checkpoint of iteration ${count(checkpoint.iteration)}`, lines, checkpoint };
 }

@@ -68,7 +68,7 @@ export class CurveLane extends CanvasLane {
 
   #axis(pen, scale) {
     const { view } = this;
-    if (!scale) return label(pen, "no data in this window", view.gutter + 2, this.tall / 2, palette.muted, palette.font);
+    if (!scale) return label(pen, "No data in this window", view.gutter + 2, this.tall / 2, palette.muted, palette.font);
     for (const value of scale.ticks) {
       const y = Math.round(scale.y(value));
       pen.fillStyle = palette.grid;
@@ -86,7 +86,7 @@ export class CurveLane extends CanvasLane {
       pen.fillStyle = alpha(palette.lost, 0.1 + 0.16 * hole.share);
       pen.fillRect(left, 0, wide, this.tall);
       if (wide < 56) continue;
-      const lines = hole.silent ? ["no word", `since ${clock(hole.silent).slice(0, 5)}`] : [hole.share > THINNED ? "no data" : "thinned"];
+      const lines = hole.silent ? ["no report", `since ${clock(hole.silent).slice(0, 5)}`] : [hole.share > THINNED ? "no data" : "thinned"];
       lines.reverse().forEach((text, up) => label(pen, text, left + wide / 2, this.tall - 10 - 13 * up, palette.muted, palette.font, "center"));
     }
   }
@@ -185,11 +185,11 @@ export class CurveLane extends CanvasLane {
     const place = this.view.place(x);
     const hole = this.model.holes.find((one) => one.from <= place && one.to >= place);
     if (!hole) return null;
-    if (hole.silent) return { title: `No word since ${clock(hole.silent)}${zone()}`, lines: ["the job or its network stopped; this stretch of the axis grows no longer than it is"] };
+    if (hole.silent) return { title: `No report since ${clock(hole.silent)}${zone()}`, lines: ["The job or its network stopped; the axis does not grow further"] };
     const of = hole.last_iteration - hole.first_iteration + 1;
     return {
       title: hole.share > THINNED ? "No data" : "Thinned",
-      lines: [`samples of ${count(hole.dropped)} of ${count(of)} iterations were dropped by the agent: no server took them in time`],
+      lines: [`The agent dropped samples of ${count(hole.dropped)} of ${count(of)} iterations because the server was unreachable`],
     };
   }
 }

@@ -1,7 +1,7 @@
 // What people and processes did: settings, starts, restores; with the words where there is room for them.
 
 import { alpha, CanvasLane, fitted, label, palette, roundStep } from "./canvas.js";
-import { clock, count, duration, percent, zone } from "./format.js";
+import { capitalised, clock, count, duration, percent, zone } from "./format.js";
 
 const ROW = 17;
 const ROWS = 2;
@@ -19,8 +19,8 @@ function edits(model) {
     text: `v${edit.version} ${edit.summary}`,
     title: edit.summary,
     lines: [
-      `version ${edit.version} by ${edit.who} at ${clock(edit.at)}${zone()}`,
-      edit.applied_iteration == null ? "not applied yet" : `applied at iteration ${count(edit.applied_iteration)}`,
+      `Version ${edit.version} by ${edit.who} at ${clock(edit.at)}${zone()}`,
+      edit.applied_iteration == null ? "Not applied yet" : `Applied at iteration ${count(edit.applied_iteration)}`,
     ],
   }));
 }
@@ -32,9 +32,9 @@ function attempts(model) {
     text: row.previous_exit ? `attempt ${row.attempt} after ${row.previous_exit}` : `attempt ${row.attempt}`,
     title: `Attempt ${row.attempt} started at iteration ${count(row.iteration)}`,
     lines: [
-      `at ${clock(row.started_at)}${zone()}, lineage ${row.lineage}`,
-      ...(row.previous_exit ? [`the attempt before was ${row.previous_exit}`] : []),
-      ...(row.finished ? [`ended: ${row.finished}`] : []),
+      `Started ${clock(row.started_at)}${zone()}, lineage ${row.lineage}`,
+      ...(row.previous_exit ? [`Previous attempt: ${row.previous_exit}`] : []),
+      ...(row.finished ? [`Ended: ${row.finished}`] : []),
     ],
   }));
 }
@@ -47,8 +47,8 @@ function orders(model) {
     text: `restore to ${count(order.iteration)}${order.state === "restored" ? "" : `: ${order.state}`}`,
     title: `Restore to iteration ${count(order.iteration)}: ${order.state}`,
     lines: [
-      `ordered by ${order.who} at ${clock(order.created_at)}${zone()}`,
-      ...(order.seconds != null ? [`took ${duration(order.seconds)}, lineage ${order.new_lineage ?? "–"} starts there`] : []),
+      `Requested by ${order.who} at ${clock(order.created_at)}${zone()}`,
+      ...(order.seconds != null ? [`Took ${duration(order.seconds)}, started lineage ${order.new_lineage ?? "–"}`] : []),
       ...(order.reason ? [order.reason] : []),
     ],
   }));
@@ -155,7 +155,7 @@ export class OverheadLane extends CanvasLane {
     const { view } = this;
     const paced = this.model.paced;
     if (paced.length === 0) {
-      label(pen, "not measured yet: the first iterations are being profiled", view.gutter + 2, TALL / 2, palette.muted, palette.font);
+      label(pen, "Not measured yet; profiling the first iterations", view.gutter + 2, TALL / 2, palette.muted, palette.font);
       return;
     }
     const top = topOf(this.#shown());
@@ -293,7 +293,7 @@ export class OverheadLane extends CanvasLane {
     const every = row.interval == null ? "No checkpoints" : `Every ${count(row.interval)} iterations`;
     return {
       title: `${every}, from iteration ${count(row.iteration)}`,
-      lines: [`decided at a measured overhead of ${percent(row.measured_overhead)}, with a budget of ${percent(row.budget)}`],
+      lines: [`Measured overhead ${percent(row.measured_overhead)}, budget ${percent(row.budget)}`],
     };
   }
 
@@ -310,9 +310,9 @@ export class OverheadLane extends CanvasLane {
 const KIND_ROW = 18;
 const KINDS = { snapshot_wait: "copy", persist_backpressure: "persist", data_fetch: "fetch", data_prep: "prep", barrier: "barrier", restore: "restore" };
 const STALL_NAMES = {
-  snapshot_wait: "waited for the snapshot copy", persist_backpressure: "waited for earlier persists",
-  data_fetch: "waited for data to be read", data_prep: "waited for data to be prepared",
-  barrier: "waited for other ranks", restore: "restored",
+  snapshot_wait: "wait for the snapshot copy", persist_backpressure: "wait for earlier persists",
+  data_fetch: "wait for data to be read", data_prep: "wait for data to be prepared",
+  barrier: "wait for other ranks", restore: "restore",
 };
 
 const colourOf = (kind) => (kind === "restore" ? palette.info : palette.block);
@@ -332,7 +332,7 @@ export class StallLane extends CanvasLane {
   draw(pen) {
     const { view } = this;
     if (this.kinds.length === 0) {
-      label(pen, "no wait long enough to be reported in this window", view.gutter + 2, KIND_ROW / 2 + 2, palette.muted, palette.font);
+      label(pen, "No stalls reported in this window", view.gutter + 2, KIND_ROW / 2 + 2, palette.muted, palette.font);
       return;
     }
     this.kinds.forEach((kind, row) => {
@@ -379,7 +379,7 @@ export class StallLane extends CanvasLane {
 
   note() {
     if (!this.dense.size) return "";
-    return `${count(this.model.stalls_total)} waits, the longest of each stretch: zoom in for each`;
+    return `${count(this.model.stalls_total)} stalls, the longest per step shown; zoom in for each one`;
   }
 
   hit(x, y) {
@@ -391,16 +391,16 @@ export class StallLane extends CanvasLane {
     const one = this.dense.get(kind);
     const index = one ? one.start.findIndex((start) => start <= place && place < start + one.width) : -1;
     if (index < 0) return null;
-    const lines = [`${count(one.count[index])} times ${STALL_NAMES[kind]}, ${duration(one.seconds[index])} in all`, "zoom in to tell them apart"];
-    return { title: `up to ${duration(one.longest_seconds[index])}`, lines };
+    const lines = [`${count(one.count[index])} × ${STALL_NAMES[kind]}, ${duration(one.seconds[index])} in total`, "Zoom in to see each one"];
+    return { title: `Up to ${duration(one.longest_seconds[index])}`, lines };
   }
 
   #eachHit(kind, x) {
     const near = this.model.stalls.filter((stall) => stall.kind === kind && Math.abs(this.view.x(stall.x) - x) < 5);
     if (near.length === 0) return null;
     const worst = near.reduce((a, b) => (a.seconds > b.seconds ? a : b));
-    const lines = [`${STALL_NAMES[kind]} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
-    if (near.length > 1) lines.push(`longest of ${near.length} here; zoom in to tell them apart`);
+    const lines = [`${capitalised(STALL_NAMES[kind])} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
+    if (near.length > 1) lines.push(`Longest of ${near.length} here; zoom in to see each one`);
     return { title: duration(worst.seconds), lines };
   }
 }

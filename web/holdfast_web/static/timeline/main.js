@@ -77,7 +77,7 @@ class Timeline {
     view.addEventListener("state", () => this.#showState());
     feed.addEventListener("timeline", (event) => this.#receive(event.detail));
     feed.addEventListener("whole", (event) => this.#receiveWhole(modelOf(event.detail)));
-    feed.addEventListener("trouble", () => this.#trouble("The timeline could not be read; it is asked for again with the next news of the job."));
+    feed.addEventListener("trouble", () => this.#trouble("The timeline could not be loaded; the page retries at the next update."));
     document.addEventListener("holdfast:tick", () => {
       feed.wake();
       this.#countNew();
@@ -115,7 +115,7 @@ class Timeline {
     this.root.dataset.state = timeline.extent ? "drawn" : "empty";
     this.heard = Date.now() / 1000;
     this.#part("stale").hidden = true;
-    if (!timeline.extent) return this.#say("No iteration has been reported yet. The first ones appear here within a second of being trained.");
+    if (!timeline.extent) return this.#say("No iterations reported yet. They appear within a second.");
     if (this.#otherMetric(timeline.metrics)) return;
     this.model = modelOf(timeline);
     this.feed.secondsPerIteration = this.model.secondsPerIteration;
@@ -246,7 +246,7 @@ class Timeline {
   /** What is on show stays, and says how old it is. */
   #trouble(text) {
     if (this.heard) {
-      const [mark, words] = [this.#part("stale"), `not read since ${clock(this.heard)}${zone()}`];
+      const [mark, words] = [this.#part("stale"), `Last updated ${clock(this.heard)}${zone()}`];
       mark.hidden = false;
       if (mark.textContent !== words) mark.textContent = words;
     }
@@ -264,7 +264,7 @@ class Timeline {
   #showState() {
     const live = this.#button("live");
     live.setAttribute("aria-pressed", String(this.view.live));
-    if (this.view.live) live.lastElementChild.textContent = "Live";
+    if (this.view.live) live.lastElementChild.textContent = "Follow";
     writeAddress(this.view, {
       selected: this.selection.id, metric: this.feed.metric, logarithmic: this.metricLane.logarithmic,
       everything: this.points.everything, table: !this.#part("tables").hidden,
@@ -291,7 +291,7 @@ class Timeline {
     if (this.view.live || !this.model) return;
     const newest = Number(document.querySelector("[data-iteration]").dataset.iteration);
     const missed = newest - Math.round(this.view.axis === "time" ? this.model.lastIteration : this.view.to);
-    this.#button("live").lastElementChild.textContent = missed > 0 ? `Live ▸ ${count(missed)} ahead` : "Live";
+    this.#button("live").lastElementChild.textContent = missed > 0 ? `Follow ▸ ${count(missed)} new` : "Follow";
   }
 
   #say(text) {
@@ -377,12 +377,12 @@ class Timeline {
     flushAddress();
     try {
       await navigator.clipboard.writeText(location.href);
-      button.dataset.done = "copied";
+      button.dataset.done = "Copied";
     } catch {
       // plain HTTP has no clipboard, and a browser may refuse
-      button.dataset.done = "copy the address of this page";
+      button.dataset.done = "Copy the address of this page";
     }
-    setTimeout(() => delete button.dataset.done, button.dataset.done === "copied" ? 1500 : 6000);
+    setTimeout(() => delete button.dataset.done, button.dataset.done === "Copied" ? 1500 : 6000);
   }
 }
 

@@ -239,11 +239,11 @@ export function sentence(model, view, { metric, mean }) {
   const timed = view.axis === "time";
   return [
     `${timed ? "From" : "Iterations"} ${windowText(view, timed ? Infinity : model.lastIteration)}${timed ? "" : ` of ${count(model.lastIteration)}`}:`,
-    `${count(durable)} durable checkpoints${failed ? `, ${count(failed)} that failed` : ""},`,
+    `${count(durable)} durable checkpoints${failed ? `, ${count(failed)} failed` : ""},`,
     `${count(stalls)} stalls,`,
     `${model.lineages.length} ${model.lineages.length === 1 ? "lineage" : "lineages"}.`,
     last != null ? `Newest ${metric} ${asMetric(last)}.` : "",
-    model.silent_since ? `No word since ${clock(model.silent_since)}${zone()}.` : "",
+    model.silent_since ? `No report since ${clock(model.silent_since)}${zone()}.` : "",
   ].join(" ").trim();
 }
 

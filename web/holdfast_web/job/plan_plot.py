@@ -1,4 +1,4 @@
-"""The plan's curve for an SVG that the template draws; places are percentages, so that it fits any width."""
+"""The geometry of the plan's plot. Positions are percentages, so that the SVG fits any width."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from dataclasses import dataclass
 from holdfast.pacing.outlook import Choice, Frame, Outlook
 
 CURVE_WIDTH, CURVE_HEIGHT = 1000, 100
-"""The box of the curve's own coordinates."""
+"""The viewBox of the curve."""
 ABOVE, BELOW = 16.0, 14.0
-"""Percent of the height that labels have over and under the curve."""
+"""Percent of the height reserved for labels above and below the curve."""
 TIMES, SHARES = 5, 4
 OVER, UNDER, FURTHER_UNDER = -11, 22, 38
 NEAR = 16.0
-"""Percent of the width within which the labels of two marks would run into each other."""
+"""Percent of the width within which two labels would overlap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """A choice on the curve."""
+class PlotMark:
+    """A marked interval on the curve."""
 
     kind: str
-    """`best`, `present` or `asked`: each has a shape of its own."""
+    """`best`, `present` or `asked`; selects the shape."""
     choice: Choice
     x: float
     y: float
     side: str
-    """Where its label begins: `start`, `middle` or `end`."""
+    """The text anchor of the label: `start`, `middle` or `end`."""
     label: int
-    """Its line, in pixels under the mark; above it where less than 0."""
+    """The vertical offset of the label in pixels; negative is above the mark."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class PlotTick:
     at: float
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class PlanPlot:
     points: str
-    """Of the curve, in its own box."""
+    """SVG points of the curve in its viewBox."""
     top: float
     height: float
-    """Of that box, in percent."""
-    times: list[Tick]
-    shares: list[Tick]
-    marks: list[Mark]
-    """The optimum last, on top of the others."""
+    """Top and height of the viewBox in percent."""
+    times: list[PlotTick]
+    shares: list[PlotTick]
+    marks: list[PlotMark]
+    """Marks in drawing order; the optimum is last, on top."""
     budget: float | None
-    """Left of here the budget is not kept; None where that is outside the picture."""
+    """Intervals left of this position exceed the budget; None if outside the plot."""
 
 
-def draw(outlook: Outlook) -> Picture:
+def draw(outlook: Outlook) -> PlanPlot:
     frame = Frame(outlook)
     points = " ".join(
         f"{frame.x(point.interval_seconds) * CURVE_WIDTH:.1f},{(1 - frame.y(point.effective)) * CURVE_HEIGHT:.1f}"
@@ -64,18 +64,18 @@ def draw(outlook: Outlook) -> Picture:
     if outlook.present is not None and outlook.present.interval is not None:
         held.append(("present", outlook.present))
     marks = _marks(frame, [*held, ("best", outlook.best)])
-    return Picture(
+    return PlanPlot(
         points=points,
         top=ABOVE,
         height=100 - ABOVE - BELOW,
-        times=[Tick(at=_x(frame, time), value=time) for time in frame.times(TIMES)],
-        shares=[Tick(at=_y(frame, share), value=share) for share in frame.shares(SHARES)],
+        times=[PlotTick(at=_x(frame, time), value=time) for time in frame.times(TIMES)],
+        shares=[PlotTick(at=_y(frame, share), value=share) for share in frame.shares(SHARES)],
         marks=marks,
         budget=_x(frame, outlook.budget_seconds) if inside else None,
     )
 
 
-def _marks(frame: Frame, choices: list[tuple[str, Choice]]) -> list[Mark]:
+def _marks(frame: Frame, choices: list[tuple[str, Choice]]) -> list[PlotMark]:
     places = {kind: _x(frame, each.kept_seconds or 0.0) for kind, each in choices}
     lines = {"best": OVER, "present": UNDER, "asked": UNDER}
     if abs(places.get("asked", math.inf) - places.get("present", -math.inf)) < NEAR:
@@ -83,9 +83,9 @@ def _marks(frame: Frame, choices: list[tuple[str, Choice]]) -> list[Mark]:
     return [_mark(frame, kind, each, lines[kind]) for kind, each in choices]
 
 
-def _mark(frame: Frame, kind: str, choice: Choice, label: int) -> Mark:
+def _mark(frame: Frame, kind: str, choice: Choice, label: int) -> PlotMark:
     x = _x(frame, choice.kept_seconds or 0.0)
-    return Mark(
+    return PlotMark(
         kind=kind,
         choice=choice,
         x=x,
