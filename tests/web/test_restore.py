@@ -120,7 +120,7 @@ def test_an_order_goes_all_the_way_to_restored_and_can_be_undone(client: TestCli
     key = key_in(client.get(f"{JOB}/restore?checkpoint={POINT}", headers=HTMX).text)
     answer = client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": key}, headers=HTMX)
     assert answer.status_code == 200
-    assert answer.headers["hx-trigger"] == "holdfast:ordered"
+    assert answer.headers["hx-trigger"] == "holdfast:restore-requested"
     assert "Restoring to iteration 120" in answer.text
     agent.obey(agent.desired())
     agent.send()

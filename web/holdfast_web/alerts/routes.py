@@ -85,7 +85,7 @@ async def unsilence(
 def _done(back: str, htmx: bool) -> Response:
     """Make the page refresh itself; without scripts, redirect to it."""
     if htmx:
-        return Response(status_code=204, headers={"HX-Trigger": "holdfast:now"})
+        return Response(status_code=204, headers={"HX-Trigger": "holdfast:refresh-now"})
     return RedirectResponse(local_path(back), 303)
 
 

@@ -139,7 +139,7 @@ async def order_restore(
         return _dialog_response(dialog, 409 if isinstance(refusal, OpenOrder) else 422, htmx)
     if not htmx:
         return _back(job, "restore-status")
-    return await _moved(db, job, now, "holdfast:ordered")
+    return await _moved(db, job, now, "holdfast:restore-requested")
 
 
 @router.post("/jobs/{job}/restores/{order}/cancel")
@@ -151,7 +151,7 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, h
         # the page was outdated; answer with the current state
         if not htmx:
             raise
-    return await _moved(db, job, now, "holdfast:now") if htmx else _back(job, "restore-status")
+    return await _moved(db, job, now, "holdfast:refresh-now") if htmx else _back(job, "restore-status")
 
 
 @router.get("/jobs/{job}/delete")

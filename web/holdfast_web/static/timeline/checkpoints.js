@@ -1,4 +1,4 @@
-// The run as it grew: one line for each lineage, its restore points on it, an arc where training was taken back.
+// Lineages: one line per lineage with its restore points, and an arc per restore.
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
 import { count, duration, size } from "./format.js";
@@ -21,7 +21,7 @@ export class LineageLane extends CanvasLane {
     Object.assign(this.list, { className: "points", tabIndex: 0 });
     this.list.setAttribute("role", "listbox");
     this.list.setAttribute("aria-label", "Restore points in this window");
-    // assistive technology clicks without a pointer
+    // screen readers click without a pointer
     this.list.addEventListener("click", (event) => {
       const id = event.target.closest("[role=option]")?.dataset.id;
       if (id) document.dispatchEvent(new CustomEvent("holdfast:select", { detail: id }));
@@ -34,7 +34,7 @@ export class LineageLane extends CanvasLane {
     super.setModel(model);
   }
 
-  /** All on rows of their own or, folded, the way that stands on one and what was abandoned on another. */
+  /** Assign rows: one per lineage, or one for the current work and one for abandoned work. */
   #rows(model) {
     const newest = [...model.lineages].sort((a, b) => b.lineage - a.lineage);
     this.folds = newest.length > 1;
@@ -43,7 +43,7 @@ export class LineageLane extends CanvasLane {
     return new Map(newest.map((row, index) => [row.lineage, Math.min(index, MOST_ROWS - 1)]));
   }
 
-  /** null: as many as there are lineages decides. */
+  /** Show all lineages or fold them; null decides by their number. */
   unfold(everything) {
     this.everything = everything;
     if (this.model) this.setModel(this.model);
@@ -54,7 +54,7 @@ export class LineageLane extends CanvasLane {
     return rows * ROW + 8;
   }
 
-  /** Of a lineage, or of what of it was abandoned, which lies with the abandoned where they are folded. */
+  /** Return the height of a lineage, or of its abandoned part when folded. */
   #y(lineage, abandoned = false) {
     const row = this.folded && abandoned ? 1 : (this.rows.get(lineage) ?? 0);
     return 4 + (row + 0.5) * ROW;
@@ -69,7 +69,7 @@ export class LineageLane extends CanvasLane {
       this.#points(pen);
       for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#lostWords(pen, lineage, part);
     });
-    // boxes to click and to read out are laid when the window has come to rest: sixty times a second they cost too much
+    // update the focusable targets once the window is at rest; with every frame they cost too much
     clearTimeout(this.settling);
     this.settling = setTimeout(() => this.#options(), SETTLE_MS);
   }
@@ -103,7 +103,7 @@ export class LineageLane extends CanvasLane {
     return [Math.max(view.gutter - 2, view.x(until)), Math.min(view.gutter + view.plotWidth + 2, view.x(to))];
   }
 
-  /** Work that was given up: hatched. */
+  /** Hatch lost work. */
   #lost(pen, part, y) {
     const [left, right] = this.#lostPixels(part);
     if (right <= left) return;
@@ -115,7 +115,7 @@ export class LineageLane extends CanvasLane {
     pen.fillRect(left, y - 0.5, right - left, 1);
   }
 
-  /** How much it was, where there is room between the points on it. */
+  /** Label lost work where there is room between its points. */
   #lostWords(pen, lineage, part) {
     const [left, right] = this.#lostPixels(part);
     const text = `lost: ${lostText(part.lost)}`;
@@ -127,10 +127,10 @@ export class LineageLane extends CanvasLane {
     const edges = [left, ...taken.filter((x) => x > left && x < right), right];
     const room = edges.findIndex((x, index) => index > 0 && x - edges[index - 1] > wide + 14);
     if (room < 0) return;
-    const centre = (edges[room - 1] + edges[room]) / 2;
+    const middle = (edges[room - 1] + edges[room]) / 2;
     pen.fillStyle = palette.surface;
-    pen.fillRect(centre - wide / 2, y - 7, wide, 14);
-    label(pen, text, centre, y, palette.muted, palette.font, "center");
+    pen.fillRect(middle - wide / 2, y - 7, wide, 14);
+    label(pen, text, middle, y, palette.muted, palette.font, "center");
   }
 
   #branch(pen, row) {
@@ -148,8 +148,8 @@ export class LineageLane extends CanvasLane {
     if (left != null && left > row.from) this.#arc(pen, view.x(left), this.#y(from, true), x, y);
   }
 
-  #stem(pen, x, fromY, toY, colour) {
-    pen.strokeStyle = colour;
+  #stem(pen, x, fromY, toY, color) {
+    pen.strokeStyle = color;
     pen.lineWidth = 2;
     pen.beginPath();
     pen.moveTo(x, fromY);
@@ -157,7 +157,7 @@ export class LineageLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Up from where training stood, back over the row that goes on, and down to where it was taken. */
+  /** Draw an arrow from the iteration before the restore to the restored one. */
   #arc(pen, fromX, fromY, toX, toY) {
     const top = toY - ROW / 2 + 3;
     const round = Math.min(6, (fromX - toX) / 2);
@@ -196,7 +196,7 @@ export class LineageLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Real, focusable targets over the canvas; thinned where they would lie on each other. */
+  /** Place focusable targets over the canvas, without overlaps. */
   #options() {
     const free = new Map();
     const chosen = [];
@@ -264,7 +264,7 @@ function lostText({ iterations, seconds }) {
   return `${count(iterations)} ${iterations === 1 ? "iteration" : "iterations"}${seconds ? `, ${duration(seconds)}` : ""}`;
 }
 
-// ---- snapshot and persist of each checkpoint: in iterations, the length of a bar is the training it overlapped
+// ---- snapshot and persist of each checkpoint; by iteration, the length is the overlapped training
 
 const BAR_ROW = 13;
 const BAR = 9;
@@ -294,7 +294,7 @@ export class PipelineLane extends CanvasLane {
     return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
   }
 
-  /** Too many for a bar each: how long the slowest of every stretch took. */
+  /** Draw the slowest checkpoint of each step. */
   #density(pen, dense) {
     const { view } = this;
     const total = (index) => dense.snapshot_seconds[index] + dense.persist_seconds[index];
@@ -332,7 +332,7 @@ export class PipelineLane extends CanvasLane {
       pen.fillStyle = alpha(palette.snapshot, 0.55);
       pen.fillRect(left, y, copied - left, high);
     };
-    // of several ranks a strip each, as long as its own part took
+    // one strip per rank, with the duration of its part
     const high = BAR / ranks.length;
     const wide = (right - left) / Math.max(...ranks.map(took));
     if (ranks[1]) ranks.forEach((one, index) => strip(left + one.snapshot_seconds * wide, left + took(one) * wide, y + index * high, high - 0.3));

@@ -1,16 +1,16 @@
-// What people and processes did: settings, starts, restores; with the words where there is room for them.
+// Events: settings, starts and restores, labeled where there is room.
 
 import { alpha, CanvasLane, fitted, label, palette, roundStep } from "./canvas.js";
-import { capitalised, clock, count, duration, percent, zone } from "./format.js";
+import { capitalized, clock, count, duration, percent, zone } from "./format.js";
 
 const ROW = 17;
 const ROWS = 2;
 
-/** Where something lies: by its time where time is the axis; what has not happened yet, at the end. */
+/** Return the position of an event on the axis; pending events are at the end. */
 const place = (model, iteration, at) => (model.axis === "time" ? at : iteration) ?? model.extent[1];
 
 function edits(model) {
-  // a restore is marked as one, with what became of it
+  // restores have their own marks
   const settings = model.edits.filter((edit) => edit.changes.some((change) => change.field !== "restore"));
   return settings.map((edit) => ({
     x: place(model, edit.applied_iteration, edit.applied_at),
@@ -95,9 +95,9 @@ export class EventLane extends CanvasLane {
   }
 
   #mark(pen, event, x, y) {
-    const colour = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info }[event.mark];
-    pen.fillStyle = event.open ? palette.surface : colour;
-    pen.strokeStyle = colour;
+    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info }[event.mark];
+    pen.fillStyle = event.open ? palette.surface : color;
+    pen.strokeStyle = color;
     pen.lineWidth = 1.5;
     pen.beginPath();
     if (event.mark === "edit") pen.rect(x - 3.5, y - 3.5, 7, 7);
@@ -124,7 +124,7 @@ export class EventLane extends CanvasLane {
   }
 }
 
-// ---- measured overhead against the budget in force, and where the interval changed
+// ---- measured overhead, budget, and changes of the interval
 
 const TALL = 68;
 const TOP = 8;
@@ -136,12 +136,12 @@ const OUT_PX = 12;
 const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
 const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
 
-/** The highest value that the lane shows: one budget of 100 % must not flatten everything else. */
+/** Return the top of the scale; one budget of 100 % must not flatten the rest. */
 export function topOf(rows) {
   const measured = ascending(rows.map((row) => row.measured_overhead));
   const budgets = ascending(rows.map((row) => row.budget));
   const highest = Math.max(budgets.at(-1) * 1.35, measured.at(-1) ?? 0);
-  // the usual budget is what overhead is read against: it stays in sight however little is spent
+  // keep the usual budget visible, because overhead is compared with it
   const usual = Math.max(CUT_FACTOR * (quantile(measured, 0.95) ?? 0), quantile(budgets, 0.5) * 1.35);
   return Math.min(highest, usual) * 1.06;
 }
@@ -169,7 +169,7 @@ export class OverheadLane extends CanvasLane {
     });
   }
 
-  /** The decisions in the window, and the one that was in force when it begins. */
+  /** Return the decisions in the window and the one in force at its start. */
   #shown() {
     const { view } = this;
     const paced = this.model.paced;
@@ -178,7 +178,7 @@ export class OverheadLane extends CanvasLane {
     return rows.length ? rows : paced.slice(0, 1);
   }
 
-  /** Where a line leaves the scale: a break in it, and how high it goes. */
+  /** Mark where a line leaves the scale, with its value. */
   #cuts(pen, paced, top) {
     let free = -Infinity;
     paced.forEach((row, index) => {
@@ -188,10 +188,10 @@ export class OverheadLane extends CanvasLane {
       const x = Math.max(this.view.x(row.x), this.view.gutter + 4);
       if (x < free) return;
       const text = `↑ ${percent(value)}`;
-      const colour = value === row.budget ? palette.budget : palette.accent;
+      const color = value === row.budget ? palette.budget : palette.accent;
       pen.fillStyle = palette.surface;
       pen.fillRect(x - 3, TOP - 6, 12, 12);
-      pen.strokeStyle = colour;
+      pen.strokeStyle = color;
       pen.lineWidth = 1.6;
       for (const shift of [0, 5]) {
         pen.beginPath();
@@ -199,7 +199,7 @@ export class OverheadLane extends CanvasLane {
         pen.lineTo(x + shift + 3, TOP - 5);
         pen.stroke();
       }
-      label(pen, text, x + 12, TOP + 5, colour, palette.bold);
+      label(pen, text, x + 12, TOP + 5, color, palette.bold);
       free = x + CUT_GAP_PX;
     });
   }
@@ -213,7 +213,7 @@ export class OverheadLane extends CanvasLane {
     }
   }
 
-  /** A place in pixels, no further out than just beyond the plot: dashes out of sight take as long as those in sight. */
+  /** Return a position in pixels, clamped to the plot, because invisible dashes cost as much as visible ones. */
   #near(place) {
     const { view } = this;
     return Math.min(Math.max(view.x(place), view.gutter - OUT_PX), view.gutter + view.plotWidth + OUT_PX);
@@ -261,7 +261,7 @@ export class OverheadLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Each new interval: a ring and, where there is room, what it is. */
+  /** Draw a ring at each new interval, labeled where there is room. */
   #intervals(pen, paced, y) {
     let free = -Infinity;
     this.decisions = paced.filter((row, index) => paced[index - 1]?.interval !== row.interval && Number.isFinite(row.measured_overhead));
@@ -305,7 +305,7 @@ export class OverheadLane extends CanvasLane {
   }
 }
 
-// ---- stalls: one row for each kind; the taller, the longer
+// ---- stalls: one row per kind; height shows duration
 
 const KIND_ROW = 18;
 const KINDS = { snapshot_wait: "copy", persist_backpressure: "persist", data_fetch: "fetch", data_prep: "prep", barrier: "barrier", restore: "restore" };
@@ -315,7 +315,7 @@ const STALL_NAMES = {
   barrier: "wait for other ranks", restore: "restore",
 };
 
-const colourOf = (kind) => (kind === "restore" ? palette.info : palette.block);
+const colorOf = (kind) => (kind === "restore" ? palette.info : palette.block);
 
 export class StallLane extends CanvasLane {
   setModel(model) {
@@ -352,29 +352,25 @@ export class StallLane extends CanvasLane {
     for (const stall of shown) {
       const base = (this.kinds.indexOf(stall.kind) + 1) * KIND_ROW;
       const high = Math.max(2, Math.sqrt(stall.seconds / longest) * (KIND_ROW - 4));
-      pen.fillStyle = alpha(colourOf(stall.kind), this.#lost(stall) ? 0.35 : 0.9);
+      pen.fillStyle = alpha(colorOf(stall.kind), stall.abandoned ? 0.35 : 0.9);
       pen.fillRect(view.x(stall.x) - wide / 2, base - high, wide, high);
     }
   }
 
-  /** Too many for one each: the longest of every stretch. */
+  /** Draw the longest stall of each step. */
   #bars(pen) {
     const { view } = this;
     const longest = Math.max(1e-9, ...[...this.dense.values()].flatMap((one) => one.longest_seconds));
     for (const [kind, one] of this.dense) {
       const base = (this.kinds.indexOf(kind) + 1) * KIND_ROW;
       const wide = Math.max(1.5, (one.width / view.span) * view.plotWidth - 0.5);
-      pen.fillStyle = alpha(colourOf(kind), 0.8);
+      pen.fillStyle = alpha(colorOf(kind), 0.8);
       one.start.forEach((start, index) => {
         if (!view.shows(start, start + one.width)) return;
         const high = Math.max(2, Math.sqrt(one.longest_seconds[index] / longest) * (KIND_ROW - 4));
         pen.fillRect(view.x(start), base - high, wide, high);
       });
     }
-  }
-
-  #lost(stall) {
-    return stall.abandoned;
   }
 
   note() {
@@ -399,7 +395,7 @@ export class StallLane extends CanvasLane {
     const near = this.model.stalls.filter((stall) => stall.kind === kind && Math.abs(this.view.x(stall.x) - x) < 5);
     if (near.length === 0) return null;
     const worst = near.reduce((a, b) => (a.seconds > b.seconds ? a : b));
-    const lines = [`${capitalised(STALL_NAMES[kind])} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
+    const lines = [`${capitalized(STALL_NAMES[kind])} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
     if (near.length > 1) lines.push(`Longest of ${near.length} here; zoom in to see each one`);
     return { title: duration(worst.seconds), lines };
   }
