@@ -17,8 +17,8 @@ def _significant(value: float, digits: int = 3) -> str:
     """Format with about `digits` significant digits and without an exponent."""
     if value == 0:
         return "0"
-    value = float(f"{value:.{digits - 1}e}")  # round first: 0.9996 is 1.00, not 1.000
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
 
 

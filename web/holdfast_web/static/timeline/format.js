@@ -71,8 +71,8 @@ const fixed = (value, decimals) => {
 
 function significant(value, digits = 3) {
   if (value === 0) return "0";
-  const rounded = Number(value.toPrecision(digits)); // round first: 0.9996 is 1.00, not 1.000
-  return fixed(rounded, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(rounded)))));
+  const rounded = Number(value.toPrecision(digits)); // 0.9996 is 1.00, not 1.000
+  return fixed(value, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(rounded)))));
 }
 
 const nonFinite = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞");
