@@ -118,7 +118,7 @@ def test_dragging_zooms_and_the_address_keeps_the_window(open_page: Open, agent:
     expect(page.locator("[data-part=window]")).to_have_text(window)
     page.mouse.dblclick(*lane_point(page, "metric", 0.5))
     expect(page.locator("[data-part=window]")).to_contain_text("iterations 1 –")
-    expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "true")
 
 
 def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: FakeAgent) -> None:
@@ -131,7 +131,7 @@ def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: Fake
     expect(page.locator("[data-part=selected-title]")).to_contain_text("Iteration")
     expect(page.locator("[role=option][aria-selected=true]")).to_have_count(1)
     page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text("Take")
+    expect(page.get_by_role("dialog")).to_contain_text("Restore")
     expect(page.get_by_role("dialog").get_by_role("link", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -160,8 +160,8 @@ def test_a_budget_is_previewed_then_saved_then_applied(open_page: Open, agent: F
     page.locator("#budget").fill("1")
     expect(page.locator("#budget-preview")).to_contain_text("134 iterations")
     assert agent.desired().version == 0
-    page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#change-budget")).to_contain_text("saved v1 → on its way")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#change-budget")).to_contain_text("saved v1 → waiting for delivery")
     assert agent.desired().budget == 0.01
     obey(agent)
     expect(page.locator("#change-budget")).to_contain_text("saved v1 → applied at iteration 988")
@@ -181,7 +181,7 @@ def test_the_slider_and_the_field_are_one_setting(open_page: Open, agent: FakeAg
 def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, typed: str) -> None:
     page = job_page(open_page, agent)
     page.locator("#budget").fill(typed)
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_contain_text(f"'{typed}'")
     expect(page.locator("#budget")).to_have_value(typed)
     assert agent.desired().version == 0
@@ -190,7 +190,7 @@ def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, ty
 def test_a_reason_is_told_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#budget").fill("300")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_be_visible()
     with page.expect_response(re.compile("/preview\\?")):
         agent.train(1)
@@ -233,7 +233,7 @@ def test_the_fleet_goes_on_page_by_page_and_stays_live_on_each(open_page: Open, 
     other.send()
     expect(page.locator("#job-paged-2 td[data-label='Iteration']")).to_contain_text("7")
     expect(page.locator(".jobs tbody tr")).to_have_count(1)
-    page.get_by_label("Jobs on a page").select_option("25")
+    page.get_by_label("Jobs per page").select_option("25")
     expect(page.locator(".jobs tbody tr")).to_have_count(3)
 
 
@@ -254,7 +254,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
         each.train(2)
         each.send()
     page = open_page("/?search=bulk-", width=390)
-    button = page.get_by_role("button", name="Set")
+    button = page.get_by_role("button", name="Apply")
     expect(button).to_be_hidden()
     for name in ("bulk-0", "bulk-2"):
         page.get_by_label(f"Select {name}").focus()
@@ -308,11 +308,11 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     other = job_page(open_page, agent)
     page.locator("#budget").fill("5")
     other.locator("#budget").fill("2")
-    other.get_by_role("button", name="Apply").click()
+    other.get_by_role("button", name="Apply budget").click()
     expect(other.locator("#change-budget")).to_contain_text("saved v1")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.get_by_role("alert").filter(has_text="Not applied")).to_contain_text("→ 2%")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#change-budget")).to_contain_text("saved v2")
 
 
@@ -323,7 +323,7 @@ def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
     for page, iteration in ((quicker, 400), (later, 440)):
         page.get_by_role("option", name=re.compile(f"Iteration {iteration}, durable")).click()
         page.get_by_role("button", name=f"Restore to {iteration}").click()
-        expect(page.get_by_role("dialog")).to_contain_text(f"back to iteration {iteration}")
+        expect(page.get_by_role("dialog")).to_contain_text(f"to iteration {iteration}")
     for page, iteration in ((quicker, 400), (later, 440)):
         page.get_by_role("dialog").get_by_role("button", name=f"Restore to {iteration}").click()
     expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is requested already")
@@ -337,7 +337,7 @@ def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
 def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#every").fill("50")
-    page.get_by_role("button", name="Fix").click()
+    page.get_by_role("button", name="Apply interval").click()
     expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.get_by_role("button", name="Checkpoint now").click()
     expect(page.locator("#change-checkpoint")).to_contain_text("saved v2")
@@ -350,7 +350,7 @@ def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, 
         expect(page.locator(f"#change-{name}")).to_contain_text("applied at iteration 988")
     expect(page.get_by_role("button", name="Resume checkpoints")).to_be_visible()
     expect(page.get_by_text("30 ms fetching and 12 ms preparing")).to_be_visible()
-    page.get_by_role("button", name="Automatic", exact=True).click()
+    page.get_by_role("button", name="Back to automatic", exact=True).click()
     expect(page.locator("#change-interval")).to_contain_text("saved v5")
 
 
@@ -360,7 +360,7 @@ def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, a
     page.get_by_role("button", name="Restore to 400").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("588 iterations")
-    expect(dialog).to_contain_text("a safety checkpoint")
+    expect(dialog).to_contain_text("A safety checkpoint")
     dialog.get_by_role("button", name="Restore to 400").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
@@ -369,7 +369,7 @@ def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, a
     expect(page.locator("#head")).to_contain_text("lineage 2")
     expect(page.locator("[data-part=summary]")).to_contain_text("2 lineages")
     page.locator("#restore-status").get_by_role("link", name="Undo").click()
-    expect(page.get_by_role("dialog")).to_contain_text("back to iteration 988")
+    expect(page.get_by_role("dialog")).to_contain_text("to iteration 988")
 
 
 def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_page: Open, agent: FakeAgent) -> None:
@@ -378,8 +378,8 @@ def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_pag
     page.get_by_role("button", name="Find").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Iteration 417 has no restore point.")
-    dialog.get_by_role("link", name="Look at 400 instead").click()
-    expect(dialog).to_contain_text("back to iteration 400?")
+    dialog.get_by_role("link", name="Show iteration 400").click()
+    expect(dialog).to_contain_text("to iteration 400?")
     dialog.get_by_role("link", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert agent.desired().restore is None
@@ -399,7 +399,7 @@ def test_a_lost_server_is_told_and_found_again(open_page: Open, agent: FakeAgent
 def test_without_scripts_a_budget_is_set_and_a_restore_is_ordered(open_page: Open, agent: FakeAgent) -> None:
     page = open_page(f"/jobs/{agent.job}", scripts=False)
     page.locator("#budget").fill("2")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#change-budget")).to_contain_text("saved v1")
     page.get_by_role("link", name=re.compile("^Restore iteration 868,")).click()
     page.get_by_role("button", name="Restore to 868").click()
@@ -412,7 +412,7 @@ def test_an_empty_job_says_what_it_waits_for(open_page: Open, served) -> None:  
     young.start()
     young.send()
     page = open_page("/jobs/just-born")
-    expect(page.locator("[data-part=summary]")).to_contain_text("No iteration has been reported yet")
+    expect(page.locator("[data-part=summary]")).to_contain_text("No iterations reported yet")
     young.train(2)
     young.send()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")

@@ -252,7 +252,7 @@ def test_the_page_follows_a_checkpoint_that_is_read_back(served: Served, open_pa
     agent.send()
     page = open_page(f"/jobs/read-back/checkpoints/{POINT}")
     page.get_by_role("button", name="Verify").click()
-    expect(page.locator("#verify")).to_contain_text("Asked by operator")
+    expect(page.locator("#verify")).to_contain_text("Requested by operator")
     says(agent, read_bytes=1000, total_bytes=4000)
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "1000")
     says(agent, "sound", read_bytes=4000, total_bytes=4000, seconds=0.5, tensors=norms())

@@ -47,8 +47,8 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     line = page.locator("#change-budget")
     page.locator("#budget").fill("1")
     expect(page.locator("[data-draft=budget]")).to_have_text("Not saved yet")
-    page.get_by_role("button", name="Apply").click()
-    expect(line).to_contain_text("saved v1 → on its way")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(line).to_contain_text("saved v1 → waiting for delivery")
     expect(page.locator("[data-draft=budget]")).to_be_hidden()
     ask_for_more(agent, 1)
     expect(line).to_contain_text("delivered, applies at the next iteration")
@@ -90,13 +90,13 @@ def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, a
     page = live(open_page, agent)
     expect(page.locator("#why-interval")).to_contain_text("a checkpoint costs 320 ms")
     page.get_by_label("Policy").select_option("goodput")
-    page.get_by_role("button", name="Use", exact=True).click()
+    page.get_by_role("button", name="Apply policy", exact=True).click()
     expect(page.locator("#change-policy")).to_contain_text("saved v1")
     page.locator("#every").fill("50")
     expect(page.locator("#every-preview")).to_contain_text("50 iterations")
-    page.get_by_label("For how long").select_option("2 h")
-    page.get_by_role("button", name="Fix").click()
-    expect(page.get_by_text("every 50, fixed by hand until")).to_be_visible()
+    page.get_by_label("Duration").select_option("2 h")
+    page.get_by_role("button", name="Apply interval").click()
+    expect(page.get_by_text("Fixed at every 50 iterations until")).to_be_visible()
     desired = agent.desired()
     assert (desired.policy, desired.every) == ("goodput", 50)
 
@@ -106,7 +106,7 @@ def test_who_comes_second_to_a_restore_is_told_who_was_first(open_page: Open, ag
     for page, iteration in ((first, 80), (second, 120)):
         page.get_by_role("link", name=f"Restore iteration {iteration}, lineage 1").click()
         expect(page.get_by_role("dialog")).to_contain_text("attempt 1 is running on node-3, 1 rank, supervised")
-        expect(page.get_by_role("dialog")).to_contain_text("every byte against its digests")
+        expect(page.get_by_role("dialog")).to_contain_text("All bytes are checked against their digests")
     first.get_by_role("button", name="Restore to 80").click()
     expect(first.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
     expect(second.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
@@ -150,7 +150,7 @@ def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, s
     agents[1].train(30)
     agents[1].send()
     expect(page.locator("#job-held-b")).to_contain_text("40")
-    expect(page.get_by_text("the order is held")).to_be_visible()
+    expect(page.get_by_text("Sorting paused")).to_be_visible()
     assert rows.evaluate_all(names) == ["job-held-a", "job-held-b"]
     page.locator("h1").hover()
     agents[1].train(1)
@@ -161,5 +161,5 @@ def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, s
 
 def test_a_choice_is_in_the_address_without_what_says_nothing(open_page: Open) -> None:
     page = open_page("/?search=held-&sort=&status=")
-    page.get_by_label("Order", exact=True).select_option("risk")
+    page.get_by_label("Sort by", exact=True).select_option("risk")
     expect(page).to_have_url(re.compile(r"/\?sort=risk&search=held-$"))

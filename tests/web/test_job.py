@@ -90,12 +90,12 @@ def test_more_restore_points_are_shown_when_asked_for(client: TestClient, agent:
 
 def test_what_retention_took_is_not_offered_as_a_restore_point(client: TestClient, agent: FakeAgent) -> None:
     page = client.get(JOB).text
-    assert page.count("durable</span>") > 1
+    assert page.count(">durable</span>") > 1
     kept = "000000000200-1"
     agent.events.append(Inventory(at=agent.at, checkpoints=[kept]))
     agent.send()
     page = client.get(JOB).text
-    assert page.count("durable</span>") == 1
+    assert page.count(">durable</span>") == 1
     assert f'data-checkpoint="{kept}"' in page
 
 

@@ -273,10 +273,10 @@ def test_what_is_typed_is_answered_at_once_and_stays(open_page: Open, trained: F
 def test_an_override_opens_it_with_the_page(open_page: Open, trained: FakeAgent) -> None:
     page = open_page(f"/jobs/{trained.job}")
     page.locator("#every").fill("50")
-    page.get_by_role("button", name="Fix").click()
+    page.get_by_role("button", name="Apply interval").click()
     expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.reload()
-    expect(page.locator(".plan-summary")).to_contain_text("fixed by hand")
+    expect(page.locator(".plan-summary")).to_contain_text("In force, fixed")
 
 
 @pytest.mark.browser
@@ -296,7 +296,7 @@ def test_it_follows_the_job_and_leaves_what_is_typed(open_page: Open, trained: F
 def test_without_scripts_it_is_asked_on_a_page_of_its_own(open_page: Open, trained: FakeAgent) -> None:
     page = open_page(f"/jobs/{trained.job}", scripts=False)
     page.locator("#plan summary").click()
-    page.get_by_role("link", name="Calculate every interval").click()
+    page.get_by_role("link", name="Compare intervals").click()
     page.locator("#plan-ranks").fill("64")
     page.get_by_role("button", name="Calculate").click()
     expect(page.locator(".fact-grid")).to_contain_text("64")

@@ -33,6 +33,11 @@ def test_a_template_keeps_to_what_the_content_security_policy_allows(path: Path)
     assert found == []
 
 
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_template_has_lines_of_at_most_120_columns(path: Path) -> None:
+    assert max(map(len, path.read_text().splitlines())) <= 120
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_makes_no_markup_and_no_code_from_text(path: Path) -> None:
     markup = r"innerHTML\s*=|outerHTML\s*=|insertAdjacentHTML|document\.write"

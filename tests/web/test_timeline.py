@@ -108,7 +108,7 @@ def test_a_stretch_of_abandoned_work_is_the_same_stretch_in_time(open_page: Open
 
 def test_a_window_that_follows_goes_on_following_on_the_other_axis(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, "?from=450&to=500&live=1")
-    live = page.get_by_role("button", name="Live")
+    live = page.get_by_role("button", name="Follow")
     expect(live).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("h")
     expect(page).to_have_url(re.compile(r"x=time&from=.*&live=1"))
@@ -192,7 +192,7 @@ def test_a_refresh_that_fails_is_told_until_one_succeeds(open_page: Open, agent:
     agent.train(5)
     agent.send()
     stale = page.locator("[data-part=stale]")
-    expect(stale).to_have_text(re.compile(r"not read since \d\d:\d\d:\d\d"))
+    expect(stale).to_have_text(re.compile(r"Last updated \d\d:\d\d:\d\d"))
     page.unroute("**/timeline?*")
     agent.train(5)
     agent.send()
@@ -247,7 +247,7 @@ def test_where_samples_were_dropped_there_is_no_data_and_nothing_is_drawn_across
     page = drawn(open_page, agent)
     over(page, "metric", 530 / 660)
     expect(page.locator('[data-lane="metric"] .lane-value')).to_have_text("no data")
-    expect(page.locator("[data-part=tip]")).to_contain_text("samples of 60 of 60 iterations were dropped")
+    expect(page.locator("[data-part=tip]")).to_contain_text("dropped samples of 60 of 60 iterations")
     over(page, "metric", 450 / 660)
     expect(page.locator('[data-lane="metric"] .lane-value')).not_to_have_text("no data")
 
@@ -275,7 +275,7 @@ def test_a_job_without_checkpoints_says_when_one_is_due(open_page: Open, served)
     page = drawn(open_page, young)
     expect(page.locator("[data-part=summary]")).to_contain_text("Iterations 1 to 1 of 1")
     note = page.locator('[data-lane="pipeline"] .lane-value')
-    expect(note).to_have_text("no checkpoint yet: the first is due when the first iterations are profiled")
+    expect(note).to_have_text("No checkpoint yet; the first is due once the first iterations are profiled")
 
 
 def saved(page: Page, name: str, folder: Path) -> bytes:
@@ -291,20 +291,20 @@ def test_the_chart_is_saved_as_a_drawing_and_as_a_picture(
     open_page: Open, agent: FakeAgent, tmp_path: Path
 ) -> None:
     page = drawn(open_page, agent)
-    drawing = saved(page, "Drawing, SVG", tmp_path).decode()
+    drawing = saved(page, "Image, SVG", tmp_path).decode()
     assert drawing.startswith("<svg xmlns=")
     assert drawing.endswith("</svg>")
     for words in (agent.job, "Loss", "Iteration time", "Restore points", "attempt 1"):
         assert f">{words}" in drawing
     assert "NaN" not in drawing
     assert "undefined" not in drawing
-    assert saved(page, "Picture, PNG", tmp_path).startswith(b"\x89PNG")
+    assert saved(page, "Image, PNG", tmp_path).startswith(b"\x89PNG")
 
 
 def test_files_of_the_window_on_show_are_linked(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, "?from=100&to=150")
     page.locator("[data-part=export] summary").click()
-    link = page.get_by_role("link", name="Samples of this window, CSV")
+    link = page.get_by_role("link", name="Samples, CSV")
     expect(link).to_have_attribute("href", re.compile(r"/export/samples\.csv\?from=100&to=150$"))
     with page.expect_download() as caught:
         link.click()

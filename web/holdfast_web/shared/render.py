@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse
 from holdfast_server.accounts.principal import Role, current
 from holdfast_web.shared.assets import imports_of, static_url
 from holdfast_web.shared.filters import FILTERS
+from holdfast_web.shared.glossary import TERMS
 
 HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
 """Pages are never cached, and the same URL can answer with a fragment."""
@@ -29,6 +30,11 @@ def _module(script: str) -> Markup:
     return Markup(f'{preloads}<script src="{static_url(script)}" type="module"></script>')  # noqa: S704 - our paths
 
 
+def _term(name: str) -> Markup:
+    """Return a term with its definition as a tooltip."""
+    return Markup('<span class="term" title="{}">{}</span>').format(TERMS[name], name)
+
+
 _environment = Environment(
     loader=FileSystemLoader(str(files("holdfast_web"))),
     autoescape=True,
@@ -40,6 +46,7 @@ _environment = Environment(
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
 _environment.globals["module"] = _module
+_environment.globals["term"] = _term
 _environment.globals["me"] = current.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
 _environment.globals["operates"] = lambda project: (current.get().role_in(project) or 0) >= Role.operator
