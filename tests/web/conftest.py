@@ -102,7 +102,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     app = create_app(ServerSettings(database=str(database), port=port))
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
     server = uvicorn.Server(config)
-    # whoever connects before it serves waits in the listener's queue
+    # early connections wait in the queue of the listener
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
     thread.start()
     yield Served(f"http://127.0.0.1:{port}")

@@ -24,7 +24,7 @@ LOOKS = [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)]
 PAGES = [
     "/", "/?search=nothing-like-it", "/?group=project&sort=risk", "/?status=running&sort=overhead", "/login",
     "/alerts", "/alerts?state=all", "/audit", "/settings", "/projects/default/alert-rules",
-    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/nobody", f"{JOB}/plan", f"{JOB}/plan?budget=x",
+    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/restore?iteration=401",
     f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
@@ -34,8 +34,9 @@ MOST_SHIFT = 0.02
 """Of the layout, where 0.1 is still called good."""
 WATCH_SHIFT = """() => {
   window.shifts = [];
-  const told = (list) => { for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts.push(entry); };
-  new PerformanceObserver(told).observe({ type: "layout-shift", buffered: true });
+  const record = (list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts.push(entry); };
+  new PerformanceObserver(record).observe({ type: "layout-shift", buffered: true });
 }"""
 SHIFTED = """() => shifts.map((entry) => [
   entry.value, ...entry.sources.map(({ node }) => node?.id || node?.className || node?.nodeName),

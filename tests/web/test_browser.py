@@ -139,7 +139,7 @@ def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: Fake
     expect(page.locator("[data-part=selection]")).to_be_hidden()
 
 
-def test_hovering_tells_the_values_of_all_lanes(open_page: Open, agent: FakeAgent) -> None:
+def test_hovering_shows_the_values_of_all_lanes(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.mouse.move(*lane_point(page, "metric", 0.8))
     for lane, unit in (("metric", "."), ("seconds", "ms"), ("overhead", "%")):
@@ -187,7 +187,7 @@ def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, ty
     assert agent.desired().version == 0
 
 
-def test_a_reason_is_told_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
+def test_a_reason_is_shown_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#budget").fill("300")
     page.get_by_role("button", name="Apply budget").click()
@@ -240,7 +240,7 @@ def test_the_fleet_goes_on_page_by_page_and_stays_live_on_each(open_page: Open, 
 def test_the_panels_of_a_job_fill_themselves(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     panel = page.locator("#goodput")
-    panel.scroll_into_view_if_needed()  # it is asked for when somebody can see it
+    panel.scroll_into_view_if_needed()  # it loads when it is visible
     expect(panel.locator(".share-bar rect[data-bucket=productive]")).to_be_visible()
     panel.get_by_role("link", name="1h").click()
     expect(panel.locator("[aria-current]")).to_have_text("1h")
@@ -316,7 +316,7 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     expect(page.locator("#change-budget")).to_contain_text("saved v2")
 
 
-def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
+def test_of_two_browsers_that_restore_a_job_the_later_is_shown_of_the_other(
     open_page: Open, agent: FakeAgent
 ) -> None:
     quicker, later = job_page(open_page, agent), job_page(open_page, agent)
@@ -385,7 +385,7 @@ def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_pag
     assert agent.desired().restore is None
 
 
-def test_a_lost_server_is_told_and_found_again(open_page: Open, agent: FakeAgent) -> None:
+def test_a_lost_server_is_shown_and_found_again(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent, expected=("ERR_INTERNET_DISCONNECTED", "Failed to fetch"))
     page.context.set_offline(True)
     agent.train(5)

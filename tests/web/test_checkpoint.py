@@ -41,7 +41,7 @@ def test_a_checkpoint_is_pinned_and_unpinned_from_its_page(client: TestClient, a
     assert client.get(f"/api/v1{JOB}/desired").json()["pins"] == []
 
 
-def test_how_far_a_pin_has_come_is_said_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
+def test_how_far_a_pin_has_come_is_shown_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert "pin: saved v1 → waiting for delivery" in words(client.get(PAGE).text)
     agent.events.append(protocol.Applied(at=agent.at, version=1, iteration=401, lineage=1))
@@ -51,7 +51,7 @@ def test_how_far_a_pin_has_come_is_said_and_not_guessed(client: TestClient, agen
     assert "saved v1" not in other
 
 
-def test_the_history_tells_who_pinned(client: TestClient, agent: FakeAgent) -> None:
+def test_the_history_shows_who_pinned(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert f"pin {POINT}" in words(client.get(f"{JOB}/history").text)
 
@@ -178,7 +178,7 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
     assert client.get(f"{JOB}/restore?checkpoint={POINT}").status_code == 422
 
 
-def test_with_nobody_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_by_hand(
+def test_with_no_one_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_by_hand(
     client: TestClient, agent: FakeAgent, clock: SetClock
 ) -> None:
     clock.now += 3600

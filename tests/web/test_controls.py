@@ -101,7 +101,7 @@ def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, a
     assert (desired.policy, desired.every) == ("goodput", 50)
 
 
-def test_who_comes_second_to_a_restore_is_told_who_was_first(open_page: Open, agent: FakeAgent) -> None:
+def test_who_comes_second_to_a_restore_is_shown_who_was_first(open_page: Open, agent: FakeAgent) -> None:
     first, second = live(open_page, agent), live(open_page, agent)
     for page, iteration in ((first, 80), (second, 120)):
         page.get_by_role("link", name=f"Restore iteration {iteration}, lineage 1").click()
@@ -133,7 +133,7 @@ def test_an_operator_restores_from_a_phone(open_page: Open, agent: FakeAgent) ->
     expect(page.locator("#restore-status").get_by_role("link", name="Undo")).to_be_visible()
 
 
-def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, served: Served) -> None:
+def test_rows_keep_their_places_while_an_operator_points_at_them(open_page: Open, served: Served) -> None:
     agents = []
     for name in ("held-a", "held-b"):
         agent = served.agent(name, started_at=time.time() - 60)

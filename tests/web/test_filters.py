@@ -83,7 +83,7 @@ def test_a_loss_that_is_not_a_number_is_shown_as_what_it_is(value: float | None,
     ("rate", "text"),
     [(None, "–"), (0.0, "–"), (4.123, "4.12 iterations/s"), (0.08, "12.5 s/iteration"), (math.nan, "–")],
 )
-def test_a_slow_rate_is_told_in_seconds_for_each_iteration(rate: float | None, text: str) -> None:
+def test_a_slow_rate_is_shown_in_seconds_for_each_iteration(rate: float | None, text: str) -> None:
     assert filters.rate(rate) == text
 
 

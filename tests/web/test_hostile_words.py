@@ -119,7 +119,7 @@ def test_the_watch_would_see_what_it_watches_for(chromium: Browser, served: Serv
     page.evaluate("alert(1)")
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=alert(2)>')")
     page.evaluate(
-        "new Promise((told) => { addEventListener('securitypolicyviolation', told, {once: true}); "
+        "new Promise((resolve) => { addEventListener('securitypolicyviolation', resolve, {once: true}); "
         "fetch('http://127.0.0.1:9/').catch(() => null); }).then(() => null)"
     )
     assert any(one.startswith("dialog") for one in seen)

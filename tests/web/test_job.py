@@ -14,7 +14,7 @@ from holdfast.protocol import AttemptFinished, Inventory, Paced
 JOB = "/jobs/char-gpt"
 
 
-def test_the_page_tells_overhead_interval_exposure_and_the_newest_restore_point(
+def test_the_page_shows_overhead_interval_exposure_and_the_newest_restore_point(
     client: TestClient, agent: FakeAgent
 ) -> None:
     page = client.get(JOB).text
@@ -50,12 +50,12 @@ def test_a_loss_that_is_no_number_breaks_no_page(
 
 
 def test_an_unknown_job_is_a_page_that_says_so(client: TestClient) -> None:
-    answer = client.get("/jobs/nobody")
+    answer = client.get("/jobs/unknown")
     assert answer.status_code == 404
-    assert "no job &#39;nobody&#39; has reported here" in answer.text
+    assert "no job &#39;unknown&#39; has reported here" in answer.text
 
 
-def test_a_crash_is_told_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:
+def test_a_crash_is_shown_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:
     agent.crash(7)
     agent.send()
     assert "1 restart" in client.get(JOB).text
@@ -109,12 +109,12 @@ def fill_the_disk(agent: FakeAgent, checkpoints: int) -> None:
 
 
 def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient, agent: FakeAgent) -> None:
-    told = "15 checkpoints failed since the last durable checkpoint: <bdi>No space left on device</bdi>"
+    line = "15 checkpoints failed since the last durable checkpoint: <bdi>No space left on device</bdi>"
     assert "failed since" not in client.get(JOB).text
     fill_the_disk(agent, 15)
     for path in (JOB, f"{JOB}/live", f"{JOB}/points"):
         page = client.get(path).text
-        assert told in page
+        assert line in page
         assert 'data-state="failed"' not in page
         assert "Restore iteration 360, lineage 1" in page
     assert "15 checkpoints failed, first" in client.get(JOB).text
@@ -145,7 +145,7 @@ def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: Test
     assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
 
 
-def test_where_the_newest_figures_agree_the_policys_own_reason_is_told(
+def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
     client: TestClient, agent: FakeAgent
 ) -> None:
     agent.interval = 39
@@ -210,7 +210,7 @@ def test_a_parameter_that_is_not_understood_is_a_page_that_says_so(client: TestC
     assert "<html" in answer.text
 
 
-def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
+def test_the_panel_of_goodput_shows_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
     part = client.get(f"{JOB}/goodput?window=all", headers={"HX-Request": "true"}).text
     assert "<html" not in part
     assert "spent on training progress" in part
@@ -222,7 +222,7 @@ def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClie
     assert 'href="/jobs/char-gpt/goodput?window=7d"' in page
 
 
-def test_windows_that_there_are_not_are_told(client: TestClient, agent: FakeAgent) -> None:
+def test_windows_that_there_are_not_are_shown(client: TestClient, agent: FakeAgent) -> None:
     for path in ("goodput?window=2d", "ranks?window=7d"):
         answer = client.get(f"{JOB}/{path}")
         assert answer.status_code == 422

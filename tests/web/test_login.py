@@ -36,12 +36,12 @@ def test_a_wrong_token_is_refused_beside_the_field(guarded: TestClient) -> None:
     assert "set-cookie" not in answer.headers
 
 
-def test_no_token_is_told_from_a_wrong_one(guarded: TestClient) -> None:
+def test_no_token_is_shown_from_a_wrong_one(guarded: TestClient) -> None:
     assert "Enter the token." in guarded.post("/login", data={"token": " "}).text
 
 
 @pytest.mark.parametrize("elsewhere", ["//evil.example", "https://evil.example", "/\\evil.example", "jobs"])
-def test_nobody_is_sent_to_another_site(guarded: TestClient, elsewhere: str) -> None:
+def test_no_one_is_sent_to_another_site(guarded: TestClient, elsewhere: str) -> None:
     answer = guarded.post("/login", data={"token": TOKEN, "next": elsewhere})
     assert answer.headers["location"] == "/"
 

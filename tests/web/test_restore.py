@@ -154,7 +154,7 @@ def test_an_order_can_be_cancelled_until_it_is_under_way(client: TestClient, age
     assert "cancelled" in client.get(JOB).text
 
 
-def test_a_failed_order_tells_its_reason(client: TestClient, agent: FakeAgent) -> None:
+def test_a_failed_order_shows_its_reason(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "first"})
     restore = agent.desired().restore
     assert restore
@@ -166,6 +166,6 @@ def test_a_failed_order_tells_its_reason(client: TestClient, agent: FakeAgent) -
 
 
 def test_orders_of_an_unknown_job_are_refused(client: TestClient) -> None:
-    assert client.get("/jobs/nobody/restore?iteration=5").status_code == 404
-    answer = client.post("/jobs/nobody/restores", data={"checkpoint": POINT, "key": "x"})
+    assert client.get("/jobs/unknown/restore?iteration=5").status_code == 404
+    answer = client.post("/jobs/unknown/restores", data={"checkpoint": POINT, "key": "x"})
     assert answer.status_code == 404

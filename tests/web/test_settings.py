@@ -24,7 +24,7 @@ def version_in(page: str) -> str:
     return found[1]
 
 
-def test_a_budget_is_saved_and_later_told_as_applied(client: TestClient, agent: FakeAgent) -> None:
+def test_a_budget_is_saved_and_later_shown_as_applied(client: TestClient, agent: FakeAgent) -> None:
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
     assert (answer.status_code, answer.headers["location"]) == (303, f"{JOB}#controls")
     assert "saved v1 → waiting for delivery" in client.get(JOB).text
@@ -45,7 +45,7 @@ def test_with_htmx_the_answer_is_the_controls_alone(client: TestClient, agent: F
 
 @pytest.mark.parametrize("typed", ["-1", "0", "300", "abc", "", "nan"])
 @pytest.mark.parametrize("headers", [{}, HTMX], ids=["plain", "htmx"])
-def test_a_refused_budget_is_told_beside_the_field(
+def test_a_refused_budget_is_shown_beside_the_field(
     client: TestClient, agent: FakeAgent, typed: str, headers: dict[str, str]
 ) -> None:
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": typed}, headers=headers)
@@ -61,7 +61,7 @@ def test_a_refused_budget_is_told_beside_the_field(
 
 
 @pytest.mark.parametrize("typed", ["0", "-3", "2.5", "often", ""])
-def test_a_refused_interval_is_told_beside_the_field(client: TestClient, agent: FakeAgent, typed: str) -> None:
+def test_a_refused_interval_is_shown_beside_the_field(client: TestClient, agent: FakeAgent, typed: str) -> None:
     answer = client.post(f"{JOB}/interval", data={"version": "0", "every": typed}, headers=HTMX)
     assert answer.status_code == 422
     assert 'id="every-error"' in answer.text
@@ -137,7 +137,7 @@ def test_a_form_without_its_version_changes_nothing(client: TestClient, agent: F
     assert agent.desired().version == 0
 
 
-def test_the_preview_tells_what_to_expect_and_changes_nothing(client: TestClient, agent: FakeAgent) -> None:
+def test_the_preview_shows_what_to_expect_and_changes_nothing(client: TestClient, agent: FakeAgent) -> None:
     answer = client.get(f"{JOB}/preview?budget=1")
     assert answer.status_code == 200
     assert '<td class="predicted">134 iterations</td>' in answer.text
@@ -174,8 +174,8 @@ def test_the_preview_of_something_impossible_says_why(client: TestClient, agent:
 def test_settings_of_an_unknown_job_are_refused(client: TestClient) -> None:
     for path in ("budget", "interval", "checkpoint", "probe"):
         data = {"version": "0", "budget": "2", "every": "5"}
-        assert client.post(f"/jobs/nobody/{path}", data=data).status_code == 404
-    assert client.get("/jobs/nobody/preview?budget=2").status_code == 404
+        assert client.post(f"/jobs/unknown/{path}", data=data).status_code == 404
+    assert client.get("/jobs/unknown/preview?budget=2").status_code == 404
 
 
 def test_another_site_cannot_press_our_buttons(client: TestClient, agent: FakeAgent) -> None:
@@ -370,7 +370,7 @@ def test_what_was_done_cannot_be_undone(client: TestClient, agent: FakeAgent) ->
     assert agent.desired().version == 1
 
 
-def test_an_undo_of_what_somebody_has_changed_since_is_a_conflict(client: TestClient, agent: FakeAgent) -> None:
+def test_an_undo_of_what_an_operator_has_changed_since_is_a_conflict(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
     client.post(f"{JOB}/budget", data={"version": "1", "budget": "4"})
     answer = client.post(f"{JOB}/undo", data={"version": "1", "edit": "1"}, headers=HTMX)

@@ -98,7 +98,7 @@ def test_the_theme_goes_from_the_systems_to_light_to_dark_and_back(open_page: Op
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_times_are_told_where_the_reader_is_and_in_utc_when_asked(chromium: Browser, served: Served) -> None:
+def test_times_are_shown_where_the_reader_is_and_in_utc_when_asked(chromium: Browser, served: Served) -> None:
     reported(served, "clocks")
     context = chromium.new_context(timezone_id="Asia/Tokyo")
     page = context.new_page()
@@ -136,7 +136,7 @@ class Restartable:
     """A server that goes away and comes back at the same address."""
 
     def __init__(self, database: Path) -> None:
-        # bound but deaf: nobody else gets the port while the server is away
+        # keep the port bound while the server is away
         self.place = socket.socket()
         self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.place.bind(("127.0.0.1", 0))
@@ -171,7 +171,7 @@ def restartable(tmp_path: Path) -> Iterator[Restartable]:
     server.place.close()
 
 
-def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
+def test_pages_shows_that_the_server_is_gone_and_come_back_with_it(
     chromium: Browser, restartable: Restartable
 ) -> None:
     served = Served(f"http://127.0.0.1:{restartable.port}")
@@ -257,7 +257,7 @@ def test_a_page_whose_questions_are_refused_says_so_though_its_stream_lives(
     expect(chip).to_have_attribute("data-state", "live")
 
 
-def test_a_question_that_is_never_answered_is_told(open_page: Open, served: Served) -> None:
+def test_a_question_that_is_never_answered_is_shown(open_page: Open, served: Served) -> None:
     agent = reported(served, "unending")
     page = open_page("/jobs/unending", expected=("htmx:error: timeout",))
     chip = page.locator("#connection")
@@ -302,7 +302,7 @@ def test_a_row_that_is_held_in_its_place_stays_within_its_group(open_page: Open,
 def test_what_is_not_copied_is_selected_and_said_to_be(open_page: Open, served: Served) -> None:
     reported(served, "by-hand")
     page = open_page("/")
-    told = """() => new Promise((resolve) => {
+    copied = """() => new Promise((resolve) => {
       Object.defineProperty(navigator, "clipboard", { value: undefined });
       const html = '<code id="word">holdfast</code><button id="copy" data-copy="#word">Copy</button>';
       document.querySelector("main").insertAdjacentHTML("beforeend", html);
@@ -310,5 +310,5 @@ def test_what_is_not_copied_is_selected_and_said_to_be(open_page: Open, served: 
       new MutationObserver(() => resolve(button.textContent)).observe(button, { childList: true });
       button.click();
     })"""
-    assert page.evaluate(told) == "Selected: copy it with your keys"
+    assert page.evaluate(copied) == "Selected; press Ctrl+C"
     assert page.evaluate("String(getSelection())") == "holdfast"

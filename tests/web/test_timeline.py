@@ -1,4 +1,4 @@
-"""The job's timeline in a real Chromium: axes, how dense is told, what is missing, lineages, files."""
+"""The job's timeline in a real Chromium: axes, densities, missing samples, lineages, files."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
     page = open_page("/")
 
     def fell_silent(route: Route) -> None:
-        told = route.fetch().json()
-        since = told["times"][1]
-        route.fulfill(json={**told, "silent_since": since, "now": since + away})
+        answer = route.fetch().json()
+        since = answer["times"][1]
+        route.fulfill(json={**answer, "silent_since": since, "now": since + away})
 
     page.route("**/timeline?*", fell_silent)
     page.goto(page.url + f"jobs/{agent.job}?x=time")
@@ -144,7 +144,7 @@ DAYS = """async () => {
 }"""
 
 
-def test_one_clock_tells_all_times_and_days_begin_at_midnight_when_summer_time_ends(
+def test_one_clock_shows_all_times_and_days_begin_at_midnight_when_summer_time_ends(
     chromium: Browser, served: Served, agent: FakeAgent
 ) -> None:
     context = chromium.new_context(timezone_id="Europe/Berlin")
@@ -161,11 +161,11 @@ def test_one_clock_tells_all_times_and_days_begin_at_midnight_when_summer_time_e
 
 
 @pytest.mark.parametrize(
-    ("clipboard", "told"),
-    [("undefined", "copy the address"), ("{ writeText: async (text) => (window.copied = text) }", "copied")],
+    ("clipboard", "label"),
+    [("undefined", "Copy the address"), ("{ writeText: async (text) => (window.copied = text) }", "Copied")],
 )
-def test_a_link_is_copied_as_the_window_is_now_and_done_is_said_only_of_what_is_done(
-    chromium: Browser, served: Served, agent: FakeAgent, clipboard: str, told: str
+def test_a_link_is_copied_as_the_window_is_now_and_done_is_shown_only_of_what_is_done(
+    chromium: Browser, served: Served, agent: FakeAgent, clipboard: str, label: str
 ) -> None:
     context = chromium.new_context()
     context.add_init_script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }});")
@@ -180,13 +180,13 @@ def test_a_link_is_copied_as_the_window_is_now_and_done_is_said_only_of_what_is_
       document.querySelector("[data-act=zoom-in]").click();
       button.click();
     })"""
-    assert told in page.evaluate(at_once)
-    if told == "copied":
+    assert label in page.evaluate(at_once)
+    if label == "Copied":
         assert re.search(r"from=\d+&to=\d+", page.evaluate("window.copied"))
     context.close()
 
 
-def test_a_refresh_that_fails_is_told_until_one_succeeds(open_page: Open, agent: FakeAgent) -> None:
+def test_a_refresh_that_fails_is_shown_until_one_succeeds(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, expected=("ERR_FAILED",))
     page.route("**/timeline?*", lambda route: route.abort())
     agent.train(5)

@@ -23,7 +23,7 @@ def words(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_stalls_are_told_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_stalls_are_shown_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
     agent._stall("data_prep", 2.5)
     agent._stall("data_prep", 1.5)
     agent.send()
@@ -61,13 +61,13 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
 def ranks(agent: FakeAgent, slow: int, factor: float) -> None:
     for rank in range(4):
         own = 10.0 * (factor if rank == slow else 1.0)
-        told = protocol.RankWork(
+        work = protocol.RankWork(
             at=agent.at, lineage=1, first_iteration=1, last_iteration=40, iterations=40, seconds=20.0,
             longest_seconds=1.0, barrier_iterations=40, barrier_seconds=20.0 - own,
         )  # fmt: skip
         batch = protocol.Batch(
             job=agent.job, uid=f"{agent.job}-1", attempt=1, rank=rank, sequence=900 + rank, sent_at=agent.at,
-            iteration=agent.iteration, lineage=1, events=[told],
+            iteration=agent.iteration, lineage=1, events=[work],
         )  # fmt: skip
         agent.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
 
@@ -108,7 +108,7 @@ def test_the_page_of_the_ranks_keeps_its_rows(
         assert rows(client.get(unescape(part), headers=HTMX).text) == 2
 
 
-def test_a_checkpoint_tells_how_it_was_made_and_what_came_of_it(client: TestClient, agent: FakeAgent) -> None:
+def test_a_checkpoint_shows_how_it_was_made_and_what_came_of_it(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
     agent.obey(agent.desired())
     agent.train(60)
@@ -124,7 +124,7 @@ def test_a_checkpoint_tells_how_it_was_made_and_what_came_of_it(client: TestClie
     assert "lineage 1 Started with the job" in child
 
 
-def test_a_checkpoint_tells_of_its_restores_however_many_others_there_were_since(
+def test_a_checkpoint_shows_of_its_restores_however_many_others_there_were_since(
     client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "ORDERS_TOLD", 1)
