@@ -47,8 +47,8 @@ def test_each_selected_job_takes_it_and_no_other(jobs):
 
 def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
     done = set_budget(jobs, "one", "nobody", "one")
-    assert "1 job changed, 1 job not" in words(done.text)
-    assert "not changed: no job 'nobody' has reported here yet" in words(done.text)
+    assert "1 job changed, 1 job not changed" in words(done.text)
+    assert "Not changed: no job 'nobody' has reported here yet" in words(done.text)
     assert budget_of(jobs, "one") == 0.02
 
 
@@ -71,9 +71,9 @@ def test_the_way_back_leads_nowhere_else(jobs):
 @pytest.mark.parametrize(
     ("who", "sentence"),
     [
-        ("viewer", f"0 jobs changed, 1 job not. How far each change has come stands on the page of its job. "
-                   f"Job What became of it job-of-{OWN} not changed: you may see job-of-{OWN}, and not change it"),
-        ("stranger", f"not changed: no job 'job-of-{OWN}' has reported here yet"),
+        ("viewer", f"0 jobs changed, 1 job not changed. The page of each job shows when the change applies. "
+                   f"Job Result job-of-{OWN} Not changed: you may see job-of-{OWN}, and not change it"),
+        ("stranger", f"Not changed: no job 'job-of-{OWN}' has reported here yet"),
         ("operator", "1 job changed."),
     ],
 )  # fmt: skip

@@ -260,7 +260,7 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
         "no-such-job", "X"
     )
     page = stage.client.get(f"/jobs/job-of-{OTHER}", headers=cast["admin"] | {"Accept": "text/html"})
-    assert (page.status_code, "Nothing here" in page.text) == (404, True)
+    assert (page.status_code, "Page not found" in page.text) == (404, True)
 
 
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):
@@ -358,7 +358,7 @@ def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, cloc
     )
     form = stage.client.request(method, path, headers=browser | {"Accept": "text/html"})
     assert (form.status_code, form.headers["location"]) == (303, "/login?again=true&next=/")
-    assert "within the hour" in stage.client.get(form.headers["location"]).text
+    assert "within the last hour" in stage.client.get(form.headers["location"]).text
     again = {"Cookie": stage.sign_in("ada").headers["set-cookie"].partition(";")[0]} | OURS
     assert stage.client.request(method, path, headers=again).status_code not in (401, 403)
 

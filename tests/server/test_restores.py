@@ -63,12 +63,12 @@ def test_a_restore_can_be_undone_while_the_state_that_it_left_is_in_the_store(jo
     safety = job.checkpoint(kind="safety")
     moved(job, placed, "restored", safety_checkpoint=safety)
     assert read(client, placed)["undoable"] is True
-    assert "undo…" in client.get("/jobs/char-gpt").text
+    assert "Undo…" in client.get("/jobs/char-gpt").text
     job.say(Inventory(at=job.at, checkpoints=["000000000010-1"]))
     assert read(client, placed)["undoable"] is False
     page = client.get("/jobs/char-gpt").text
     assert "undo…" not in page.lower()
-    assert "Went back to" in page
+    assert "Restored to" in page
 
 
 def test_an_order_goes_through_its_states_to_restored(job, client):

@@ -422,7 +422,7 @@ MARKS = """async () => {
   const { curveOf } = await import("/static/timeline/model.js");
   const job = location.pathname.split("/").at(-1);
   const timeline = await (await fetch(`/api/v1/jobs/${job}/timeline?points=600`)).json();
-  return { bucketed: timeline.bucketed, odd: curveOf(timeline, "loss").odd };
+  return { bucketed: timeline.bucketed, odd: curveOf(timeline, "loss").nonFinite };
 }"""
 RED = """() => {
   const canvas = document.querySelector('[data-lane="metric"] canvas');

@@ -89,7 +89,7 @@ def test_what_is_typed_while_the_controls_are_on_their_way_stays(open_page: Open
 def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, agent: FakeAgent) -> None:
     page = live(open_page, agent)
     expect(page.locator("#why-interval")).to_contain_text("a checkpoint costs 320 ms")
-    page.get_by_label("Policy").select_option("goodput")
+    page.get_by_label("Policy", exact=True).select_option("goodput")
     page.get_by_role("button", name="Apply policy", exact=True).click()
     expect(page.locator("#change-policy")).to_contain_text("saved v1")
     page.locator("#every").fill("50")
