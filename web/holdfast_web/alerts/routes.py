@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import RedirectResponse, Response
+from msgspec import UNSET, UnsetType
 
+from holdfast.answers import AlertRule
 from holdfast.protocol import MAX_INTEGER
 from holdfast_server.accounts.principal import Principal
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.errors import AlertOver
+from holdfast_server.alerts.kinds import KINDS
+from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.db import Database
 from holdfast_server.dependencies import Asker, Clock, Config, Db, Who
 from holdfast_server.errors import Refused, UnknownProject
@@ -97,54 +101,43 @@ async def rules_page(project: str, db: Db, asker: Asker) -> Response:
     return (await context.rules_page(db, asker, project)).response()
 
 
+class RuleForm(NamedTuple):
+    severity: str
+    limit: str
+    for_seconds: str
+    jobs: str
+
+
+def _rule_form(
+    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*"
+) -> RuleForm:
+    return RuleForm(severity, limit, for_seconds, jobs)
+
+
+Fields = Annotated[RuleForm, Depends(_rule_form)]
+
+
 @router.post("/projects/{project}/alert-rules")
 async def new_rule(
-    project: str,
-    db: Db,
-    clock: Clock,
-    asker: Asker,
-    who: Who,
-    name: Text = "",
-    kind: Text = "",
-    severity: Text = "warning",
-    limit: Text = "",
-    for_seconds: Text = "0",
-    jobs: Text = "*",
+    project: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
 ) -> Response:
-    return await _changed(
-        db, asker, project, name.strip(), kind, clock(), who, severity, limit, for_seconds, jobs, enabled=True
-    )
+    return await _save_rule(db, asker, project, name.strip(), form, now=clock(), who=who, kind=kind)
 
 
 @router.post("/projects/{project}/alert-rules/{rule}")
 async def change_rule(
-    project: str,
-    rule: str,
-    db: Db,
-    clock: Clock,
-    asker: Asker,
-    who: Who,
-    enabled: Text = "",
-    severity: Text = "warning",
-    limit: Text = "",
-    for_seconds: Text = "0",
-    jobs: Text = "*",
+    project: str, rule: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, enabled: Text = ""
 ) -> Response:
-    return await _changed(
-        db, asker, project, rule, "", clock(), who, severity, limit, for_seconds, jobs, enabled=bool(enabled)
-    )
+    return await _save_rule(db, asker, project, rule, form, now=clock(), who=who, enabled=bool(enabled))
 
 
-async def _changed(
-    db: Database, asker: Principal, project: str, name: str, kind: str, now: float, who: str,
-    severity: str, limit: str, for_seconds: str, jobs: str, *, enabled: bool,
+async def _save_rule(
+    db: Database, asker: Principal, project: str, name: str, form: RuleForm, *, now: float, who: str,
+    kind: str = "", enabled: bool = True,
 ) -> Response:  # fmt: skip
     """Change a rule; on a refusal, answer with the page and the reason."""
     try:
-        changes = forms.rule_changes(
-            await rules.listed(db, project), name, kind,
-            severity=severity, limit=limit, for_seconds=for_seconds, jobs=jobs, enabled=enabled,
-        )  # fmt: skip
+        changes = _rule_changes(await rules.listed(db, project), name, kind, form, enabled)
         await rules.change(db, project, name, changes, who=who, request_id=request_id(), now=now)
     except UnknownProject:
         raise
@@ -152,6 +145,23 @@ async def _changed(
         page = replace(await context.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
         return page.response(status_of(refusal))
     return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
+
+
+def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, enabled: bool) -> RuleChanges:
+    """Parse the form of a rule; its kind decides whether the limit is a duration or a number."""
+    held = next((rule for rule in known if rule.name == name), None)
+    unit = held.unit if held else KINDS[kind].unit if kind in KINDS else ""
+    limit: float | UnsetType = UNSET
+    if unit and (form.limit.strip() or held):
+        limit = forms.seconds("limit", form.limit) if unit == "seconds" else forms.number("limit", form.limit)
+    return RuleChanges(
+        kind=UNSET if held else kind,
+        enabled=enabled,
+        severity=form.severity,
+        limit=limit,
+        for_seconds=forms.seconds("for_seconds", form.for_seconds),
+        jobs=form.jobs.strip(),
+    )
 
 
 @router.post("/projects/{project}/alert-rules/{rule}/remove")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import ClassVar, cast, get_args
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from holdfast.answers import Alert, BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
 from holdfast_server import goodput
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.fleet import PAGE_ROWS, Order, Question
 from holdfast_server.fleet import fleet as fleet_of
-from holdfast_server.status import STATUSES
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
@@ -110,35 +108,6 @@ class BulkPage(View):
     outcomes: list[BulkOutcome]
     typed: str
     back: str
-
-
-def question_of(
-    *, search: str, status: str, project: str, group: str, sort: str, page: str, size: str
-) -> Question:
-    """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
-    if status and status not in STATUSES:
-        raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
-    if sort and sort not in get_args(Order):
-        raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(Order))}")
-    if group not in ("", "project"):
-        raise InvalidSetting("group", f"unknown group {group!r}; use project")
-    return Question(
-        search=search,
-        status=status or None,
-        project=project or None,
-        grouped=bool(group),
-        order=cast("Order", sort) if sort else "living",
-        page=_number("page", page, 1, most=10**9),
-        size=_number("size", size, PAGE_ROWS, most=MOST_ROWS),
-    )
-
-
-def _number(name: str, typed: str, default: int, *, most: int) -> int:
-    if not typed:
-        return default
-    if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= most):
-        raise InvalidSetting(name, f"{name} {typed!r} must be a number from 1 to {most}")
-    return int(typed)
 
 
 async def fleet_rows(db: Database, question: Question, *, server: str, now: float) -> FleetRows:

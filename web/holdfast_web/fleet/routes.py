@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import Response
@@ -14,7 +13,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from holdfast.protocol import DEFAULT_PORT
 from holdfast_server import control
 from holdfast_server.dependencies import Asker, Changes, Clock, Db, StreamPlace
-from holdfast_server.fleet import Question
+from holdfast_server.errors import InvalidSetting
+from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.status import STATUSES
 from holdfast_web.fleet import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import PageRoute, Text, local_path
@@ -36,10 +37,31 @@ def _question(
     page: str = "",
     size: str = "",
 ) -> Question:
-    asked = context.question_of(
-        search=search, status=status, project=project, group=group, sort=sort, page=page, size=size
+    """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
+    if status and status not in STATUSES:
+        raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
+    if sort and sort not in get_args(Order):
+        raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(Order))}")
+    if group not in ("", "project"):
+        raise InvalidSetting("group", f"unknown group {group!r}; use project")
+    return Question(
+        search=search,
+        status=status or None,
+        project=project or None,
+        grouped=bool(group),
+        order=cast("Order", sort) if sort else "living",
+        page=_number("page", page, 1, most=10**9),
+        size=_number("size", size, PAGE_ROWS, most=MOST_ROWS),
+        visible_projects=asker.visible_projects,
     )
-    return replace(asked, visible_projects=asker.visible_projects)
+
+
+def _number(name: str, typed: str, default: int, *, most: int) -> int:
+    if not typed:
+        return default
+    if not (typed.isascii() and typed.isdigit() and len(typed) < 10 and 1 <= int(typed) <= most):
+        raise InvalidSetting(name, f"{name} {typed!r} must be a number from 1 to {most}")
+    return int(typed)
 
 
 Asked = Annotated[Question, Depends(_question)]

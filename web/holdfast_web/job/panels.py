@@ -39,7 +39,8 @@ class BarSegment:
 @dataclass(frozen=True, kw_only=True)
 class GoodputPart(View):
     template: ClassVar[str] = "job/_goodput.html"
-    page_template: ClassVar[str] = "job/goodput.html"
+    page_template: ClassVar[str] = "job/panel.html"
+    panel: str = "goodput"
     job: str
     goodput: Goodput
     bar: list[BarSegment]
@@ -59,7 +60,8 @@ class StallColumn:
 @dataclass(frozen=True, kw_only=True)
 class StallsPart(View):
     template: ClassVar[str] = "job/_stalls.html"
-    page_template: ClassVar[str] = "job/stalls.html"
+    page_template: ClassVar[str] = "job/panel.html"
+    panel: str = "stalls"
     job: str
     stalls: StallsOverTime
     columns: list[StallColumn]
@@ -81,7 +83,8 @@ class HeatCell:
 @dataclass(frozen=True, kw_only=True)
 class RanksPart(View):
     template: ClassVar[str] = "job/_ranks.html"
-    page_template: ClassVar[str] = "job/ranks.html"
+    page_template: ClassVar[str] = "job/panel.html"
+    panel: str = "ranks"
     job: str
     times: RankTimes
     shown: int

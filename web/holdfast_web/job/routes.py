@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
@@ -88,28 +88,24 @@ async def job_points(job: str, db: Db, clock: Clock, points: Points = context.PO
 # ---- plan -----------------------------------------------------------------------------------
 
 
+def _plan_inputs(
+    budget: str = "", every: str = "", mtbf: str = "", ranks: str = "", restart: str = ""
+) -> dict[str, str]:
+    return {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+
+
+PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
+
+
 @router.get("/jobs/{job}/plan")
-async def job_plan(
-    job: str,
-    db: Db,
-    budget: str = "",
-    every: str = "",
-    mtbf: str = "",
-    ranks: str = "",
-    restart: str = "",
-    htmx: Htmx = False,
-) -> Response:
-    typed = {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+async def job_plan(job: str, db: Db, typed: PlanInputs, htmx: Htmx = False) -> Response:
     part = await context.plan_part(db, job, typed)
     status = 422 if part.answer.error else 200
     return part.response(status) if htmx else part.page(status)
 
 
 @router.get("/jobs/{job}/plan/answer")
-async def job_plan_answer(
-    job: str, db: Db, budget: str = "", every: str = "", mtbf: str = "", ranks: str = "", restart: str = ""
-) -> Response:
-    typed = {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+async def job_plan_answer(job: str, db: Db, typed: PlanInputs) -> Response:
     answer = (await context.plan_part(db, job, typed)).answer
     return answer.response(422 if answer.error else 200)
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import urlencode
 
-from msgspec import UNSET
-
-from holdfast.answers import AlertRule
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
-from holdfast_server.alerts.kinds import KINDS
-from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.errors import InvalidSetting
 
 MAX_SHOWN = 40
@@ -62,37 +57,11 @@ def seconds(field: str, text: str) -> float:
         raise InvalidSetting(field, str(error)) from None
 
 
-def rule_changes(
-    known: list[AlertRule],
-    name: str,
-    kind: str,
-    *,
-    severity: str,
-    limit: str,
-    for_seconds: str,
-    jobs: str,
-    enabled: bool,
-) -> RuleChanges:
-    """Parse the form of a rule; its kind decides whether the limit is a duration or a number."""
-    held = next((rule for rule in known if rule.name == name), None)
-    unit = held.unit if held else KINDS[kind].unit if kind in KINDS else ""
-    return RuleChanges(
-        kind=UNSET if held else kind,
-        enabled=enabled,
-        severity=severity,
-        limit=_limit(unit, limit) if unit and (limit.strip() or held) else UNSET,
-        for_seconds=seconds("for_seconds", for_seconds),
-        jobs=jobs.strip(),
-    )
-
-
-def _limit(unit: str, text: str) -> float:
-    if unit == "seconds":
-        return seconds("limit", text)
+def number(field: str, text: str) -> float:
     try:
         return float(_cut(text).replace(",", ""))
     except ValueError:
-        raise InvalidSetting("limit", f"limit {_cut(text)!r} is not a number") from None
+        raise InvalidSetting(field, f"{field} {_cut(text)!r} is not a number") from None
 
 
 def version(text: str) -> int:
