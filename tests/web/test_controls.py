@@ -94,7 +94,7 @@ def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, a
     expect(page.locator("#change-policy")).to_contain_text("saved v1")
     page.locator("#every").fill("50")
     expect(page.locator("#every-preview")).to_contain_text("50 iterations")
-    page.get_by_label("Duration").select_option("2 h")
+    page.get_by_label("Duration", exact=True).select_option("2 h")
     page.get_by_role("button", name="Apply interval").click()
     expect(page.get_by_text("Fixed at every 50 iterations until")).to_be_visible()
     desired = agent.desired()
