@@ -673,7 +673,7 @@ def test_an_unknown_restore_is_shown_as_one(job, client, clock):
     clock.now += 25
     watch(client, clock.now)
     page = client.get("/jobs/char-gpt").text
-    assert '<section class="order" data-state="unknown"' in page
+    assert '<section class="restore-status" data-state="unknown"' in page
     assert "nothing is heard of attempt 1 for 25 seconds" in page
     assert 'data-state="unknown" aria-current="step"' in page
 
