@@ -85,7 +85,7 @@ def cluster() -> Iterator[Cluster]:
 def _template(cluster: Cluster) -> str:
     """A database whose tables are there; copied, it is there at once."""
     from holdfast_migrations import upgrade
-    from holdfast_server.settings import database_url
+    from holdfast_server.core.settings import database_url
 
     name = cluster.create()
     upgrade(database_url(cluster.url(name)))

@@ -45,7 +45,7 @@ OURS_OF_THE_SERVER = {"holdfast_server", "holdfast_web", "holdfast_migrations"}
 
 
 def test_the_agent_imports_without_the_web_stack() -> None:
-    modules = ["holdfast", "holdfast.session", "holdfast.data", "holdfast.link", "holdfast.cli"]
+    modules = ["holdfast", "holdfast.session", "holdfast.data.loader", "holdfast.server_link", "holdfast.cli"]
     ended = import_without(WEB_STACK | OURS_OF_THE_SERVER, modules)
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
 
@@ -63,7 +63,7 @@ def test_the_server_imports_without_the_drivers_of_postgresql() -> None:
 
 def test_import_holdfast_is_light() -> None:
     ended = import_without(
-        {"torch", "numpy", "urllib3", "typer"}, ["holdfast", "holdfast.protocol", "holdfast.pacing"]
+        {"torch", "numpy", "urllib3", "typer"}, ["holdfast", "holdfast.protocol.messages", "holdfast.pacing"]
     )
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
 

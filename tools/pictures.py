@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from small_png import small
 
 from holdfast.client import Client, UnreachableError
-from holdfast.protocol import AttemptFinished
+from holdfast.protocol.messages import AttemptFinished
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "web"))

@@ -6,7 +6,7 @@
         ...
         session.step(loss=loss)
 
-Names are imported when they are first used: the server shares `holdfast.protocol` and `holdfast.pacing`
+Names are imported when they are first used: the server shares `holdfast.protocol.messages` and `holdfast.pacing`
 without torch.
 """
 
@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.data import DataLoader
+    from holdfast.data.loader import DataLoader
     from holdfast.errors import (
         DamagedCheckpoint,
         Fenced,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         UnknownFormat,
     )
     from holdfast.session import Session
-    from holdfast.variables import Variables
+    from holdfast.state.variables import Variables
 
     __version__: str
 
@@ -45,7 +45,11 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {"DataLoader": "holdfast.data", "Session": "holdfast.session", "Variables": "holdfast.variables"}
+_HOMES = {
+    "DataLoader": "holdfast.data.loader",
+    "Session": "holdfast.session",
+    "Variables": "holdfast.state.variables",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from holdfast.commands import alerting, control, forking, planning, questions, requests, stores
+from holdfast.commands import alerts, control, fork, plan, questions, requests, stores
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -136,7 +136,7 @@ def run(
     """
     from holdfast.client import validate_server
     from holdfast.pacing.settings import parse_budget
-    from holdfast.supervisor import STAYS, Limits, Supervisor
+    from holdfast.supervisor.supervisor import STAYS, Limits, Supervisor
 
     given = {"HOLDFAST_STORE": store, "HOLDFAST_SERVER": server, "HOLDFAST_BUDGET": budget}
     environment = {name: value for name, value in given.items() if value is not None}
@@ -169,9 +169,9 @@ for _operation in _OPERATIONS:
     _takes_numbers = _operation in (control.budget, control.every, control.policy)
     _settings = _MINUS_IS_A_VALUE if _takes_numbers else None
     app.command(rich_help_panel=_OPERATING, context_settings=_settings)(_operation)
-app.add_typer(alerting.app, name="alerts", rich_help_panel=_OPERATING)
-app.command(rich_help_panel=_STORES)(forking.fork)
-app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(planning.plan)
+app.add_typer(alerts.app, name="alerts", rich_help_panel=_OPERATING)
+app.command(rich_help_panel=_STORES)(fork.fork)
+app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(plan.plan)
 app.add_typer(stores.app, name="store", rich_help_panel=_STORES)
 
 if __name__ == "__main__":

@@ -19,27 +19,24 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal
 
-from holdfast.administration import Administration
-from holdfast.answers import (
+from holdfast.protocol.jobs import (
     CheckpointRow,
     Edit,
     Family,
     Fleet,
-    Goodput,
     JobNumbers,
-    JobPlan,
     JobSummary,
     NoticeRow,
     Order,
-    RankTimes,
-    RestorePreview,
-    SettingsPreview,
     Tensors,
-    Timeline,
     Verification,
 )
-from holdfast.link.http_client import DEFAULT_SERVER, validate_server
-from holdfast.link.json_client import (
+from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
+from holdfast.protocol.questions import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
+from holdfast.protocol.timeline import Timeline
+from holdfast.server_link.administration import Administration
+from holdfast.server_link.http_client import DEFAULT_SERVER, validate_server
+from holdfast.server_link.json_client import (
     Conflict,
     Invalid,
     NotFound,
@@ -49,7 +46,6 @@ from holdfast.link.json_client import (
     UnreachableError,
     decoded,
 )
-from holdfast.protocol import OPEN_ORDER_STATES, Desired
 
 PAGE = 500
 """The most rows that the server gives at once."""

@@ -13,23 +13,25 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-from holdfast import protocol, ranks, restore
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import SETTINGS, Config, named_objects
+from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
+from holdfast.engine.orders import Orders
+from holdfast.engine.training import Training
+from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.leaving import Leaving
-from holdfast.meter import Meter
-from holdfast.options import SETTINGS, Options, named_objects
-from holdfast.orders import Orders
 from holdfast.pacing import Controller, parse_every
-from holdfast.reports import Reporter, Standing, console_log
-from holdfast.retention import Retention
-from holdfast.retention_queue import Protector
-from holdfast.rewind import WRITE_SECONDS
+from holdfast.protocol import messages
+from holdfast.protocol.retention import Retention
 from holdfast.store import open_store
-from holdfast.training import Training
-from holdfast.verifier import Verifier
+from holdfast.system.preemption import PreemptionHandler
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
 logger = logging.getLogger("holdfast")
 
@@ -108,18 +110,18 @@ class Session:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name in SETTINGS}
         try:
-            self.job = protocol.validate_job(job)
-            options = Options.from_arguments_and_environment(**arguments)
+            self.job = messages.validate_job(job)
+            options = Config.from_arguments_and_environment(**arguments)
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
         self._build(options, named_objects(state, objects))
         atexit.register(self._at_exit)
 
-    def _build(self, options: Options, objects: Mapping[str, Any]) -> None:
+    def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Make the parts, each from those before it."""
         self._ranks = ranks.join()
-        self._standing = Standing()
+        self._standing = TrainingPosition()
         self._controller = Controller(options.pacing, world_size=self._ranks.world_size, slots=options.slots)
         self._training = Training(objects, self._standing, self._controller, self._ranks, rewinds=options.rewinds)
         self._reporter = Reporter(
@@ -140,9 +142,9 @@ class Session:
         self._orders = Orders(
             self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
         )
-        self._meter = Meter(self._controller, self._reporter)
+        self._meter = IterationMetrics(self._controller, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
-        self._leaving = Leaving(options.grace)
+        self._leaving = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
         """The last fault that `step` has reported: each is logged once, or it would bury all else."""

@@ -8,8 +8,8 @@ import random
 
 import msgspec
 
-from holdfast import protocol
-from holdfast.protocol import Batch, Samples, checkpoint_id
+from holdfast.protocol import messages
+from holdfast.protocol.messages import Batch, Samples, checkpoint_id
 
 JOB = "million"
 STEP_SECONDS = 0.25
@@ -28,7 +28,7 @@ class Reporter:
         self.job, self.sequence, self.attempt = job, 0, 1
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def send(self, at: float, iteration: int, samples: Samples | None, events: list[protocol.Event]) -> None:
+    def send(self, at: float, iteration: int, samples: Samples | None, events: list[messages.Event]) -> None:
         self.sequence += 1
         batch = Batch(
             job=self.job,
@@ -61,21 +61,21 @@ class Run:
         self.iteration, self.attempt = 0, 0
         self._chance = random.Random(seed)
 
-    def start(self, previous_exit: str | None) -> list[protocol.Event]:
+    def start(self, previous_exit: str | None) -> list[messages.Event]:
         self.attempt += 1
-        started = protocol.AttemptStarted(
+        started = messages.AttemptStarted(
             at=self.at,
             iteration=self.iteration,
             lineage=1,
             previous_exit=previous_exit,
             resumed_from=checkpoint_id(self.iteration, 1) if self.iteration else None,
         )
-        begun = protocol.LineageStarted(at=self.at, lineage=1, iteration=0)
+        begun = messages.LineageStarted(at=self.at, lineage=1, iteration=0)
         return [started] if previous_exit else [started, begun]
 
-    def train(self, iterations: int) -> tuple[Samples, list[protocol.Event]]:
+    def train(self, iterations: int) -> tuple[Samples, list[messages.Event]]:
         samples = Samples()
-        events: list[protocol.Event] = []
+        events: list[messages.Event] = []
         loss, norm = samples.metrics.setdefault("loss", []), samples.metrics.setdefault("grad_norm", [])
         for _ in range(iterations):
             self.iteration += 1
@@ -96,18 +96,18 @@ class Run:
                 events.append(self._paced())
         return samples, events
 
-    def _stalled(self, events: list[protocol.Event]) -> float:
+    def _stalled(self, events: list[messages.Event]) -> float:
         if self._chance.random() >= STALL_SHARE:
             return 0.0
-        kinds: tuple[protocol.StallKind, ...] = ("snapshot_wait", "persist_backpressure", "data_fetch")
+        kinds: tuple[messages.StallKind, ...] = ("snapshot_wait", "persist_backpressure", "data_fetch")
         kind, seconds = self._chance.choice(kinds), self._chance.expovariate(4.0)
-        events.append(protocol.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
+        events.append(messages.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
         return seconds
 
-    def _checkpoint(self) -> protocol.Checkpoint:
+    def _checkpoint(self) -> messages.Checkpoint:
         failed = self.iteration // self.every % FAILED_EVERY == 0
         persist = self._chance.uniform(6, 9)
-        return protocol.Checkpoint(
+        return messages.Checkpoint(
             at=self.at,
             id=checkpoint_id(self.iteration, 1),
             iteration=self.iteration,
@@ -124,8 +124,8 @@ class Run:
             reason="No space left on device" if failed else None,
         )
 
-    def _paced(self) -> protocol.Paced:
-        return protocol.Paced(
+    def _paced(self) -> messages.Paced:
+        return messages.Paced(
             at=self.at,
             iteration=self.iteration,
             lineage=1,
@@ -146,7 +146,7 @@ def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: s
     reporter = Reporter(port, job)
     restart = max(1, iterations // (RESTARTS + 1) // BATCH_ITERATIONS)
     for number, first in enumerate(range(0, iterations, BATCH_ITERATIONS)):
-        begun: list[protocol.Event] = []
+        begun: list[messages.Event] = []
         if number % restart == 0:
             begun = run.start("killed by SIGKILL" if number else None)
             reporter.attempt, reporter.sequence = run.attempt, 0

@@ -18,14 +18,14 @@ def log_call_seconds(port: int) -> tuple[float, float]:
     drives what they left out of the nearest caches, as training does."""
     import torch
 
-    from holdfast.link import Link
-    from holdfast.profile import Iteration, MetricReader
-    from holdfast.reports import Reporter, Standing
+    from holdfast.server_link.connection import ServerConnection
+    from holdfast.telemetry.iteration_clock import Iteration, MetricReader
+    from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
     torch.set_num_threads(1)
     name = uuid.uuid4().hex[:12]
-    reporter = Reporter(f"loop-{name}", Standing())
-    reporter.link = Link(
+    reporter = Reporter(f"loop-{name}", TrainingPosition())
+    reporter.link = ServerConnection(
         server=f"http://127.0.0.1:{port}",
         token=Holdfast.token,
         job=f"loop-{name}",

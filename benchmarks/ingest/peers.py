@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.link.outbox import Outbox
+from holdfast.server_link.event_queue import EventQueue
 
 from .load import Post
 
@@ -82,7 +82,7 @@ class Holdfast:
 
     def _post(self, port: int, name: str, bodies: int) -> Post:
         """As an agent packs them."""
-        outbox = Outbox(f"run-{name}", name, 1, 0, None)
+        outbox = EventQueue(f"run-{name}", name, 1, 0, None)
         chance = random.Random(name)
         made = []
         for number in range(bodies):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.protocol import Batch
+from holdfast.protocol.messages import Batch
 
 from .load import Post, post_all
 from .peers import Holdfast

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from holdfast.protocol import AttemptFinished, AttemptStarted, Batch
+from holdfast.protocol.messages import AttemptFinished, AttemptStarted, Batch
 
 from .load import post_all
 from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, Holdfast, MLflow, timed

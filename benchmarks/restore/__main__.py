@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.ingest.running import free_port, running
 
 from holdfast.client import CheckpointRow, Client, ServerError
-from holdfast.slots import Held
+from holdfast.snapshot.shared_buffers import Held
 
 from . import raw
 from .job import JOB

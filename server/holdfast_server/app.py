@@ -18,23 +18,27 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast_server import compaction, desired, documentation, exports, orders, retention, security
-from holdfast_server.access import RequestMiddleware
-from holdfast_server.accounts import tidying
-from holdfast_server.accounts.belonging import Belonging
-from holdfast_server.accounts.doors import door_for
-from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware
-from holdfast_server.accounts.provider import Provider
+from holdfast_server.accounts import expiry
+from holdfast_server.accounts.auth_backends import door_for
+from holdfast_server.accounts.auth_middleware import IdentityMiddleware, PolicyMiddleware
+from holdfast_server.accounts.job_projects import Belonging
+from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
-from holdfast_server.api import answers, router, schema
+from holdfast_server.api import openapi, responses, router
 from holdfast_server.api.exports import PARQUET
-from holdfast_server.bus import LocalBus
-from holdfast_server.chores import Chore, kept_up
+from holdfast_server.control import retention
+from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.request_coalescing import Shared
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.intake import Intake
-from holdfast_server.measures import ServerMeasures
-from holdfast_server.settings import ServerSettings
-from holdfast_server.shared import Shared
+from holdfast_server.db.background_jobs import Chore, kept_up
+from holdfast_server.http import api_reference, security
+from holdfast_server.http.access_log import RequestMiddleware
+from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.ingest.admission import Intake
+from holdfast_server.queries import exports
+from holdfast_server.records import desired_state, restore_orders
+from holdfast_server.samples import compaction
 
 MAX_FORM_BYTES = 2**20
 
@@ -42,13 +46,13 @@ COMPRESSED_BYTES = 1400
 """Shorter answers fit one packet as they are."""
 
 CHORES: tuple[Chore, ...] = (
-    Chore("accounts", tidying.TIDY_SECONDS, tidying.tidy),
-    Chore("audit anchor", tidying.ANCHOR_SECONDS, tidying.anchor),
+    Chore("accounts", expiry.TIDY_SECONDS, expiry.tidy),
+    Chore("audit anchor", expiry.ANCHOR_SECONDS, expiry.anchor),
     Chore("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     Chore("alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)),
     Chore("compaction", compaction.EVERY_SECONDS, compaction.compact),
-    Chore("orders", orders.EVERY_SECONDS, orders.watch),
-    Chore("overrides", desired.OVERRIDES_EVERY_SECONDS, desired.end_overrides),
+    Chore("orders", restore_orders.EVERY_SECONDS, restore_orders.watch),
+    Chore("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
     Chore("retention", retention.EVERY_SECONDS, retention.carry_out),
 )
 
@@ -113,8 +117,8 @@ def create_app(
     app.state.belonging = Belonging(db)
     app.state.streams = Counter()
     app.state.provider = Provider(settings.provider) if settings.provider else None
-    answers.install(app)
-    schema.install(app)
+    responses.install(app)
+    openapi.install(app)
     app.router.routes += _routes(web)
     if web is not None:
         app.mount("/static", web.static, name="static")
@@ -128,15 +132,15 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
         Middleware(
             GZipMiddleware,
             minimum_size=COMPRESSED_BYTES,
-            compresslevel=answers.COMPRESSION_LEVEL,
+            compresslevel=responses.COMPRESSION_LEVEL,
             exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, PARQUET),
         ),
         Middleware(security.HeadersMiddleware),
         Middleware(security.BodyDeadlineMiddleware),
-        Middleware(IdentityMiddleware, refuse=answers.answered),
+        Middleware(IdentityMiddleware, refuse=responses.answered),
         Middleware(security.HostMiddleware, settings=settings),
         Middleware(security.CrossOriginMiddleware, settings=settings),
-        Middleware(PolicyMiddleware, refuse=answers.answered),
+        Middleware(PolicyMiddleware, refuse=responses.answered),
     ]
 
 
@@ -145,6 +149,6 @@ def _routes(web: Web | None) -> list[BaseRoute]:
     """Every route. What FastAPI makes of their signatures takes longer than all else about an application, and is
     the same for each that a process has."""
     every = APIRouter(max_body_size=MAX_FORM_BYTES)
-    for part in (router, documentation.router, *(web.routers() if web else ())):
+    for part in (router, api_reference.router, *(web.routers() if web else ())):
         every.include_router(part)
     return every.routes

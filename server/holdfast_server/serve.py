@@ -20,18 +20,16 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from holdfast.protocol import DEFAULT_PORT
+from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
-from holdfast_server import logs
 from holdfast_server.accounts import people
-from holdfast_server.accounts.doors import Accounts
-from holdfast_server.accounts.provider import check_address
-from holdfast_server.accounts.provider_settings import ProviderSettings, from_environment
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.accounts.auth_backends import Accounts
+from holdfast_server.accounts.oidc import check_address
 from holdfast_server.app import Web, create_app
-from holdfast_server.backups import in_words, size_bytes
-from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.settings import (
+from holdfast_server.core import logs
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.oidc_settings import ProviderSettings, from_environment
+from holdfast_server.core.settings import (
     HOW_TO_MAKE_ONE,
     MAX_JOBS,
     MIN_TOKEN,
@@ -39,6 +37,8 @@ from holdfast_server.settings import (
     default_database,
     is_loopback,
 )
+from holdfast_server.db import Database, DatabaseInUse
+from holdfast_server.db.backups import in_words, size_bytes
 
 DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5

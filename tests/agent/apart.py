@@ -9,7 +9,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast import restore, steering
+from holdfast.checkpoint import restore
+from holdfast.engine import coordination
 
 
 class Job:
@@ -201,7 +202,7 @@ def larger(stage, store, width):
 
 def leaving(stage, store, where):
     """Rank 0 leaves its loop; rank 1 waits for it in a collective of the script's, as one that trains on does."""
-    steering.END_SECONDS = 1.0
+    coordination.END_SECONDS = 1.0
     loop = holdfast.Variables(count=0)
     loader = holdfast.DataLoader(list(range(80)), batch_size=2)
     job = Job(store, loop=loop)

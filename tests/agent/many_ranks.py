@@ -9,11 +9,11 @@ import torch
 from hypothesis import strategies as st
 from written import Written
 
-from holdfast import format as fmt
-from holdfast.dtypes import stored_as
-from holdfast.protocol import checkpoint_id
-from holdfast.resharding import Region
-from holdfast.shards import Part, together
+from holdfast.format import manifest as fmt
+from holdfast.format.dtypes import stored_as
+from holdfast.format.resharding import Region
+from holdfast.format.shards import RankShard, together
+from holdfast.protocol.messages import checkpoint_id
 from holdfast.store import open_store
 
 
@@ -86,7 +86,7 @@ def part_of(tensor, region):
 class Payload:
     """What one rank writes."""
 
-    part: Part
+    part: RankShard
     data: list[Any]
 
 
@@ -157,7 +157,7 @@ def _payload(rank, tensors, state):
                 end=len(header) + slot.end, digest=whole, chunks=chunks, view=stored[slot.name][2], rank=owner,
             )
         )  # fmt: skip
-    return Payload(Part(rank=rank, file=file, tensors=found, state=state), [header, *data])
+    return Payload(RankShard(rank=rank, file=file, tensors=found, state=state), [header, *data])
 
 
 def _piece(each, rank):

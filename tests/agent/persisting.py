@@ -9,12 +9,19 @@ from pathlib import Path
 import torch
 from faulty_store import FaultyStore
 
-from holdfast import format as fmt
-from holdfast.arena import Arena
-from holdfast.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunRequest, SnapshotContents
-from holdfast.persist import Origin, Persister
-from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.format import manifest as fmt
+from holdfast.persist.persister import Persister
+from holdfast.snapshot.checkpoint_run import (
+    SETTLED,
+    CheckpointRun,
+    CopyResult,
+    Origin,
+    RunRequest,
+    SnapshotContents,
+)
+from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Captured
 from holdfast.store import open_store, read_manifest
 
 JOB = "job"

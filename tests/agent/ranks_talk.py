@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 import holdfast
 import holdfast.session
-from holdfast import ranks as talk
+from holdfast.distributed import ranks as talk
+from holdfast.distributed.ranks import SideGroup
 from holdfast.errors import (
     DamagedCheckpoint,
     Fenced,
@@ -23,9 +24,8 @@ from holdfast.errors import (
     NoSuchCheckpoint,
     UnknownFormat,
 )
-from holdfast.link import NoLink
-from holdfast.protocol import Desired, OrderMoved, RestoreOrder
-from holdfast.ranks import SideGroup
+from holdfast.protocol.messages import Desired, OrderMoved, RestoreOrder
+from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
 
 VALUES = [
@@ -366,7 +366,7 @@ def afresh(stage, store):
     return session.iteration, session._checkpoints.head
 
 
-class Server(NoLink):
+class Server(OfflineConnection):
     """Rank 0's link to operators, who want what `desired` says."""
 
     def __init__(self):

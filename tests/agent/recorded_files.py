@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holdfast.store.files import Files
+from holdfast.system.files import Files
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.reducers import bucket_layout, warm_up
+from holdfast.state.ddp_buckets import bucket_layout, warm_up
 
 WIDTH = 24
 

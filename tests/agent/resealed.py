@@ -2,7 +2,7 @@
 
 import json
 
-from holdfast import format as fmt
+from holdfast.format import manifest as fmt
 
 
 def sealed(fields):

@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import holdfast
-from holdfast.encoder import Encoder
-from holdfast.kinds import part_of
-from holdfast.sharding import like, local
-from holdfast.state import Registry
+from holdfast.state.adapters import part_of
+from holdfast.state.encoder import Encoder
+from holdfast.state.registry import Registry
+from holdfast.state.sharding import like, local
 
 
 class Net(nn.Module):

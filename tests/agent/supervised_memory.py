@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from holdfast.slots import COUNT, Held
+from holdfast.snapshot.shared_buffers import COUNT, Held
 from holdfast.store import Lineage
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.probe import Pace, Probed, expected_wait_seconds, told
+from holdfast.data.loading_probe import Pace, Probed, expected_wait_seconds, told
 
 
 def probed(fetch, prep, workers):

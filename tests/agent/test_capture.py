@@ -9,10 +9,10 @@ from persisting import requested
 from torch import nn
 
 from holdfast import Variables
-from holdfast.checkpoint_run import CheckpointRun, WriteResult
-from holdfast.shards import names_in
-from holdfast.snapshot import Snapshotter
-from holdfast.state import Registry
+from holdfast.format.shards import names_in
+from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Registry
 
 
 class Net(nn.Module):

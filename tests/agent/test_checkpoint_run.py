@@ -6,8 +6,7 @@ import threading
 import pytest
 from persisting import requested
 
-from holdfast.arena import Arena
-from holdfast.checkpoint_run import (
+from holdfast.snapshot.checkpoint_run import (
     NEXT,
     SETTLED,
     CheckpointRun,
@@ -17,6 +16,7 @@ from holdfast.checkpoint_run import (
     SnapshotContents,
     WriteResult,
 )
+from holdfast.snapshot.host_buffers import Arena
 
 PATHS = [
     path

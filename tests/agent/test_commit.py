@@ -8,18 +8,18 @@ import threading
 
 import pytest
 
-from holdfast import restore
+from holdfast.checkpoint import restore
+from holdfast.distributed.error_transport import told
+from holdfast.distributed.ranks import RanksLost
 from holdfast.errors import IncompleteParts
-from holdfast.format import Slot
-from holdfast.persist import Origin
-from holdfast.persist.commit import NotPrepared, commit, decline
+from holdfast.format.manifest import TensorRange
 from holdfast.persist.task import Task
-from holdfast.persist.writing import write_checkpoint
-from holdfast.protocol import checkpoint_id
-from holdfast.ranks import RanksLost
-from holdfast.remote import told
+from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
+from holdfast.persist.writer import write_checkpoint
+from holdfast.protocol.messages import checkpoint_id
+from holdfast.snapshot.checkpoint_run import Origin
 from holdfast.store import LocalStore
-from holdfast.store.files import Files
+from holdfast.system.files import Files
 
 JOB = "job"
 LEAD_STEPS = ["begin", "join", "write", "settle", "commit", "rename", "last sync"]
@@ -150,7 +150,7 @@ def task_of(rank, world_size, iteration):
         lineage=1,
         kind="scheduled",
         created_at=0.0,
-        slots=[Slot("w", "F32", (4,), 0, 16)],
+        slots=[TensorRange("w", "F32", (4,), 0, 16)],
         views={},
         own={"w"},
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
@@ -221,7 +221,7 @@ class Job:
 def test_what_each_rank_took_is_told_by_rank_0_the_slowest_first(tmp_path, monkeypatch):
     took = {0: 0.2, 1: 0.5, 2: 0.1}
     monkeypatch.setattr(
-        "holdfast.persist.commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
+        "holdfast.persist.two_phase_commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
     )
     job = Job(tmp_path, 3)
     job.checkpoint()

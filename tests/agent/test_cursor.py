@@ -8,8 +8,8 @@ from torch.utils.data import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
-from holdfast.cursor import cursor_over
-from holdfast.rng import restore_rng, rng_state
+from holdfast.data.cursor import cursor_over
+from holdfast.state.rng import restore_rng, rng_state
 
 
 def plain(**options):

@@ -9,10 +9,11 @@ import torch
 from tiny_job import Trainer
 
 import holdfast
-from holdfast import format as fmt
-from holdfast import protocol, restore
+from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint
-from holdfast.link import NoLink
+from holdfast.format import manifest as fmt
+from holdfast.protocol import messages
+from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import open_store
 
 NEWEST, BEFORE = "000000000009-1", "000000000006-1"
@@ -163,7 +164,7 @@ def test_no_damage_is_ever_restored(victim):
 @pytest.mark.parametrize("sample", range(0, 1180, 118))
 def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sample, caplog, monkeypatch):
     events = []
-    monkeypatch.setattr(NoLink, "event", lambda link, event: events.append(event))
+    monkeypatch.setattr(OfflineConnection, "event", lambda link, event: events.append(event))
     shutil.copytree(trained, tmp_path / "s")
     victim = Victim(tmp_path / "s")
     files, what = list(mutations(victim))[sample]
@@ -173,7 +174,7 @@ def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sam
     trainer = Trainer(tmp_path / "s")
     assert trainer.session.resume() == 6, what
     trainer.crash()
-    (told,) = [e for e in events if isinstance(e, protocol.Checkpoint) and e.state == "damaged"]
+    (told,) = [e for e in events if isinstance(e, messages.Checkpoint) and e.state == "damaged"]
     assert (told.id, told.reason) == (NEWEST, str(caught.value))
     assert f"checkpoint {NEWEST} is damaged and passed over: {caught.value}" in caplog.text
 

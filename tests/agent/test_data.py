@@ -9,8 +9,8 @@ from noisy import Ledger, Noisy, epoch, indices, random_states
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
 from holdfast import DataLoader
-from holdfast.data import Position
-from holdfast.rng import restore_rng, rng_state
+from holdfast.data.loader import Position
+from holdfast.state.rng import restore_rng, rng_state
 
 shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from holdfast.engine.coordination import Decision
 from holdfast.engine.decide import FACTOR, Situation, decide
-from holdfast.steering import Decision
 
 NOTHING, WAITS = Decision(), Decision(waits=True)
 SCHEDULED = Decision(checkpoint="scheduled", lineage=1)

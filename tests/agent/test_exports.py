@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 from torch.distributed import checkpoint as dcp
 from written import commit_objects
 
-from holdfast import Variables, exports
+from holdfast import Variables
+from holdfast.checkpoint import export as exports
+from holdfast.checkpoint.export import export
+from holdfast.checkpoint.reading import Run
 from holdfast.errors import DamagedCheckpoint
-from holdfast.exports import export
-from holdfast.reading import Run
-from holdfast.state import Registry
+from holdfast.state.registry import Registry
 
 
 class Tied(torch.nn.Module):

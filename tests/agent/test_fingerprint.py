@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_job import Trainer
 
-from holdfast import fingerprint as module
-from holdfast import restore
-from holdfast.fingerprint import difference, fingerprint
+from holdfast.checkpoint import restore
 from holdfast.store import open_store
+from holdfast.telemetry import fingerprint as module
+from holdfast.telemetry.fingerprint import difference, fingerprint
 
 
 def test_it_holds_versions_threads_and_flags_as_they_are_now(monkeypatch):
@@ -96,7 +96,7 @@ def test_the_driver_is_read_from_the_kernels_own_account(text, version, tmp_path
 def test_a_script_that_sets_precision_the_new_way_is_no_trouble():
     program = (
         "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "from holdfast.fingerprint import fingerprint; print(fingerprint()['threads'])"
+        "from holdfast.telemetry.fingerprint import fingerprint; print(fingerprint()['threads'])"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -10,14 +10,14 @@ import pytest
 import torch
 from written import commit
 
-from holdfast import restore
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.forking import Fork, ForkRefused, fork, made_before
+from holdfast.checkpoint.garbage_collection import carry_out, plan
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.forking import Fork, ForkRefused, fork, made_before
-from holdfast.protocol import checkpoint_id
-from holdfast.retention import parse_retention
+from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.retention import parse_retention
 from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Store, open_store
-from holdfast.store.files import Files
-from holdfast.tidying import carry_out, plan
+from holdfast.system.files import Files
 
 POINT = checkpoint_id(20, 1)
 

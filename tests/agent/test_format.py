@@ -3,8 +3,8 @@ import pytest
 import torch
 from safetensors.torch import load as load_safetensors
 
-from holdfast import format as fmt
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.format import manifest as fmt
 
 
 def test_slots_lie_back_to_back_and_are_aligned_to_their_elements():

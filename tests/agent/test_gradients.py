@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.state import Registry
-from holdfast.training import Training
+from holdfast.engine.training import Training
+from holdfast.state.registry import Registry
 
 
 class Loop:

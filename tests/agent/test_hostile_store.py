@@ -10,10 +10,10 @@ import pytest
 from resealed import reseal, sealed
 from tiny_job import Trainer
 
-from holdfast import format as fmt
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.commands.stores.listing import described
 from holdfast.errors import DamagedCheckpoint
+from holdfast.format import manifest as fmt
 from holdfast.store import open_store
 
 NEWEST, BEFORE = "000000000009-1", "000000000006-1"
@@ -207,7 +207,7 @@ def test_a_pipe_in_the_place_of_the_lock_costs_checkpoints_and_no_training(store
 
 @pytest.mark.timeout(120)
 def test_a_pipe_among_the_reports_for_a_server_is_left_alone(store):
-    from holdfast.link.spool import Spool
+    from holdfast.server_link.spool import Spool
 
     folder = store / "job" / "spool"
     folder.mkdir(exist_ok=True)
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_says_what_can_be_is_taken_at_its_word(store):
 def test_to_look_at_a_checkpoint_imports_nothing_that_could_run_what_it_holds(store):
     probe = (
         "import sys\n"
-        "from holdfast import restore\n"
+        "from holdfast.checkpoint import restore\n"
         "from holdfast.store import open_store\n"
         f"restore.verify(open_store({str(store)!r}), 'job', {NEWEST!r})\n"
         "assert not {'torch', 'pickle'} & sys.modules.keys() - before, sys.modules.keys()\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from small_session import iterate, session_of
 
-from holdfast.checkpoints import Checkpointer
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.protocol.messages import parse_checkpoint_id
 
 CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpoints.py", "persister.py", "snapshot.py")
 

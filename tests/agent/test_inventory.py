@@ -10,7 +10,7 @@ import torch
 from wrapped_optimizers import Delegating, Lookahead
 
 import holdfast
-from holdfast.inventory import missing
+from holdfast.engine.missing_state import missing
 
 
 def parts():

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from holdfast import io_pool
+from holdfast.system import io_pool
 
 
 def test_work_is_shared_until_all_of_it_is_done():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.profile import IterationClock
+from holdfast.telemetry.iteration_clock import IterationClock
 
 
 class Hands:

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from holdfast import supervision
 from holdfast.engine.lifecycle import TRANSITIONS, Life, Lifecycle
-from holdfast.leaving import EXIT_ASKED
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import EXIT_ASKED
 
 
 def at(state):
@@ -40,11 +40,11 @@ def test_only_listed_transitions_are_made(before, after):
 @pytest.mark.parametrize("supervised", [False, True])
 @pytest.mark.parametrize("state", [each for each in Life if each is not Life.FORKED])
 def test_how_the_process_ends(state, supervised, monkeypatch):
-    monkeypatch.delenv(supervision.VARIABLE, raising=False)
+    monkeypatch.delenv(supervisor_channel.VARIABLE, raising=False)
     if supervised:
-        monkeypatch.setenv(supervision.VARIABLE, "/nowhere")
-    replaced = supervision.EXIT_FENCED if supervised else None
-    ends = {Life.PREEMPTED: EXIT_ASKED, Life.RELAUNCHED: supervision.EXIT_RELAUNCH, Life.REPLACED: replaced}
+        monkeypatch.setenv(supervisor_channel.VARIABLE, "/nowhere")
+    replaced = supervisor_channel.EXIT_FENCED if supervised else None
+    ends = {Life.PREEMPTED: EXIT_ASKED, Life.RELAUNCHED: supervisor_channel.EXIT_RELAUNCH, Life.REPLACED: replaced}
     assert at(state).exit_status == ends.get(state)
 
 

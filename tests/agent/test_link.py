@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from other_servers import SILENT, SSH, WEB, other_server
 
-from holdfast.link import Link, NoLink, http_client, outbox
-from holdfast.profile import Iteration
-from holdfast.protocol import Ack, Batch, Desired, Notice, Samples, StallKind
+from holdfast.protocol.messages import Ack, Batch, Desired, Notice, Samples, StallKind
+from holdfast.server_link import event_queue, http_client
+from holdfast.server_link.connection import OfflineConnection, ServerConnection
+from holdfast.telemetry.iteration_clock import Iteration
 
 PATIENCE_SECONDS = 300.0
 
@@ -190,10 +191,10 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def links() -> Iterator[Callable[..., Link]]:
-    made: list[Link] = []
+def links() -> Iterator[Callable[..., ServerConnection]]:
+    made: list[ServerConnection] = []
 
-    def make(server: Server | str, **given: object) -> Link:
+    def make(server: Server | str, **given: object) -> ServerConnection:
         arguments: dict[str, object] = {
             "server": server if isinstance(server, str) else server.url,
             "token": None,
@@ -204,7 +205,7 @@ def links() -> Iterator[Callable[..., Link]]:
             "spool": None,
             "flush_seconds": 0.02,
         }
-        link = Link(**{**arguments, **given})  # type: ignore[arg-type]
+        link = ServerConnection(**{**arguments, **given})  # type: ignore[arg-type]
         made.append(link)
         return link
 
@@ -222,7 +223,7 @@ def measured(iteration: int) -> Iteration:
     return Iteration(iteration, lineage=1, at=1.0, seconds=0.5, update_seconds=None, stalls=stalls)
 
 
-def sample(link: Link, iteration: int, **metrics: float) -> None:
+def sample(link: ServerConnection, iteration: int, **metrics: float) -> None:
     link.sample(measured(iteration), metrics)
 
 
@@ -235,7 +236,9 @@ def free_port() -> int:
 # Normal flow
 
 
-def test_samples_and_events_arrive_once_and_in_order(server: Server, links: Callable[..., Link]) -> None:
+def test_samples_and_events_arrive_once_and_in_order(
+    server: Server, links: Callable[..., ServerConnection]
+) -> None:
     link = links(server, token="secret", attempt=7, rank=2)
     link.start()
     for iteration in range(1, 4501):
@@ -255,7 +258,7 @@ def test_samples_and_events_arrive_once_and_in_order(server: Server, links: Call
 
 
 def test_a_metric_that_some_iterations_lack_is_not_a_number_there(
-    server: Server, links: Callable[..., Link]
+    server: Server, links: Callable[..., ServerConnection]
 ) -> None:
     link = links(server)
     sample(link, 1, loss=2.0)
@@ -267,20 +270,22 @@ def test_a_metric_that_some_iterations_lack_is_not_a_number_there(
     assert samples.stall_seconds == [0.1, 0.1]
 
 
-def test_batches_without_content_say_that_the_job_is_alive(server: Server, links: Callable[..., Link]) -> None:
+def test_batches_without_content_say_that_the_job_is_alive(
+    server: Server, links: Callable[..., ServerConnection]
+) -> None:
     links(server).start()
     server.wait(lambda: len(server.batches) >= 3)
     assert all(batch.samples is None and not batch.events for batch in server.batches)
 
 
-def test_an_event_does_not_wait_for_the_next_flush(server: Server, links: Callable[..., Link]) -> None:
+def test_an_event_does_not_wait_for_the_next_flush(server: Server, links: Callable[..., ServerConnection]) -> None:
     link = links(server, flush_seconds=3600)
     link.start()
     link.event(notice("now"))
     server.wait(lambda: server.messages == ["now"])
 
 
-def test_connections_are_kept_alive(server: Server, links: Callable[..., Link]) -> None:
+def test_connections_are_kept_alive(server: Server, links: Callable[..., ServerConnection]) -> None:
     links(server).start()
     server.wait(lambda: len(server.batches) >= 10)
     assert len(server.connections) == 2
@@ -290,7 +295,7 @@ def test_connections_are_kept_alive(server: Server, links: Callable[..., Link]) 
 
 
 def test_the_first_desired_state_is_there_before_training_starts(
-    server: Server, links: Callable[..., Link]
+    server: Server, links: Callable[..., ServerConnection]
 ) -> None:
     server.want(Desired(version=4, budget=0.02))
     link = links(server)
@@ -312,17 +317,19 @@ def test_the_first_desired_state_is_there_before_training_starts(
     ],
 )
 def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(
-    server: Server, links: Callable[..., Link], body: bytes
+    server: Server, links: Callable[..., ServerConnection], body: bytes
 ) -> None:
     server.answer_poll = lambda handler: handler.reply(200, body) or True  # type: ignore[attr-defined]
     assert links(server).first_desired(60.0) is None
 
 
-def test_no_first_desired_state_without_a_server(links: Callable[..., Link]) -> None:
+def test_no_first_desired_state_without_a_server(links: Callable[..., ServerConnection]) -> None:
     assert links(f"http://127.0.0.1:{free_port()}").first_desired(5.0) is None
 
 
-def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(links: Callable[..., Link]) -> None:
+def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(
+    links: Callable[..., ServerConnection],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hole:
         link = links(f"http://127.0.0.1:{hole.getsockname()[1]}")
         begun = monotonic()
@@ -339,7 +346,7 @@ def test_a_server_that_never_answers_holds_up_the_start_no_longer_than_allowed(l
     ],
 )
 def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
-    links: Callable[..., Link], caplog: pytest.LogCaptureFixture, answer: bytes, said: str
+    links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, answer: bytes, said: str
 ) -> None:
     with other_server(answer) as address:
         links(address).start()
@@ -349,7 +356,7 @@ def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
     ]
 
 
-def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[..., Link]) -> None:
+def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[..., ServerConnection]) -> None:
     seen: list[int] = []
     arrived = threading.Event()
 
@@ -370,7 +377,7 @@ def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[
 
 
 def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(
-    server: Server, links: Callable[..., Link]
+    server: Server, links: Callable[..., ServerConnection]
 ) -> None:
     arrived = threading.Event()
     link = links(server, on_desired=lambda desired: desired.version == 9 and arrived.set())
@@ -382,7 +389,9 @@ def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(
     assert link.desired == Desired(version=9)
 
 
-def test_a_server_whose_versions_begin_anew_is_obeyed(server: Server, links: Callable[..., Link]) -> None:
+def test_a_server_whose_versions_begin_anew_is_obeyed(
+    server: Server, links: Callable[..., ServerConnection]
+) -> None:
     server.want(Desired(version=12, paused=True))
     versions: list[int] = []
     reset = threading.Event()
@@ -401,7 +410,9 @@ def test_a_server_whose_versions_begin_anew_is_obeyed(server: Server, links: Cal
     assert link.desired == Desired(version=1, budget=0.5)
 
 
-def test_a_callback_that_fails_does_not_end_the_conversation(server: Server, links: Callable[..., Link]) -> None:
+def test_a_callback_that_fails_does_not_end_the_conversation(
+    server: Server, links: Callable[..., ServerConnection]
+) -> None:
     def on_desired(desired: Desired) -> None:
         raise RuntimeError("not today")
 
@@ -415,7 +426,7 @@ def test_a_callback_that_fails_does_not_end_the_conversation(server: Server, lin
 
 
 def test_a_poll_that_is_answered_at_once_without_news_does_not_spin(
-    server: Server, links: Callable[..., Link]
+    server: Server, links: Callable[..., ServerConnection]
 ) -> None:
     polls: list[str] = []
 
@@ -470,7 +481,7 @@ MISBEHAVIOUR = {
 
 @pytest.mark.parametrize("kind", MISBEHAVIOUR)
 def test_what_a_misbehaving_server_did_not_take_it_gets_once_it_behaves(
-    kind: str, server: Server, links: Callable[..., Link], tmp_path: Path
+    kind: str, server: Server, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     server.answer = MISBEHAVIOUR[kind]
     link = links(server, spool=tmp_path / "spool")
@@ -488,7 +499,7 @@ def test_what_a_misbehaving_server_did_not_take_it_gets_once_it_behaves(
     assert list(tmp_path.glob("spool/*")) == []
 
 
-def test_redirects_are_not_followed(server: Server, links: Callable[..., Link]) -> None:
+def test_redirects_are_not_followed(server: Server, links: Callable[..., ServerConnection]) -> None:
     elsewhere = Server()
     try:
         server.answer = always(307, b"", Location=elsewhere.url + "/api/v1/ingest")
@@ -499,7 +510,7 @@ def test_redirects_are_not_followed(server: Server, links: Callable[..., Link]) 
         elsewhere.close()
 
 
-def test_retry_after_is_honoured(server: Server, links: Callable[..., Link]) -> None:
+def test_retry_after_is_honoured(server: Server, links: Callable[..., ServerConnection]) -> None:
     times: list[float] = []
 
     def busy(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
@@ -517,7 +528,11 @@ def test_retry_after_is_honoured(server: Server, links: Callable[..., Link]) -> 
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_a_refused_batch_is_set_aside_and_life_goes_on(
-    status: int, server: Server, links: Callable[..., Link], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    status: int,
+    server: Server,
+    links: Callable[..., ServerConnection],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def picky(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
         if not any("poison" in event.message for event in batch.events if isinstance(event, Notice)):
@@ -540,7 +555,7 @@ def test_a_refused_batch_is_set_aside_and_life_goes_on(
 
 
 def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
-    server: Server, links: Callable[..., Link], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    server: Server, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     server.answer = always(401, b"")
     link = links(server, spool=tmp_path)
@@ -554,7 +569,7 @@ def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
 
 
 def test_a_job_of_another_project_is_told_as_what_it_is(
-    server: Server, links: Callable[..., Link], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    server: Server, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     server.answer = always(404, b'{"error": "unknown_job", "message": "nobody has reported under this name"}')
     link = links(server, spool=tmp_path)
@@ -568,7 +583,7 @@ def test_a_job_of_another_project_is_told_as_what_it_is(
 
 
 def test_loss_and_return_of_the_server_are_one_line_each(
-    links: Callable[..., Link], caplog: pytest.LogCaptureFixture
+    links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "holdfast")
     server = Server()
@@ -590,9 +605,9 @@ def test_loss_and_return_of_the_server_are_one_line_each(
 
 
 def test_a_server_that_drips_its_answer_is_given_up(
-    server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.link.sender.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("holdfast.server_link.batch_sender.REQUEST_SECONDS", 0.3)
 
     def drip(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
         if server.attempts > 1:
@@ -637,7 +652,7 @@ def test_a_request_that_is_repeated_has_only_the_time_that_is_left(monkeypatch: 
 
 
 def test_what_was_kept_while_the_server_was_away_is_sent_once_and_in_order(
-    links: Callable[..., Link], tmp_path: Path
+    links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     port = free_port()
     link = links(f"http://127.0.0.1:{port}", spool=tmp_path)
@@ -659,7 +674,7 @@ def test_what_was_kept_while_the_server_was_away_is_sent_once_and_in_order(
 
 
 def test_the_next_attempt_sends_what_an_ended_one_left_under_its_old_keys(
-    links: Callable[..., Link], tmp_path: Path
+    links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     dead = f"http://127.0.0.1:{free_port()}"
     for attempt, uid in ((9, "zz"), (10, "bb")):
@@ -687,12 +702,12 @@ def test_the_next_attempt_sends_what_an_ended_one_left_under_its_old_keys(
         server.close()
 
 
-def test_what_is_spooled_survives_the_process(links: Callable[..., Link], tmp_path: Path) -> None:
+def test_what_is_spooled_survives_the_process(links: Callable[..., ServerConnection], tmp_path: Path) -> None:
     script = f"""
 import os, pathlib, sys
-from holdfast.link import Link
-from holdfast.protocol import Notice
-link = Link(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead", attempt=1, rank=0,
+from holdfast.server_link.connection import ServerConnection
+from holdfast.protocol.messages import Notice
+link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead", attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
 link.event(Notice(at=1.0, iteration=1, lineage=1, level="info", code="test", message="last words"))
@@ -712,7 +727,7 @@ sys.stdin.read()
         server.close()
 
 
-def test_the_spool_stays_within_its_bound(links: Callable[..., Link], tmp_path: Path) -> None:
+def test_the_spool_stays_within_its_bound(links: Callable[..., ServerConnection], tmp_path: Path) -> None:
     link = links(f"http://127.0.0.1:{free_port()}", spool=tmp_path, spool_bytes=20_000)
     link.start()
     for number in range(100):
@@ -723,7 +738,7 @@ def test_the_spool_stays_within_its_bound(links: Callable[..., Link], tmp_path: 
 
 
 def test_a_spool_that_cannot_be_written_costs_a_warning_only(
-    links: Callable[..., Link], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    links: Callable[..., ServerConnection], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
     link = links(f"http://127.0.0.1:{free_port()}", spool=tmp_path / "file" / "spool")
@@ -734,7 +749,7 @@ def test_a_spool_that_cannot_be_written_costs_a_warning_only(
 
 
 def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
-    server: Server, links: Callable[..., Link], tmp_path: Path
+    server: Server, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     (tmp_path / "00000001.old.0.000000000001.batch").write_bytes(b"\xc1 rubbish")
     (tmp_path / "00000001.old.0.000000000002.batch.tmp").write_bytes(b"torn")
@@ -748,9 +763,9 @@ def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
 
 
 def test_samples_are_thinned_and_counted_when_nobody_takes_them(
-    server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.link.outbox.WAITING_SAMPLES", 1000)
+    monkeypatch.setattr("holdfast.server_link.event_queue.WAITING_SAMPLES", 1000)
     server.answer = always(503)
     link = links(server)
     link.start()
@@ -773,7 +788,7 @@ def test_samples_are_thinned_and_counted_when_nobody_takes_them(
 
 @pytest.mark.parametrize("spooled", [True, False])
 def test_closing_does_not_wait_for_a_server_that_never_answers(
-    spooled: bool, links: Callable[..., Link], tmp_path: Path
+    spooled: bool, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=100) as hole:
         link = links(f"http://127.0.0.1:{hole.getsockname()[1]}", spool=tmp_path if spooled else None)
@@ -785,7 +800,9 @@ def test_closing_does_not_wait_for_a_server_that_never_answers(
     assert ("kept" in spooled_text(tmp_path)) == spooled
 
 
-def test_closing_twice_or_before_the_start_does_nothing(server: Server, links: Callable[..., Link]) -> None:
+def test_closing_twice_or_before_the_start_does_nothing(
+    server: Server, links: Callable[..., ServerConnection]
+) -> None:
     links(server).close()
     link = links(server)
     link.start()
@@ -801,9 +818,9 @@ def test_closing_twice_or_before_the_start_does_nothing(server: Server, links: C
 def test_a_forked_child_sends_nothing(server: Server, tmp_path: Path) -> None:
     script = f"""
 import os, pathlib
-from holdfast.link import Link
-from holdfast.protocol import Notice
-link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0,
+from holdfast.server_link.connection import ServerConnection
+from holdfast.protocol.messages import Notice
+link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
 def say(message):
@@ -827,8 +844,8 @@ link.close()
 
 def test_a_process_that_never_closes_its_link_ends_all_the_same(server: Server) -> None:
     script = f"""
-from holdfast.link import Link
-link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
+from holdfast.server_link.connection import ServerConnection
+link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -838,9 +855,9 @@ link.start()
 def test_closing_at_exit_delivers_the_last_words(server: Server) -> None:
     script = f"""
 import atexit
-from holdfast.link import Link
-from holdfast.protocol import Notice
-link = Link(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
+from holdfast.server_link.connection import ServerConnection
+from holdfast.protocol.messages import Notice
+link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 atexit.register(link.close)
 link.event(Notice(at=1.0, iteration=1, lineage=1, level="info", code="test", message="last words"))
@@ -855,8 +872,8 @@ def test_the_training_process_keeps_its_own_random_state(server: Server) -> None
 import random
 random.seed(1)
 before = random.getstate()
-from holdfast.link import Link
-link = Link(server="http://127.0.0.1:{free_port()}", token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
+from holdfast.server_link.connection import ServerConnection
+link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 link.close(1.0)
 assert random.getstate() == before
@@ -870,20 +887,20 @@ assert random.getstate() == before
 @pytest.mark.parametrize("address", ["ftp://host", "http://", "http://host:port", "//"])
 def test_an_address_that_is_none_is_refused_by_name(address: str) -> None:
     with pytest.raises(ValueError, match=re.escape(repr(address))):
-        Link(server=address, token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
+        ServerConnection(server=address, token=None, job="j", uid="u", attempt=1, rank=0, spool=None)
 
 
 def test_the_page_of_a_job_is_named_without_credentials() -> None:
-    link = Link(
+    link = ServerConnection(
         server="user:secret@host:7117/base/", token=None, job="gpt", uid="u", attempt=1, rank=0, spool=None
     )
     assert link.page == "http://host:7117/base/jobs/gpt"
 
 
 def test_without_a_server_the_same_calls_do_nothing() -> None:
-    public = {name for name in dir(Link) if not name.startswith("_")} - {"refused_batches"}
-    assert {name for name in dir(NoLink) if not name.startswith("_")} == public
-    link = NoLink()
+    public = {name for name in dir(ServerConnection) if not name.startswith("_")} - {"refused_batches"}
+    assert {name for name in dir(OfflineConnection) if not name.startswith("_")} == public
+    link = OfflineConnection()
     link.start()
     link.sample(measured(1), {})
     link.event(notice("nobody hears"))
@@ -925,12 +942,12 @@ def test_one_text_that_is_no_text_does_not_take_its_batch_along() -> None:
     batch = Batch(
         job="j", uid="u", attempt=1, rank=0, sequence=1, sent_at=0.0, iteration=1, lineage=1, events=list(notices)
     )
-    sent = msgspec.msgpack.decode(outbox._encode(batch), type=Batch)
+    sent = msgspec.msgpack.decode(event_queue._encode(batch), type=Batch)
     assert sent.events == notices[:1]
 
 
 def test_a_server_that_takes_no_samples_still_gets_what_happened(
-    server: Server, links: Callable[..., Link]
+    server: Server, links: Callable[..., ServerConnection]
 ) -> None:
     def later(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
         if batch.lane == "control":
@@ -956,7 +973,7 @@ def test_a_server_that_takes_no_samples_still_gets_what_happened(
 
 
 def test_requests_and_polls_are_made_by_two_threads_and_no_others(
-    server: Server, links: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
     start = threading.Thread.start

@@ -11,8 +11,8 @@ import torch
 from noisy import Noisy
 
 import holdfast
-import holdfast.starting
-from holdfast.protocol import Desired, RestoreOrder
+import holdfast.engine.startup
+from holdfast.protocol.messages import Desired, RestoreOrder
 
 EPOCHS = 3
 pytestmark = pytest.mark.filterwarnings(  # a resume at an epoch's edge does first what comes after the last batch
@@ -265,7 +265,7 @@ class Server:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
-    monkeypatch.setattr(holdfast.starting, "Link", Server)
+    monkeypatch.setattr(holdfast.engine.startup, "Link", Server)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
     assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]

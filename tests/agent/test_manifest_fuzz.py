@@ -17,11 +17,11 @@ import torch
 from resealed import fields_of, sealed
 from tiny_job import Trainer
 
-from holdfast import format as fmt
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint, UnknownFormat
-from holdfast.hostmemory import bytes_of
+from holdfast.format import manifest as fmt
 from holdfast.store import open_store
+from holdfast.system.host_memory import bytes_of
 
 NEWEST = "000000000009-1"
 VALUES = [

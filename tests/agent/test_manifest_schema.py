@@ -3,7 +3,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.format import Manifest
+from holdfast.format.manifest import Manifest
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "manifest.schema.json"
 

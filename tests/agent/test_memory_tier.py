@@ -18,28 +18,29 @@ from persisting import JOB, small_state
 from supervised_memory import flip, folder, lineage_of
 from tiny_job import Trainer
 
-from holdfast import format as fmt
-from holdfast import io_pool, restore, supervision
-from holdfast.arena import Arena
+from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.persist import sealing
-from holdfast.persist.sealing import mapped, read_seal, seals_of, verify
+from holdfast.format import manifest as fmt
+from holdfast.persist import completion_marker
+from holdfast.persist.completion_marker import mapped, read_seal, seals_of, verify
 from holdfast.persist.task import Task
-from holdfast.persist.writing import _Writing
-from holdfast.rescue import rescue
-from holdfast.slots import COUNT, Held, Slot, claim, slots_in
-from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.persist.writer import _Writing
+from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim, slots_in
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Captured
 from holdfast.store import open_store
-from holdfast.supervision import Trained
+from holdfast.supervisor.crash_commit import rescue
+from holdfast.system import io_pool, supervisor_channel
+from holdfast.system.supervisor_channel import Trained
 
 __all__ = ["folder"]
 
 
 @pytest.fixture
 def supervised(folder, monkeypatch):
-    monkeypatch.setenv(supervision.VARIABLE, str(folder))
-    monkeypatch.setattr(supervision, "STACKS_SIGNAL", None)
+    monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
+    monkeypatch.setattr(supervisor_channel, "STACKS_SIGNAL", None)
     return folder
 
 
@@ -89,7 +90,7 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
     dead = Dead(folder, tmp_path, iterations=(3, 6))
     newest = next(seal for seal in seals_of(folder, JOB) if seal.task.iteration == 6)
-    flip(Slot(folder, newest.number), 100)
+    flip(SharedBuffer(folder, newest.number), 100)
     assert dead.rescue().task.iteration == 3
 
 
@@ -185,7 +186,7 @@ def test_where_the_memory_has_no_room_the_process_uses_its_own_and_says_so(tmp_p
 
     fd = os.memfd_create("full", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
-    slot, told = Slot(tmp_path, 0), []
+    slot, told = SharedBuffer(tmp_path, 0), []
     slot.memory.symlink_to(f"/proc/{os.getpid()}/fd/{fd}")
     arena = Arena(slot, told.append)
     arena.reserve(1 << 20)
@@ -219,7 +220,7 @@ def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_ta
 
 def test_what_a_dead_process_claimed_is_free_and_what_a_living_one_has_is_not(folder):
     program = (
-        "import sys, pathlib; from holdfast.slots import claim\n"
+        "import sys, pathlib; from holdfast.snapshot.shared_buffers import claim\n"
         "claim(pathlib.Path(sys.argv[1]), [], 3); print('has them', flush=True); input()\n"
     )
     command = [sys.executable, "-c", program, str(folder)]
@@ -282,7 +283,7 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
     monkeypatch.setattr(io_pool, "_pool", io_pool._Pool())
-    monkeypatch.setattr("holdfast.format.SMALL_BYTES", 1)
+    monkeypatch.setattr("holdfast.format.manifest.SMALL_BYTES", 1)
     (slot,) = dead.slots
     seal = read_seal(slot)
     with mapped(slot, seal.size_bytes) as payload:
@@ -296,8 +297,8 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead = Dead(supervised, tmp_path)
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
-    supervision.announce("mute")
-    assert rescue(supervised, dead.trained, supervision.announced(supervised)).task.iteration == 3
+    supervisor_channel.announce("mute")
+    assert rescue(supervised, dead.trained, supervisor_channel.announced(supervised)).task.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -314,7 +315,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     program = (
-        "from holdfast.supervision import folder_of_a_supervisor\n"
+        "from holdfast.system.supervisor_channel import folder_of_a_supervisor\n"
         "with folder_of_a_supervisor() as folder:\n"
         "    print(folder, flush=True); input()\n"
     )
@@ -329,7 +330,7 @@ def test_what_a_killed_supervisor_has_left_goes_with_the_next_one_and_not_what_a
         killed.kill()
         killed.wait()
         assert abandoned.exists()
-        with supervision.folder_of_a_supervisor() as own:
+        with supervisor_channel.folder_of_a_supervisor() as own:
             assert {used, own} == set(tmp_path.iterdir())
         living.communicate("\n")
     assert not list(tmp_path.iterdir())
@@ -359,7 +360,7 @@ def test_what_cannot_be_saved_of_what_a_session_goes_on_from_keeps_no_memory(sup
 
     def refuse(*_):
         monkeypatch.undo()
-        monkeypatch.setenv(supervision.VARIABLE, str(supervised))
+        monkeypatch.setenv(supervisor_channel.VARIABLE, str(supervised))
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(second.session._checkpoints.persister, "submit", refuse)
@@ -372,9 +373,9 @@ def test_what_cannot_be_saved_of_what_a_session_goes_on_from_keeps_no_memory(sup
 
 def test_what_another_attempt_went_on_from_is_not_gone_back_to(supervised, tmp_path, monkeypatch):
     Trainer(tmp_path / "store").run(10).crash()
-    monkeypatch.delenv(supervision.VARIABLE)
+    monkeypatch.delenv(supervisor_channel.VARIABLE)
     Trainer(tmp_path / "store").run(14).crash()
-    monkeypatch.setenv(supervision.VARIABLE, str(supervised))
+    monkeypatch.setenv(supervisor_channel.VARIABLE, str(supervised))
     third = Trainer(tmp_path / "store")
     third.session.resume()
     assert third.session.iteration == 12
@@ -397,6 +398,6 @@ def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
 def test_what_is_sealed_is_read_by_the_format_of_any_checkpoint(folder, tmp_path):
     (slot,) = Dead(folder, tmp_path).slots
     seal = read_seal(slot)
-    assert sealing.header_of(seal.task)[:8] == (seal.part.file.header_bytes - 8).to_bytes(8, "little")
+    assert completion_marker.header_of(seal.task)[:8] == (seal.part.file.header_bytes - 8).to_bytes(8, "little")
     assert {tensor.name for tensor in seal.part.tensors} == set(small_state())
     assert all(tensor.digest == fmt.digest(b"") for tensor in seal.part.tensors if tensor.start == tensor.end)

@@ -11,23 +11,24 @@ import torch
 from persisting import JOB
 from supervised_memory import flip, folder, lineage_of
 
-from holdfast import restore, supervision
-from holdfast.arena import Arena
+from holdfast.checkpoint import restore
+from holdfast.distributed.ranks import Ranks as OneRank
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
-from holdfast.persist.commit import NotPrepared
-from holdfast.persist.sealed import complete, sealed_in
-from holdfast.persist.sealing import seals_of
+from holdfast.memory_tier.complete_snapshot import complete, sealed_in
+from holdfast.memory_tier.tier import MemoryTier
+from holdfast.persist.completion_marker import seals_of
 from holdfast.persist.task import Task
-from holdfast.persist.writing import _Writing
-from holdfast.ranks import Ranks as OneRank
-from holdfast.reports import Reporter, Standing
-from holdfast.rescue import rescue
-from holdfast.slots import COUNT, Held, Slot, claim
-from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.persist.two_phase_commit import NotPrepared
+from holdfast.persist.writer import _Writing
+from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Captured
 from holdfast.store import open_store
-from holdfast.supervision import Trained
-from holdfast.tier import Tier
+from holdfast.supervisor.crash_commit import rescue
+from holdfast.system import supervisor_channel
+from holdfast.system.supervisor_channel import Trained
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 __all__ = ["folder"]
 
@@ -71,7 +72,7 @@ class Dead:
     def slot(self, iteration, rank):
         seals = seals_of(self.folder, JOB)
         found = next(s for s in seals if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
-        return Slot(self.folder, found.number)
+        return SharedBuffer(self.folder, found.number)
 
     @property
     def trained(self):
@@ -84,7 +85,7 @@ class Dead:
 
     def introduce(self):
         """As its rank 0 did when it began."""
-        supervision.introduce(self.trained)
+        supervisor_channel.introduce(self.trained)
 
 
 @pytest.fixture
@@ -194,7 +195,9 @@ def test_in_whatever_order_seals_are_found_ranks_have_their_own(dead, folder):
     for seals in itertools.permutations(seals_of(folder, JOB)):
         (sealed,) = complete(seals)
         assert [seal.task.origin.rank for seal in sealed.seals] == list(range(WORLD))
-        assert [Slot(folder, number) for number in sealed.numbers] == [dead.slot(3, r) for r in range(WORLD)]
+        assert [SharedBuffer(folder, number) for number in sealed.numbers] == [
+            dead.slot(3, r) for r in range(WORLD)
+        ]
 
 
 def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(dead, tmp_path, monkeypatch):
@@ -304,14 +307,14 @@ class Ranks(OneRank):
 @pytest.fixture
 def tier(folder, tmp_path, monkeypatch):
     """Rank 0's, of the next start of so many ranks."""
-    monkeypatch.setenv(supervision.VARIABLE, str(folder))
+    monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
     told = []
 
     def made(world_size=WORLD, slots=1):
-        reporter = Reporter(JOB, Standing())
+        reporter = Reporter(JOB, TrainingPosition())
         reporter.notice = lambda level, code, message: told.append(message)
         made.told = told
-        return Tier(JOB, "next", slots, Ranks(0, [None] * (world_size - 1)), reporter)
+        return MemoryTier(JOB, "next", slots, Ranks(0, [None] * (world_size - 1)), reporter)
 
     return made
 

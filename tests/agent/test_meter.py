@@ -5,10 +5,10 @@ import types
 import pytest
 from persisting import empty_run
 
-from holdfast import profile
-from holdfast.checkpoint_run import RunState, WriteResult
-from holdfast.meter import BATCH_ITERATIONS, BATCH_SECONDS, Meter
-from holdfast.reports import Reporter, Standing
+from holdfast.snapshot.checkpoint_run import RunState, WriteResult
+from holdfast.telemetry import iteration_clock
+from holdfast.telemetry.iteration_metrics import BATCH_ITERATIONS, BATCH_SECONDS, IterationMetrics
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 
 class FakeController:
@@ -29,9 +29,9 @@ class FakeController:
 class Loop:
     def __init__(self, monkeypatch):
         self.now = 1000.0
-        monkeypatch.setattr(profile.time, "time", lambda: self.now)
-        self.standing, self.controller = Standing(), FakeController()
-        self.meter = Meter(self.controller, Reporter("job", self.standing))
+        monkeypatch.setattr(iteration_clock.time, "time", lambda: self.now)
+        self.standing, self.controller = TrainingPosition(), FakeController()
+        self.meter = IterationMetrics(self.controller, Reporter("job", self.standing))
         monkeypatch.setattr(self.meter._reporter, "pace", lambda *_, **__: self.controller.portions.append([]))
         self.controller.portions.append([])
         self.meter.clock.begin()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_session import iterate, session_of
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.store import open_store
 
 

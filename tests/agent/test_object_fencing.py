@@ -1,4 +1,4 @@
-"""The argument in `holdfast.store.object_keys`, put to the test: every order in which requests can be served.
+"""The argument in `holdfast.store.s3_keys`, put to the test: every order in which requests can be served.
 
 The store is the real one. Its bucket is a dictionary, and before each request an actor hands over to whoever is
 to be served next, so that an order is a list of choices which can be enumerated, or drawn with a seed.
@@ -13,10 +13,10 @@ import greenlet
 import pytest
 
 from holdfast.errors import Fenced
-from holdfast.format import MANIFEST
+from holdfast.format.manifest import MANIFEST
 from holdfast.store import Lineage
-from holdfast.store.connection import NoSuchObject
-from holdfast.store.objects import ObjectStore
+from holdfast.store.s3 import ObjectStore
+from holdfast.store.s3_connection import NoSuchObject
 
 JOB = "job"
 FILE = "rank-0.safetensors"
@@ -24,7 +24,7 @@ OLD, FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in range(4))
 
 
 class Bucket:
-    """What `holdfast.store.bucket` does, over a dictionary, one request at a time and without If-None-Match."""
+    """What `holdfast.store.s3_bucket` does, over a dictionary, one request at a time and without If-None-Match."""
 
     def __init__(self, world, place):
         self.objects, self.place, self._put = world.objects, place, world.put
@@ -162,7 +162,7 @@ def started(**options):
 def quick():
     """Thousands of stores are made here; that obstore is installed is looked up once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.store.objects.find_spec", functools.cache(importlib.util.find_spec))
+        patch.setattr("holdfast.store.s3.find_spec", functools.cache(importlib.util.find_spec))
         yield
 
 
@@ -255,7 +255,7 @@ def claiming(world, store, uid):
 
 
 def test_three_attempts_begin_in_every_order_and_no_two_get_a_number(monkeypatch):
-    monkeypatch.setattr("holdfast.store.objects.CLAIMS", 1)
+    monkeypatch.setattr("holdfast.store.s3.CLAIMS", 1)
     got = set()
 
     def run(choose):

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 import holdfast
 from holdfast.cli import app
-from holdfast.options import SETTINGS, Options, variable
+from holdfast.config import SETTINGS, Config, variable
 
 DOCS = Path(__file__).parents[2] / "docs" / "training.md"
 
 
 def read(**given):
-    return Options.from_arguments_and_environment(**dict.fromkeys(SETTINGS) | given)
+    return Config.from_arguments_and_environment(**dict.fromkeys(SETTINGS) | given)
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_the_documentation_lists_the_settings_as_they_are_declared():
     table = DOCS.read_text().partition("## Settings")[2].partition("\n\n`session.checkpoint")[0]
     assert [line for line in table.splitlines() if line.startswith("| `")] == [
         f"| `{each.name}` | `{variable(each.name)}` | {each.metadata['shown']} | {each.metadata['meaning']} |"
-        for each in dataclasses.fields(Options)
+        for each in dataclasses.fields(Config)
     ]
 
 

@@ -5,7 +5,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.order import BLOCK, Permutation, Share
+from holdfast.data.order import BLOCK, Permutation, Share
 
 untimed = settings(deadline=None)
 SIZES = st.one_of(st.integers(0, 40), st.sampled_from([97, 103, 1000, 4099]))

@@ -8,11 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pacing.interval_cost import (
-    best_interval_seconds,
-    daly_interval_seconds,
-    effective_ratio,
-)
+from holdfast.pacing.interval_cost import best_interval_seconds, daly_interval_seconds, effective_ratio
 
 LLAMA_3, RSC_1, RSC_2 = 3.09, 1.80, 5.01
 """Hours between failures of 16,384 GPUs: of one published run, and as two clusters' rates would make it."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.pacing import History, Plan, Profile, Settings, planning
+from holdfast.pacing import History, Plan, Profile, Settings, planner
 from holdfast.pacing.failures import Failures
-from holdfast.pacing.outlook import Choice, Frame, Outlook, at_world_size, outlook
-from holdfast.pacing.planning import policy_names
+from holdfast.pacing.planner import policy_names
+from holdfast.pacing.what_if import Choice, Frame, Outlook, at_world_size, outlook
 
 GPUS = 16_384
 LLAMA_3 = 54 * 86400 / 419
@@ -162,7 +162,7 @@ def test_a_policy_that_plans_none_keeps_its_reason(monkeypatch: pytest.MonkeyPat
     def never(profile: Profile, settings: Settings, history: History) -> Plan:
         return Plan(interval=None, policy="checkfreq", reason="it has seen enough")
 
-    monkeypatch.setitem(planning.policies, "checkfreq", never)
+    monkeypatch.setitem(planner.policies, "checkfreq", never)
     choice = of_policy(look(LLAMA_3, 5, 300), "checkfreq")
     assert (choice.interval, choice.effective, choice.reason) == (None, None, "it has seen enough")
 

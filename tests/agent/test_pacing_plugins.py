@@ -9,8 +9,8 @@ from importlib.metadata import EntryPoint
 import pytest
 from pacing_profiles import MEASURED
 
-from holdfast.options import Options
-from holdfast.pacing import History, Plan, Profile, Settings, parse_policy, plan, planning, policies, policy_names
+from holdfast.config import Config
+from holdfast.pacing import History, Plan, Profile, Settings, parse_policy, plan, planner, policies, policy_names
 
 Install = Callable[..., None]
 
@@ -39,13 +39,13 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
     """Entry points as if packages with them were installed."""
 
     def installed(**policies: str) -> None:
-        entries = [EntryPoint(name, value, planning.GROUP) for name, value in policies.items()]
-        monkeypatch.setattr(planning, "entry_points", lambda group: entries if group == planning.GROUP else [])
+        entries = [EntryPoint(name, value, planner.GROUP) for name, value in policies.items()]
+        monkeypatch.setattr(planner, "entry_points", lambda group: entries if group == planner.GROUP else [])
         forget()
 
     def forget() -> None:
-        planning.installed.cache_clear()
-        planning._loaded.cache_clear()
+        planner.installed.cache_clear()
+        planner._loaded.cache_clear()
 
     forget()
     yield installed
@@ -68,7 +68,7 @@ def test_a_policy_of_others_is_found_and_followed(install: Install) -> None:
 def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tidal=here("tidal"))
     monkeypatch.setenv("HOLDFAST_POLICY", "tidal")
-    assert Options.from_arguments_and_environment(policy=None).policy == "tidal"
+    assert Config.from_arguments_and_environment(policy=None).policy == "tidal"
 
 
 def test_ours_keep_their_names(install: Install) -> None:
@@ -80,7 +80,7 @@ def test_ours_keep_their_names(install: Install) -> None:
 def test_nothing_is_looked_for_while_ours_are_asked_for(install: Install) -> None:
     install(broken="no_such_package.anywhere:policy")
     assert plan(MEASURED, Settings(policy="goodput")).policy == "goodput"
-    assert planning.installed.cache_info().currsize == 0
+    assert planner.installed.cache_info().currsize == 0
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.pacing.quantities import (
-    parse_bytes,
-    parse_count,
-    parse_positive_seconds,
-    parse_seconds,
-    parse_speed,
-)
+from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
 
 
 @pytest.mark.parametrize(

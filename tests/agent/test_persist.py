@@ -26,17 +26,17 @@ from persisting import (
     running,
 )
 
-from holdfast import format as fmt
-from holdfast import hostmemory
-from holdfast.arena import Arena
-from holdfast.checkpoints import Checkpointer
-from holdfast.persist import process
-from holdfast.persist.process import HUNG_SECONDS, Helper, Lost, ProcessBackend
+from holdfast.distributed.ranks import Ranks
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.format import manifest as fmt
+from holdfast.persist import helper_process
+from holdfast.persist.helper_process import HUNG_SECONDS, Helper, Lost, ProcessBackend
 from holdfast.persist.task import Task
-from holdfast.ranks import Ranks
-from holdfast.reports import Reporter, Standing
-from holdfast.retention import Retention
+from holdfast.protocol.retention import Retention
+from holdfast.snapshot.host_buffers import Arena
 from holdfast.store import open_store, read_manifest
+from holdfast.system import host_memory
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path):
 
 
 def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.process.START_SECONDS", 0.2)
+    monkeypatch.setattr("holdfast.persist.helper_process.START_SECONDS", 0.2)
     hangs = tmp_path / "hangs"
     hangs.write_text("#!/bin/sh\nexec sleep 600\n")
     hangs.chmod(0o700)
@@ -378,11 +378,11 @@ def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store,
 
 def test_a_platform_without_memory_files_has_threads_only(store, monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
-    hostmemory.can_share.cache_clear()
+    host_memory.can_share.cache_clear()
     try:
-        assert "this platform has no" in process.refusal(store)
+        assert "this platform has no" in helper_process.refusal(store)
     finally:
-        hostmemory.can_share.cache_clear()
+        host_memory.can_share.cache_clear()
 
 
 def test_a_thread_that_writes_comes_second(tmp_path):
@@ -520,7 +520,7 @@ def run_in_any_order(slots, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
     store, heads, settled = Gates(), [], Settled()
     checkpointer = Checkpointer(
-        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, Standing()),
+        *(store, JOB, "first"), retention=Retention(last=1), slots=slots, reporter=Reporter(JOB, TrainingPosition()),
         ranks=Ranks(),
     )  # fmt: skip
 

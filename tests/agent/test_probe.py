@@ -8,8 +8,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from waiting import FakeClock, Waiting
 
 from holdfast import DataLoader
+from holdfast.data.loading_probe import WARM_UP_BATCHES, probe
 from holdfast.errors import NoProbe
-from holdfast.probe import WARM_UP_BATCHES, probe
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes")
 

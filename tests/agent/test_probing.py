@@ -10,14 +10,15 @@ from torch.utils.data import IterableDataset
 from waiting import FakeClock
 
 import holdfast
-from holdfast import probing, protocol, starting
+from holdfast.data.loading_probe import Probed
+from holdfast.engine import probing, startup
+from holdfast.engine.probing import PATIENCE_SECONDS, Prober
 from holdfast.errors import NoProbe
-from holdfast.meter import Meter
-from holdfast.probe import Probed
-from holdfast.probing import PATIENCE_SECONDS, Prober
-from holdfast.profile import IterationClock
-from holdfast.protocol import Desired
-from holdfast.reports import Reporter, Standing
+from holdfast.protocol import messages
+from holdfast.protocol.messages import Desired
+from holdfast.telemetry.iteration_clock import IterationClock
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 __all__ = ["store", "uninterrupted"]
 
@@ -26,7 +27,7 @@ FOUND = Probed(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(startup, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -40,7 +41,7 @@ def click(at=10, **changes):
 
 
 def notices(trainer):
-    return [(e.level, e.message, e.iteration) for e in trainer.link.of(protocol.Notice) if e.code == "data"]
+    return [(e.level, e.message, e.iteration) for e in trainer.link.of(messages.Notice) if e.code == "data"]
 
 
 def test_a_click_has_the_data_probed_once_and_training_goes_on_as_if_it_had_not(store, linked, uninterrupted):
@@ -51,7 +52,7 @@ def test_a_click_has_the_data_probed_once_and_training_goes_on_as_if_it_had_not(
     assert "An iteration computes for " in message
     assert 11 <= iteration <= 13  # at the first boundary without a checkpoint under way
     assert dict(trainer.losses) == uninterrupted
-    assert [(e.version, e.iteration) for e in trainer.link.of(protocol.Applied)] == [(1, 11)]
+    assert [(e.version, e.iteration) for e in trainer.link.of(messages.Applied)] == [(1, 11)]
 
 
 def test_a_job_that_was_probed_resumes_exactly(store, linked, uninterrupted):
@@ -107,7 +108,7 @@ def test_ctrl_c_ends_a_probe_and_the_loop(store, linked, monkeypatch):
 def test_a_probe_at_the_boundary_of_a_restore_reads_on_from_where_that_led(store, linked, monkeypatch):
     places = []
     monkeypatch.setattr(probing, "probe", lambda loader: places.append(loader.position) or FOUND)
-    order = protocol.RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    order = messages.RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
     trainer = Trainer(store, **linked).run(until=12, after=click(at=7, restore=order)).crash()
     assert len(notices(trainer)) == len(places) == 1
     assert places[0].taken == 8 * notices(trainer)[0][2]
@@ -123,10 +124,10 @@ class Script:
         monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(rewinds=0, loader=loader or [1], batches_an_iteration=batches)
         controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
-        reporter = Reporter("job", Standing())
+        reporter = Reporter("job", TrainingPosition())
         monkeypatch.setattr(reporter, "pace", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
-        self.meter = Meter(controller, reporter)
+        self.meter = IterationMetrics(controller, reporter)
         self.meter.clock = IterationClock(self.clock)
         self.meter.clock.begin()
         self.prober = Prober(self.training, self.meter, reporter)

@@ -6,7 +6,7 @@ import pytest
 import ranks_talk
 
 import holdfast
-from holdfast import ranks
+from holdfast.distributed import ranks
 
 WORLD = 3
 

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from holdfast.persist.writing import LEAST_BYTES_PER_SECOND, RateLimiter
+from holdfast.persist.writer import LEAST_BYTES_PER_SECOND, RateLimiter
 
 MB = 1_000_000
 

@@ -12,10 +12,10 @@ import torch
 from watching import Watching
 from written import Shard, commit, commit_objects
 
-from holdfast import format as fmt
-from holdfast import reading, restore
+from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
-from holdfast.state import Registry
+from holdfast.format import manifest as fmt
+from holdfast.state.registry import Registry
 
 MIB = 1 << 20
 
@@ -307,7 +307,9 @@ def test_no_memory_is_said_to_be_none(monkeypatch):
 
 
 def test_reading_needs_no_torch():
-    probe = "import holdfast.reading, holdfast.restore, sys; sys.exit('torch' in sys.modules)"
+    probe = (
+        "import holdfast.checkpoint.reading, holdfast.checkpoint.restore, sys; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 
 

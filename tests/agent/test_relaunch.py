@@ -9,10 +9,12 @@ from test_session import FakeLink, committed
 from tiny_job import Trainer
 
 import holdfast
-from holdfast import protocol, starting, supervision
-from holdfast.protocol import Desired, RestoreOrder
-from holdfast.pulse import Progress
+from holdfast.engine import startup
+from holdfast.protocol import messages
+from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.store import Ending, Lineage, open_store
+from holdfast.supervisor.hang_detector import Progress
+from holdfast.system import supervisor_channel
 
 POINT = "000000000006-1"
 ORDER = RestoreOrder(id="o", checkpoint=POINT, fence=1)
@@ -32,7 +34,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(startup, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -42,9 +44,9 @@ def supervised(tmp_path, monkeypatch):
     """The folder in which a trainer and the supervisor above it tell each other."""
     folder = tmp_path / "supervision"
     folder.mkdir()
-    monkeypatch.setenv(supervision.VARIABLE, str(folder))
-    monkeypatch.setenv(supervision.STARTED_AT, "1000000000.0")
-    monkeypatch.setattr(supervision, "expose", lambda rank: None)  # which lasts as long as the process
+    monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
+    monkeypatch.setenv(supervisor_channel.STARTED_AT, "1000000000.0")
+    monkeypatch.setattr(supervisor_channel, "expose", lambda rank: None)  # which lasts as long as the process
     return folder
 
 
@@ -58,11 +60,11 @@ def ordered_at(iteration, order=ORDER):
 
 
 def states(trainer):
-    return [event.state for event in trainer.link.of(protocol.OrderMoved)]
+    return [event.state for event in trainer.link.of(messages.OrderMoved)]
 
 
 def notices(trainer, code):
-    return [each.message for each in trainer.link.of(protocol.Notice) if each.code == code]
+    return [each.message for each in trainer.link.of(messages.Notice) if each.code == code]
 
 
 def relaunched(store, linked):
@@ -70,7 +72,7 @@ def relaunched(store, linked):
     trainer = Trainer(store, rewinds=False, **linked)
     with pytest.raises(SystemExit) as ended:
         trainer.run(after=ordered_at(10))
-    assert ended.value.code == supervision.EXIT_RELAUNCH
+    assert ended.value.code == supervisor_channel.EXIT_RELAUNCH
     trainer.session.close()
     return trainer
 
@@ -86,7 +88,7 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
         "The state that is left is kept as 000000000011-1"
     )
     assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
-    assert supervision.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
+    assert supervisor_channel.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -94,13 +96,13 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
     store, linked, supervised, uninterrupted, answers
 ):
     relaunched(store, linked)
-    supervision.take_relaunch(supervised)
+    supervisor_channel.take_relaunch(supervised)
     FakeLink.first = Desired(version=2, restore=ORDER) if answers else None
     again = Trainer(store, rewinds=False, seed=5, **linked).run(until=9)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
     (lineage,) = [each for each in open_store(store).records("job", Lineage) if each.order == "o"]
     assert (lineage.iteration, lineage.parent, lineage.left) == (6, POINT, "000000000011-1")
-    restored = again.link.of(protocol.OrderMoved)[-1]
+    restored = again.link.of(messages.OrderMoved)[-1]
     assert (restored.state, restored.safety_checkpoint) == ("restored", "000000000011-1")
     again.crash()
     third = Trainer(store, rewinds=False, **linked)
@@ -110,7 +112,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
 
 def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, supervised, uninterrupted):
     relaunched(store, linked)
-    supervision.take_relaunch(supervised)
+    supervisor_channel.take_relaunch(supervised)
     FakeLink.first = Desired(version=3)
     again = Trainer(store, rewinds=False, seed=5, **linked).run(until=13)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (12, 13)}
@@ -119,10 +121,10 @@ def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, s
 
 def test_the_note_is_of_one_start_only(store, linked, supervised):
     relaunched(store, linked)
-    assert supervision.take_relaunch(supervised) == ORDER
-    assert supervision.noted_order() == ORDER
-    assert supervision.take_relaunch(supervised) is None
-    assert supervision.noted_order() is None
+    assert supervisor_channel.take_relaunch(supervised) == ORDER
+    assert supervisor_channel.noted_order() == ORDER
+    assert supervisor_channel.take_relaunch(supervised) is None
+    assert supervisor_channel.noted_order() is None
 
 
 def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
@@ -136,7 +138,7 @@ def test_a_damaged_checkpoint_is_no_reason_to_end(store, linked, supervised):
 
     trainer = Trainer(store, rewinds=False, **linked).run(until=15, after=operator)
     assert states(trainer) == ["delivered", "failed"]
-    assert supervision.take_relaunch(supervised) is None
+    assert supervisor_channel.take_relaunch(supervised) is None
     trainer.crash()
 
 
@@ -159,7 +161,7 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
         FakeLink.first = None
         trainer = Trainer(store, **options, **linked).run(until=3)
         trainer.crash()
-        return trainer.link.of(protocol.Restores)
+        return trainer.link.of(messages.Restores)
 
     (first,) = told()
     assert (first.mode, first.reason, first.iteration) == ("in_place", "", 1)
@@ -167,8 +169,8 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
     monkeypatch.setenv("HOLDFAST_REWINDS", "no")
     (second,) = told()
     assert (second.mode, second.reason) == ("relaunch", "the script says so itself (rewinds=False)")
-    monkeypatch.delenv(supervision.VARIABLE)
-    monkeypatch.delenv(supervision.STARTED_AT)
+    monkeypatch.delenv(supervisor_channel.VARIABLE)
+    monkeypatch.delenv(supervisor_channel.STARTED_AT)
     (third,) = told()
     assert (third.mode, third.start_seconds) == ("next_start", None)
 
@@ -177,7 +179,7 @@ def test_a_loop_that_draws_for_itself_is_seen_to_be_one(store, linked):
     loop = holdfast.Session("job", store=store, model=torch.nn.Linear(1, 1), **linked)
     loop.resume()
     loop.step()
-    (told,) = loop._reporter.link.of(protocol.Restores)
+    (told,) = loop._reporter.link.of(messages.Restores)
     assert told.mode == "next_start"
     assert "batches come neither from session.batches(...)" in told.reason
     loop._close("SIGKILL")

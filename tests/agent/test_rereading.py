@@ -8,12 +8,14 @@ import pytest
 import torch
 from written import Shard, commit
 
-from holdfast import format as fmt
-from holdfast import io_pool, protocol, rereading
-from holdfast.protocol import VerifyRequest
-from holdfast.reports import Reporter, Standing
+from holdfast.checkpoint import verification
+from holdfast.engine.verification_queue import Verifier
+from holdfast.format import manifest as fmt
+from holdfast.protocol import messages
+from holdfast.protocol.messages import VerifyRequest
 from holdfast.store import open_store
-from holdfast.verifier import Verifier
+from holdfast.system import io_pool
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
 MIB = 1 << 20
 
@@ -49,7 +51,7 @@ def test_each_floating_point_tensor_is_summed_up(tmp_path):
     tensors["model.large"][4 * MIB :: 1000] = math.nan  # beyond the first chunk
     tensors["model.weight"][3, 4], tensors["model.weight"][5, 6] = math.inf, -math.inf
     written = commit(tmp_path, tensors)
-    found = rereading.reread(written.store, "job", written.id)
+    found = verification.reread(written.store, "job", written.id)
     assert (found.verdict, found.reason) == ("sound", None)
     assert found.read_bytes == found.total_bytes >= sum(file.size_bytes for file in written.manifest.files)
     told = by_name(found.tensors)
@@ -68,7 +70,7 @@ def test_each_floating_point_tensor_is_summed_up(tmp_path):
 
 def test_how_far_two_checkpoints_are_from_each_other_is_the_norm_of_the_difference(tmp_path):
     before, after = commit(tmp_path, some(), iteration=1), commit(tmp_path, some(0.25), iteration=2)
-    found = rereading.reread(after.store, "job", after.id, before.id)
+    found = verification.reread(after.store, "job", after.id, before.id)
     assert (found.verdict, found.other_damaged) == ("sound", None)
     told, first, second = by_name(found.tensors), some(), some(0.25)
     for name in ("model.weight", "model.large", "model.half"):
@@ -83,7 +85,7 @@ def test_a_header_of_another_length_shifts_what_is_compared(tmp_path):
     before = commit(tmp_path, tensors, iteration=1)
     after = commit(tmp_path, {**tensors, **{f"a.{'x' * 200}.{i}": torch.ones(1) for i in range(20)}}, iteration=2)
     assert before.manifest.files[0].header_bytes != after.manifest.files[0].header_bytes
-    told = by_name(rereading.reread(after.store, "job", after.id, before.id).tensors)
+    told = by_name(verification.reread(after.store, "job", after.id, before.id).tensors)
     assert math.isnan(told[f"a.{'x' * 200}.0"]["distance"])
     known = [row["distance"] for name, row in told.items() if name in tensors]
     assert all(each == 0.0 or math.isnan(each) for each in known)
@@ -93,7 +95,7 @@ def test_shards_are_put_together_and_each_rank_s_own_tensor_is_told_for_itself(t
     whole = torch.randn(8, 3)
     shards = [{"model.weight": Shard(whole[4 * rank : 4 * rank + 4], (8, 3), (4 * rank, 0))} for rank in (0, 1)]
     written = commit(tmp_path, *shards)
-    told = by_name(rereading.reread(written.store, "job", written.id).tensors)
+    told = by_name(verification.reread(written.store, "job", written.id).tensors)
     assert told["model.weight"]["elements"] == 24
     assert told["model.weight"]["norm"] == pytest.approx(whole.double().norm().item())
 
@@ -104,7 +106,7 @@ def test_one_flipped_bit_is_found_and_named(tmp_path, where):
     tensors = {tensor.name: tensor for tensor in written.manifest.tensors}
     at = {"header": 20, "small": tensors["model.half"].start, "large": tensors["model.large"].end - 1}[where]
     flip(written, at)
-    found = rereading.reread(written.store, "job", written.id)
+    found = verification.reread(written.store, "job", written.id)
     assert found.verdict == "damaged"
     named = {"header": "the header", "small": "tensor model.half", "large": "tensor model.large, bytes"}[where]
     assert f"rank-0.safetensors: {named}" in found.reason
@@ -115,21 +117,21 @@ def test_a_file_that_is_cut_short_or_gone_is_damage(tmp_path):
     written = commit(tmp_path, some())
     data = written.path().read_bytes()
     written.path().write_bytes(data[:-1])
-    assert rereading.reread(written.store, "job", written.id).verdict == "damaged"
+    assert verification.reread(written.store, "job", written.id).verdict == "damaged"
     written.path().unlink()
-    assert rereading.reread(written.store, "job", written.id).verdict == "damaged"
+    assert verification.reread(written.store, "job", written.id).verdict == "damaged"
 
 
 def test_what_retention_took_meanwhile_is_gone_and_not_damaged(tmp_path):
     written = commit(tmp_path, some())
     written.store.delete("job", written.id, 1)
-    assert rereading.reread(written.store, "job", written.id).verdict == "gone"
+    assert verification.reread(written.store, "job", written.id).verdict == "gone"
 
 
 def test_damage_of_the_other_one_is_not_this_one_s(tmp_path):
     before, after = commit(tmp_path, some(), iteration=1), commit(tmp_path, some(0.25), iteration=2)
     flip(before, 20 + max(tensor.start for tensor in before.manifest.tensors))
-    found = rereading.reread(after.store, "job", after.id, before.id)
+    found = verification.reread(after.store, "job", after.id, before.id)
     assert found.verdict == "sound"
     assert "does not match its digest" in found.other_damaged
     assert by_name(found.tensors)["model.weight"]["norm"] > 0
@@ -138,18 +140,18 @@ def test_damage_of_the_other_one_is_not_this_one_s(tmp_path):
 def test_bytes_are_paid_for_before_they_are_read_and_few_are_held(tmp_path):
     written = commit(tmp_path, some())
     paid, told = [], []
-    rereading.reread(written.store, "job", written.id, pace=paid.append, told=lambda *now: told.append(now))
+    verification.reread(written.store, "job", written.id, pace=paid.append, told=lambda *now: told.append(now))
     assert sum(paid) >= written.manifest.files[0].size_bytes
-    assert max(paid) <= rereading.STRETCH_BYTES + fmt.BLOCK_BYTES
+    assert max(paid) <= verification.STRETCH_BYTES + fmt.BLOCK_BYTES
     assert [read for read, _ in told] == sorted(read for read, _ in told)
 
 
 def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_largest(tmp_path, monkeypatch):
-    monkeypatch.setattr(rereading, "MOST_TENSORS", 3)
+    monkeypatch.setattr(verification, "MOST_TENSORS", 3)
     tensors = {f"model.{number}": torch.ones(number + 1) for number in range(6)}
     tensors["model.0"][0] = math.nan
     written = commit(tmp_path, tensors)
-    told = rereading.reread(written.store, "job", written.id).tensors
+    told = verification.reread(written.store, "job", written.id).tensors
     assert (sorted(told.name), told.left_out) == (["model.0", "model.4", "model.5"], 3)
 
 
@@ -178,7 +180,7 @@ class Heard:
 @pytest.fixture
 def verifying(tmp_path):
     """A verifier of the store at `tmp_path`, with what it says."""
-    reporter = Reporter("job", Standing())
+    reporter = Reporter("job", TrainingPosition())
     reporter.link = heard = Heard()
     store = open_store(tmp_path)
     checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
@@ -194,7 +196,7 @@ def verifying(tmp_path):
 
 def verdict_of(request):
     return lambda event: (
-        isinstance(event, protocol.Verified) and event.request == request and event.verdict is not None
+        isinstance(event, messages.Verified) and event.request == request and event.verdict is not None
     )
 
 
@@ -210,10 +212,10 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     assert (damaged.verdict, sound.verdict) == ("damaged", "sound")
     assert "the header does not match its digest" in damaged.reason
     assert (sound.against, sound.tensors.left_out) == (first.id, 0)
-    told = [(event.request, event.verdict) for event in verifying.heard.of(protocol.Verified)]
+    told = [(event.request, event.verdict) for event in verifying.heard.of(messages.Verified)]
     assert [each for each in told if each[1] is not None] == [(3, "damaged"), (4, "sound")]
     assert told.index((3, "damaged")) < told.index((4, None))
-    (state,) = verifying.heard.of(protocol.Checkpoint)
+    (state,) = verifying.heard.of(messages.Checkpoint)
     assert (state.id, state.state) == (first.id, "damaged")
     assert verifying.checkpoints.damaged == {first.id}
 
@@ -222,7 +224,7 @@ def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifyi
     large, small = commit(tmp_path, some(), iteration=1), commit(tmp_path, {"x": torch.ones(3)}, iteration=2)
     verifying.verifier._bytes_per_second = 1e6  # 20 s for the large one
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, protocol.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=small.id),))
     assert verifying.heard.wait(verdict_of(2)).verdict == "sound"
     assert not any(map(verdict_of(1), verifying.heard.events))
@@ -232,28 +234,28 @@ def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, protocol.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
     verifying.verifier.close()
     assert not any(map(verdict_of(1), verifying.heard.events))
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=large.id),))
-    assert [event.request for event in verifying.heard.of(protocol.Verified)][-1] == 1
+    assert [event.request for event in verifying.heard.of(messages.Verified)][-1] == 1
 
 
 def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, protocol.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
     verifying.verifier._process.kill()
     told = verifying.heard.wait(verdict_of(1))
     assert (told.verdict, told.reason) == ("failed", "the process that read it was killed by SIGKILL")
-    assert verifying.heard.of(protocol.Checkpoint) == []
+    assert verifying.heard.of(messages.Checkpoint) == []
 
 
 def test_closing_does_not_wait_for_a_pool_whose_threads_all_hang(tmp_path):
     written = commit(tmp_path, some())
     checkpoints = SimpleNamespace(store=written.store, job="job", want=lambda *_: None)
-    verifier = Verifier(checkpoints, Reporter("job", Standing()))
+    verifier = Verifier(checkpoints, Reporter("job", TrainingPosition()))
     back = threading.Event()
     hanging = [io_pool.submit(back.wait) for _ in range(io_pool.THREADS)]
     try:

@@ -23,10 +23,10 @@ from many_ranks import (
 )
 from watching import Watching
 
-from holdfast import format as fmt
-from holdfast import reading, restore
+from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
-from holdfast.resharding import Region, plan, wanted
+from holdfast.format import manifest as fmt
+from holdfast.format.resharding import Region, plan, wanted
 
 
 def bits(tensor):

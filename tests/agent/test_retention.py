@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
-from holdfast.retention import Retention, expendable, parse_retention
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.retention import Retention, expendable, parse_retention
 
 
 def ids(*iterations: int, lineage: int = 1) -> list[str]:

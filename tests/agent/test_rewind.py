@@ -7,9 +7,9 @@ import torch
 from small_session import iterate
 
 import holdfast
-from holdfast import reading, restore
-from holdfast.encoder import Encoder
-from holdfast.kinds import part_of
+from holdfast.checkpoint import reading, restore
+from holdfast.state.adapters import part_of
+from holdfast.state.encoder import Encoder
 from holdfast.store import Ending, open_store
 
 SIDE = 256

@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from holdfast.rng import OwnGenerator, branch_rng, restore_rng, rng_state
+from holdfast.state.rng import OwnGenerator, branch_rng, restore_rng, rng_state
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import torch
 from small_session import session_of
 
 import holdfast
-from holdfast import round_trip
-from holdfast.dtypes import stored_as
 from holdfast.errors import HoldfastError
-from holdfast.format import Slot, lay_out
-from holdfast.kinds import ModulePart
-from holdfast.round_trip import RoundTrip, describe, difference
-from holdfast.state import Registry
+from holdfast.format.dtypes import stored_as
+from holdfast.format.manifest import TensorRange, lay_out
+from holdfast.state import round_trip
+from holdfast.state.adapters import ModuleAdapter
+from holdfast.state.registry import Registry
+from holdfast.state.round_trip import RoundTrip, describe, difference
 from holdfast.store import open_store
 
 VALUES = [
@@ -92,7 +92,7 @@ def test_the_layout_that_is_written_gives_back_dtypes_and_shapes(dtype):
     views = {name: view for name, (_, _, view) in stored.items() if view is not None}
     trip.require_same(captured.trees, slots, views, {})
     assert trip.holds
-    slots = [Slot(s.name, s.dtype, (*s.shape, 1), s.start, s.end) for s in slots]
+    slots = [TensorRange(s.name, s.dtype, (*s.shape, 1), s.start, s.end) for s in slots]
     with pytest.raises(HoldfastError, match=r"would come back as"):
         trip.require_same(captured.trees, slots, views, {})
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_the_objects_would_refuse_is_reported_and_not_listed(t
     def check(part, tree, shapes):
         raise KeyError("_extra_state")
 
-    monkeypatch.setattr(ModulePart, "check", check)
+    monkeypatch.setattr(ModuleAdapter, "check", check)
     run(tmp_path, backend="thread")
     assert open_store(tmp_path).checkpoints("m") == []
     assert "a checkpoint of this state could not be loaded: KeyError: '_extra_state'; training" in caplog.text

@@ -13,15 +13,18 @@ from small_session import iterate, session_of
 from tiny_job import Points, Trainer
 
 import holdfast
-from holdfast import checkpoints, orders, protocol, reading, restore, starting, supervision
-from holdfast import format as fmt
-from holdfast.copying import HostCopies
-from holdfast.forking import fork
-from holdfast.protocol import Desired, RestoreOrder, checkpoint_id
-from holdfast.retention import parse_retention
-from holdfast.snapshot import Snapshotter
+from holdfast.checkpoint import reading, restore
+from holdfast.checkpoint.forking import fork
+from holdfast.engine import checkpointer, orders, startup
+from holdfast.format import manifest as fmt
+from holdfast.protocol import messages as protocol
+from holdfast.protocol.messages import Desired, RestoreOrder, checkpoint_id
+from holdfast.protocol.retention import parse_retention
+from holdfast.snapshot.copying import HostCopies
+from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
+from holdfast.system import supervisor_channel
 
 
 class FakeLink:
@@ -74,7 +77,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def linked(monkeypatch):
-    monkeypatch.setattr(starting, "Link", FakeLink)
+    monkeypatch.setattr(startup, "Link", FakeLink)
     monkeypatch.setattr(FakeLink, "first", None)
     return {"server": "http://127.0.0.1:1"}
 
@@ -537,15 +540,15 @@ def test_an_attempt_that_is_fenced_gives_way(store, linked, uninterrupted, monke
             trainer.link.fenced = True
 
     if supervised:
-        monkeypatch.setenv(supervision.VARIABLE, str(tmp_path))
+        monkeypatch.setenv(supervisor_channel.VARIABLE, str(tmp_path))
     trainer = Trainer(store, **linked)
     link = trainer.link
     if supervised:
         with pytest.raises(SystemExit) as ended:
             trainer.run(until=9, after=newer_begins)
-        assert ended.value.code == supervision.EXIT_FENCED
+        assert ended.value.code == supervisor_channel.EXIT_FENCED
         assert trainer.session.iteration == 6
-        assert supervision.introduced(tmp_path).job == "job"
+        assert supervisor_channel.introduced(tmp_path).job == "job"
     else:
         trainer.run(until=9, after=newer_begins)
         assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 10)}
@@ -573,7 +576,7 @@ def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carri
         )
         trainer = Trainer(store, **linked)
         assert trainer.session.resume() == 3
-    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
     trainer.run(until=8).crash()
     again = Trainer(store, **linked)
     assert (again.session.resume(), moves_of(again)) == (
@@ -707,13 +710,13 @@ class SlowDeletes:
 def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_for_the_store(store, monkeypatch):
     model, optimizer, session = session_of(store, keep=1, backend="thread")
     deletes = SlowDeletes(session, monkeypatch)
-    checkpoints = session._checkpoints
+    checkpointer = session._checkpoints
     try:
         for _ in range(4):
             iterate(model, optimizer, session)
-            assert checkpoints.wait_settled(60)
+            assert checkpointer.wait_settled(60)
         assert deletes.begun.wait(60)
-        assert checkpoints.under_way == 0
+        assert checkpointer.under_way == 0
         assert committed(store, "m") == [1, 2, 3, 4]
     finally:
         deletes.go.set()
@@ -751,7 +754,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
     session._checkpoints.retention = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
-    session._checkpoints.want(checkpoints.Protector.SCRIPT, checkpoint_id(3, 1))
+    session._checkpoints.want(checkpointer.Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -1049,7 +1052,7 @@ def test_the_supervisors_file_is_told_of_every_iteration(store, tmp_path, monkey
     path.write_bytes(bytes(16))
     monkeypatch.setenv("HOLDFAST_PROGRESS", str(path))
     trainer = Trainer(store).run(until=5)
-    layout = supervision.PROGRESS_LAYOUT
+    layout = supervisor_channel.PROGRESS_LAYOUT
     assert layout.unpack(path.read_bytes()) == (5, 5)
     trainer.crash()
     assert layout.unpack(path.read_bytes()) == (5, -5)  # nothing more is to come
@@ -1109,7 +1112,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
     trainer = Trainer(store, keep=1)
     monkey = trainer.session._checkpoints
     trainer.run(until=4)
-    monkey.want(checkpoints.Protector.VERIFICATION, "000000000003-1")
+    monkey.want(checkpointer.Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1221,7 +1224,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
 def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(
     store, tmp_path, linked, monkeypatch
 ):
-    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
     Trainer(store).run(until=7).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -1250,7 +1253,7 @@ def test_what_was_asked_for_outlives_retention_when_the_store_comes_back_late(st
             store.unlink()
             away.rename(store)
 
-    monkeypatch.setattr(checkpoints, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
     Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -1314,8 +1317,8 @@ class Outage:
             return real(*args, **options)
 
         monkeypatch.setattr(owner, broken, answer)
-        patient = functools.partial(starting.Patience, clock=lambda: self.seconds, wait=self.wait)
-        monkeypatch.setattr(starting, "Patience", patient)
+        patient = functools.partial(startup.Patience, clock=lambda: self.seconds, wait=self.wait)
+        monkeypatch.setattr(startup, "Patience", patient)
 
     def wait(self, seconds):
         self.pauses.append(seconds)
@@ -1373,7 +1376,7 @@ def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatc
         return answer
 
     told = []
-    patience = starting.Patience(told.append, clock=lambda: clock.seconds, wait=wait)
+    patience = startup.Patience(told.append, clock=lambda: clock.seconds, wait=wait)
     assert (patience.ask(ask), patience.ask(ask)) == ("one", "two")
     assert len(told) == 1
 

@@ -10,7 +10,7 @@ import small_session
 import torch
 from small_session import session_of
 
-from holdfast.copying import HostCopies
+from holdfast.snapshot.copying import HostCopies
 from holdfast.store import open_store
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from holdfast.sharding import is_sharded, local, shared_out
+from holdfast.state.sharding import is_sharded, local, shared_out
 
 SHAPES = {"one.weight": (5, 6), "one.bias": (5,), "two.weight": (6, 5), "two.bias": (6,)}
 NORM = {"norm.weight": (6,), "norm.bias": (6,)}

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
 
-from holdfast import format as fmt
-from holdfast import shards
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
-from holdfast.resharding import Region
-from holdfast.shards import fault, names_in, overlapping, require_whole, together
+from holdfast.format import manifest as fmt
+from holdfast.format import shards
+from holdfast.format.resharding import Region
+from holdfast.format.shards import fault, names_in, overlapping, require_whole, together
 
 TENSORS = {
     "w": by_rows(torch.randn(7, 3), 4),
@@ -220,7 +220,7 @@ def test_the_names_in_a_tree_are_found_wherever_they_are():
 
 
 def test_putting_together_needs_no_torch():
-    probe = "import holdfast.shards, sys; sys.exit('torch' in sys.modules)"
+    probe = "import holdfast.format.shards, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", probe]).returncode == 0
 
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from persisting import requested
 
-from holdfast import arena as arena_module
-from holdfast import hostmemory
-from holdfast.checkpoint_run import CheckpointRun, WriteResult
-from holdfast.copying import HostCopies
-from holdfast.format import SMALL_BYTES
-from holdfast.layout import Layout
-from holdfast.snapshot import Snapshotter
-from holdfast.state import Captured
+from holdfast.format.manifest import SMALL_BYTES
+from holdfast.snapshot import host_buffers as arena_module
+from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
+from holdfast.snapshot.copying import HostCopies
+from holdfast.snapshot.layout import Layout
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Captured
+from holdfast.system import host_memory
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter, monkeypatc
         return -1
 
     if forbidden:
-        monkeypatch.setattr(hostmemory, "_write", refused)
+        monkeypatch.setattr(host_memory, "_write", refused)
     snapshotter.shared = shared
     tensors = {f"t{i}": torch.randn(1 + i % 37) for i in range(2500)} | {"big": torch.randn(50_000)}
     expected = {name: tensor.clone() for name, tensor in tensors.items()}

@@ -7,7 +7,7 @@ import torch
 
 from holdfast import Variables
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.state import Registry
+from holdfast.state.registry import Registry
 
 
 def trained(model, optimizer, steps=2):

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.store import open_store
-from holdfast.supervision import EXIT_RELAUNCH, take_relaunch
+from holdfast.system.supervisor_channel import EXIT_RELAUNCH, take_relaunch
 
 WORLD = 3
 

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from recorded_files import Died, RecordedFiles, Tree, crash_states, memory_directory, plant
 
-from holdfast import format as fmt
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.format import manifest as fmt
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Attempt, Lineage
 from holdfast.store.local import LocalStore
 
@@ -26,8 +26,8 @@ TORN = "torn"
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """As many kinds of write in a file of three blocks as there are in one of a gigabyte."""
-    monkeypatch.setattr("holdfast.store.writing.WRITE_BYTES", fmt.BLOCK_BYTES)
-    monkeypatch.setattr("holdfast.store.writing.DIRECT_BYTES", fmt.BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
 
 
 class Expectation(NamedTuple):

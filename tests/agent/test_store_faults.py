@@ -10,10 +10,10 @@ import pytest
 from recorded_files import FailingFiles, memory_directory
 
 from holdfast.errors import Fenced
-from holdfast.format import BLOCK_BYTES
+from holdfast.format.manifest import BLOCK_BYTES
 from holdfast.store import Lineage
-from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
+from holdfast.system.files import Files
 
 JOB, FILE = "job", "rank-0.safetensors"
 FIRST, SECOND, THIRD, NEXT = "000000000001-1", "000000000002-1", "000000000003-1", "000000000004-1"
@@ -30,8 +30,8 @@ FAULTS = [
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr("holdfast.store.writing.WRITE_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr("holdfast.store.writing.DIRECT_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", BLOCK_BYTES)
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ import pytest
 from object_servers import BUCKET, KEY, Proxy, Rclone, running
 from small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
 
-from holdfast import io_pool
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Lineage, bucket, connection, open_store, read_manifest
-from holdfast.store.connection import Unanswered
+from holdfast.store import Lineage, open_store, read_manifest, s3_bucket, s3_connection
+from holdfast.store.s3_connection import Unanswered
+from holdfast.system import io_pool
 
 MIB = 1 << 20
 LARGE = random.Random(1).randbytes(20 * MIB)
@@ -28,9 +28,9 @@ LARGE = random.Random(1).randbytes(20 * MIB)
 @pytest.fixture
 def impatient(monkeypatch):
     """Gives up after a second what it would try for a minute."""
-    monkeypatch.setattr(connection, "REQUESTS_RETRIED_SECONDS", 1)
-    monkeypatch.setattr(connection, "TRANSFERS_RETRIED_SECONDS", 1)
-    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 1)
+    monkeypatch.setattr(s3_connection, "TRANSFERS_RETRIED_SECONDS", 1)
+    monkeypatch.setattr(s3_bucket, "PATIENCE_SECONDS", 1)
 
 
 @pytest.fixture
@@ -583,7 +583,7 @@ def test_a_server_that_is_not_there(impatient, at):
 
 
 def test_a_server_that_does_not_answer(impatient, at, monkeypatch):
-    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr(s3_connection, "REQUEST_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         assert refusal(at(address)) == (errno.ETIMEDOUT, f"{address} did not answer in time")

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 from recorded_files import CacheFiles, FailingFiles, ShortFiles
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.format import BLOCK_BYTES
-from holdfast.store import files, reading
-from holdfast.store.files import Files
-from holdfast.store.reading import LocalReader
+from holdfast.format.manifest import BLOCK_BYTES
+from holdfast.store import local_reader
+from holdfast.store.local_reader import LocalReader
+from holdfast.system import files
+from holdfast.system.files import Files
 
 SIZE = 20 * BLOCK_BYTES + 77
 
 
 @pytest.fixture(autouse=True)
 def small_stretches(monkeypatch):
-    monkeypatch.setattr(reading, "DIRECT_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(local_reader, "DIRECT_BYTES", BLOCK_BYTES)
 
 
 @pytest.fixture(scope="module")

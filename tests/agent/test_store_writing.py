@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_files import CacheFiles, FailingFiles, ShortFiles
 
-from holdfast.format import BLOCK_BYTES
-from holdfast.store import files, writing
-from holdfast.store.files import Files
-from holdfast.store.writing import Volume, write_durably
+from holdfast.format.manifest import BLOCK_BYTES
+from holdfast.store import local_writer
+from holdfast.store.local_writer import Volume, write_durably
+from holdfast.system import files
+from holdfast.system.files import Files
 
 WRITE_BYTES = 2 * BLOCK_BYTES
 
@@ -24,9 +25,9 @@ WRITE_BYTES = 2 * BLOCK_BYTES
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """So that a file of some pages takes every turn that one of a gigabyte takes."""
-    monkeypatch.setattr(writing, "WRITE_BYTES", WRITE_BYTES)
-    monkeypatch.setattr(writing, "DIRECT_BYTES", BLOCK_BYTES)
-    monkeypatch.setattr(writing, "SHARED_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(local_writer, "WRITE_BYTES", WRITE_BYTES)
+    monkeypatch.setattr(local_writer, "DIRECT_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(local_writer, "SHARED_BYTES", BLOCK_BYTES)
 
 
 def pages(size_bytes, *, aside=0):
@@ -77,18 +78,20 @@ def test_a_system_that_takes_less_than_it_is_given_gets_the_rest_again(parts, mo
 @given(PARTS)
 def test_blocks_lie_side_by_side_none_across_a_multiple_of_their_size_and_whole_pages_go_straight(parts):
     at = 0
-    for block in writing.cut(parts):
+    for block in local_writer.cut(parts):
         assert (block.at, block.at % BLOCK_BYTES) == (at, 0)
         assert 0 < block.size_bytes <= WRITE_BYTES - at % WRITE_BYTES
         if block.straight:
-            assert writing.address(block.views[0]) % BLOCK_BYTES == block.size_bytes % BLOCK_BYTES == 0
+            assert local_writer.address(block.views[0]) % BLOCK_BYTES == block.size_bytes % BLOCK_BYTES == 0
         at += block.size_bytes
     assert at == sum(map(len, parts))
 
 
 def test_of_a_padded_header_and_an_arena_only_the_header_and_the_tail_are_copied():
     header, arena = b"h" * BLOCK_BYTES, pages(5 * BLOCK_BYTES + 10)
-    found = [(block.at // BLOCK_BYTES, block.size_bytes, block.straight) for block in writing.cut([header, arena])]
+    found = [
+        (block.at // BLOCK_BYTES, block.size_bytes, block.straight) for block in local_writer.cut([header, arena])
+    ]
     assert found == [
         (0, BLOCK_BYTES, False),
         (1, BLOCK_BYTES, True),
@@ -202,7 +205,7 @@ def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
 
 
 def test_a_large_file_is_written_by_two_threads_at_once(disk):
-    together = threading.Barrier(writing.WRITERS, timeout=30)  # it breaks unless so many write at once
+    together = threading.Barrier(local_writer.WRITERS, timeout=30)  # it breaks unless so many write at once
     written(disk / "file", [pages(4 * WRITE_BYTES)], pace=lambda _: together.wait())
 
 
@@ -218,7 +221,7 @@ def test_an_error_on_any_thread_ends_all_and_is_raised(tmp_path, nth):
 def test_after_a_block_that_fails_no_thread_begins_another(tmp_path):
     files = FailingFiles(("write",), 3, errno.EIO)
     fd = files.create(tmp_path / "file")
-    work = writing._Writing(files, fd, [pages(8 * WRITE_BYTES)], Volume(), None)
+    work = local_writer._Writing(files, fd, [pages(8 * WRITE_BYTES)], Volume(), None)
     with pytest.raises(OSError, match="Input/output error"):
         work._drain()
     work._drain()

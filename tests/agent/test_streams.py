@@ -6,8 +6,8 @@ from noisy import random_states
 from torch.utils.data import IterableDataset, get_worker_info
 
 from holdfast import DataLoader
-from holdfast.data import Position
-from holdfast.rng import restore_rng, rng_state
+from holdfast.data.loader import Position
+from holdfast.state.rng import restore_rng, rng_state
 
 
 class Stream(IterableDataset):

@@ -11,7 +11,7 @@ import pytest
 BEGINS = """
 import time
 first_line = time.time()
-from holdfast import supervision
+from holdfast.system import supervisor_channel as supervision
 print(supervision.attempt_began_at() <= first_line, supervision.attempt_began_at() > first_line)
 """
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from other_servers import other_server
 
-from holdfast import supervision
-from holdfast.pulse import Progress, Pulse
-from holdfast.supervisor import Limits, describe_exit, shell_status
+from holdfast.supervisor.hang_detector import HangDetector, Progress
+from holdfast.supervisor.supervisor import Limits, describe_exit, shell_status
+from holdfast.system import supervisor_channel
 
 pytestmark = pytest.mark.processes
 
@@ -73,7 +73,7 @@ class Stage:
         program = (
             "import signal, sys\n"
             f"{setup}\n"
-            "from holdfast.supervisor import Limits, Supervisor\n"
+            "from holdfast.supervisor.supervisor import Limits, Supervisor\n"
             f"limits = Limits(**{QUICK | limits!r})\n"
             f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
             "sys.exit(Supervisor(command, limits=limits).run())\n"
@@ -382,7 +382,7 @@ def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(st
 
 
 def test_it_starts_no_trainer_with_torch_in_its_own_memory() -> None:
-    program = "import sys, holdfast.supervisor; sys.exit('torch' in sys.modules)"
+    program = "import sys, holdfast.supervisor.supervisor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -438,7 +438,7 @@ def test_exits_are_told_in_words_and_as_a_shell_does() -> None:
 
 
 STUCK = """
-from holdfast import supervision
+from holdfast.system import supervisor_channel as supervision
 supervision.expose(0)
 
 def step_quickly():
@@ -510,7 +510,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None
     helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
     helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
     if start == 1:
-        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.worker"],
+        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.helper_main"],
                          start_new_session=True)
         die()
     wait_for("finished")
@@ -525,7 +525,7 @@ def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
 
 
 TRAINS = """
-from holdfast import supervision
+from holdfast.system import supervisor_channel as supervision
 from holdfast.store import open_store
 
 store = open_store(folder / "store")
@@ -556,7 +556,7 @@ def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_el
 
 
 def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
-    pulse = Pulse(10.0, 1.0, began=0.0)
+    pulse = HangDetector(10.0, 1.0, began=0.0)
     for number in range(1, 4):
         pulse.see(number, float(number))
     pulse.see(14, 4.0)
@@ -568,7 +568,7 @@ def test_the_usual_iteration_is_that_of_the_last_stretches() -> None:
 
 
 def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_start_included() -> None:
-    pulse = Pulse(10.0, 1.0, began=0.0)
+    pulse = HangDetector(10.0, 1.0, began=0.0)
     pulse.see(0, 50.0)
     assert (pulse.usual_seconds, pulse.hangs(1e9)) == (None, False)
     pulse.see(2, 60.0)
@@ -581,7 +581,7 @@ def test_while_few_iterations_are_known_the_usual_one_is_as_long_as_the_longest_
 
 
 def test_nothing_hangs_where_nobody_wants_to_know() -> None:
-    pulse = Pulse(0.0, 0.0, began=0.0)
+    pulse = HangDetector(0.0, 0.0, began=0.0)
     for number in range(1, 9):
         pulse.see(number, float(number))
     assert not pulse.hangs(1e9)
@@ -599,7 +599,7 @@ def test_folders_that_others_have_made_look_like_a_supervisors_are_left_alone(tm
     piped = tmp_path / "holdfast-run-own"
     piped.mkdir()
     (piped / "supervisor.lock").touch()
-    supervision._remove_abandoned(tmp_path)
+    supervisor_channel._remove_abandoned(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "away", "holdfast-run-elsewhere", "holdfast-run-linked", "target",
     ]  # fmt: skip
@@ -612,5 +612,5 @@ def test_a_folder_of_another_user_is_not_removed(tmp_path: Path) -> None:
     theirs.mkdir()
     (theirs / "supervisor.lock").touch()
     os.chown(theirs, 12345, 12345)
-    supervision._remove_abandoned(tmp_path)
+    supervisor_channel._remove_abandoned(tmp_path)
     assert theirs.exists()

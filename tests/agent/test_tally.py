@@ -7,9 +7,9 @@ import itertools
 import msgspec
 import pytest
 
-from holdfast import protocol
-from holdfast.meter import LEAST_SECONDS, Tally
-from holdfast.profile import Iteration, IterationClock
+from holdfast.protocol import messages
+from holdfast.telemetry.iteration_clock import Iteration, IterationClock
+from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReport
 
 
 class FakeLink:
@@ -25,7 +25,7 @@ class FakeLink:
 
 def tally(rank=0, world_size=2):
     link = FakeLink()
-    return Tally(link, rank, world_size), link
+    return RankReport(link, rank, world_size), link
 
 
 def iteration(number, seconds=1.0, *, lineage=1, barrier=0.25, **stalls):
@@ -39,7 +39,7 @@ def test_iterations_are_summed_up():
     own.add(iteration(3, barrier=None))
     own.close()
     assert link.told == [
-        protocol.RankWork(
+        messages.RankWork(
             at=1003.0, lineage=1, first_iteration=1, last_iteration=3, iterations=3, seconds=5.0,
             longest_seconds=3.0, stall_seconds=0.5, data_seconds=0.25, barrier_iterations=2, barrier_seconds=0.5,
         )
@@ -79,7 +79,7 @@ def test_a_report_takes_a_few_hundred_bytes():
     own, link = tally(rank=999, world_size=1000)
     for number in range(1, 500):
         own.add(iteration(10**6 + number))
-    batch = protocol.Batch(
+    batch = messages.Batch(
         job="a-job-with-a-name-of-thirty-six-char", uid="0" * 32, attempt=12, rank=999, sequence=10**4,
         sent_at=1.79e9, iteration=10**6, lineage=3, events=link.told[-1:],
     )  # fmt: skip

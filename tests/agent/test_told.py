@@ -41,16 +41,14 @@ def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
 
 
 def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
-    program = (
-        "from holdfast.reports import logger, console_log; console_log.open(); logger.warning('job: something')"
-    )
+    program = "from holdfast.telemetry.reporter import logger, console_log; console_log.open(); logger.warning('job: something')"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
 
 
 LOGGING = """
 import logging, sys
-from holdfast.reports import console_log, logger
+from holdfast.telemetry.reporter import console_log, logger
 before = (logger.level, logger.propagate, list(logger.handlers))
 if sys.argv[1] == "before":
     logging.basicConfig(format="script: %(message)s", stream=sys.stderr)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from holdfast import torch_internals
-from holdfast.state import Registry
+from holdfast.state.registry import Registry
 
 PACKAGE = Path(holdfast.__file__).parent
 NOT_TORCH = {("os", "_exit"), ("process", "_args")}

@@ -9,10 +9,10 @@ import numpy
 import pytest
 import torch
 
-from holdfast.encoder import Encoder
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.shards import names_in
-from holdfast.tree import decode, require_readable
+from holdfast.format.shards import names_in
+from holdfast.state.encoder import Encoder
+from holdfast.state.tree import decode, require_readable
 
 
 def there_and_back(value):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.state import Registry
+from holdfast.state.registry import Registry
 
 
 def test_values_are_read_and_assigned_as_attributes():

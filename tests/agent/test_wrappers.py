@@ -7,8 +7,8 @@ import torch
 from wrapped_optimizers import ByHand, Delegating, Flat, Gradients, Lookahead, Several
 
 import holdfast
-from holdfast.inventory import missing
-from holdfast.wrappers import optimizers_in, unwrapped
+from holdfast.engine.missing_state import missing
+from holdfast.state.wrappers import optimizers_in, unwrapped
 
 
 def adam(model):

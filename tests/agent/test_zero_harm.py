@@ -7,7 +7,7 @@ import threading
 import pytest
 from tiny_job import Trainer
 
-from holdfast import starting
+from holdfast.engine import startup
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def alone(tmp_path_factory):
 
 @pytest.mark.parametrize("what", ANSWERS)
 def test_training_is_the_same_to_the_bit_beside(what, alone, tmp_path, monkeypatch):
-    monkeypatch.setattr(starting, "FIRST_CONTACT_SECONDS", 0.2)
+    monkeypatch.setattr(startup, "FIRST_CONTACT_SECONDS", 0.2)
     with contextlib.ExitStack() as stack:
         if ANSWERS[what] == "dead":
             address = "http://127.0.0.1:9"

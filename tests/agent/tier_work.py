@@ -13,10 +13,10 @@ from unittest import mock
 import torch.distributed as dist
 from parallel import Job
 
-from holdfast import supervision
-from holdfast.persist.sealed import sealed_in
-from holdfast.slots import Slot
+from holdfast.memory_tier.complete_snapshot import sealed_in
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
+from holdfast.system import supervisor_channel
 
 EVERY, FULL_FROM, ENDS_AT = 3, 6, 8
 """A checkpoint at 3 is durable, the one at 6 lies in memory alone."""
@@ -34,8 +34,8 @@ def ends_and_goes_on(
     `damage`: of this rank's bytes of the newest in memory, one bit is another before the second start.
     `fails`: this rank cannot save its part of it.
     """
-    os.environ[supervision.VARIABLE] = folder
-    supervision.STACKS_SIGNAL = None
+    os.environ[supervisor_channel.VARIABLE] = folder
+    supervisor_channel.STACKS_SIGNAL = None
     first = Job(store, every=EVERY, **options)
     with _full_disk(FULL_FROM):
         for now in first.moments():
@@ -46,7 +46,7 @@ def ends_and_goes_on(
         first.crash()
     if damage is not None and dist.get_rank() == 0:
         newest, *_ = sealed_in(Path(folder), "job")
-        flip(Slot(Path(folder), newest.numbers[damage]))
+        flip(SharedBuffer(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []
     second = Job(store, every=EVERY, seed=5, **options)
@@ -67,8 +67,8 @@ def ends_and_goes_on(
 def apart(stage: Any, store: str, folders: list[str]) -> tuple[list[str], list[bool]]:
     """A job of which each rank has a supervisor of its own, or none: what it is told, and what memory it has."""
     told: list[str] = []
-    os.environ[supervision.VARIABLE] = folders[dist.get_rank()]
-    supervision.STACKS_SIGNAL = None
+    os.environ[supervisor_channel.VARIABLE] = folders[dist.get_rank()]
+    supervisor_channel.STACKS_SIGNAL = None
     job = Job(store, every=EVERY)
     job.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     job.run()
@@ -80,7 +80,7 @@ def _refuse() -> Any:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def flip(slot: Slot) -> None:
+def flip(slot: SharedBuffer) -> None:
     """One bit of what is in memory."""
     fd = slot.open()
     (found,) = os.pread(fd, 1, 0)

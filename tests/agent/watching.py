@@ -2,7 +2,7 @@
 
 import ctypes
 
-from holdfast import format as fmt
+from holdfast.format import manifest as fmt
 from holdfast.store.local import LocalStore
 
 

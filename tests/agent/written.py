@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from holdfast import format as fmt
-from holdfast.dtypes import stored_as
-from holdfast.protocol import checkpoint_id
-from holdfast.state import Registry
+from holdfast.format import manifest as fmt
+from holdfast.format.dtypes import stored_as
+from holdfast.protocol.messages import checkpoint_id
+from holdfast.state.registry import Registry
 from holdfast.store import open_store
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
 from holdfast.store import Lineage, open_store
 

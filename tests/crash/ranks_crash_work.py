@@ -24,15 +24,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 import holdfast.session
-from holdfast.checkpoints import Checkpointer
-from holdfast.persist import Persister
-from holdfast.protocol import parse_checkpoint_id
-from holdfast.ranks import RanksLost, SideGroup
-from holdfast.rewind import Rewinder
-from holdfast.steering import SteeringTogether
+from holdfast.distributed.ranks import RanksLost, SideGroup
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.coordination import DistributedCoordinator
+from holdfast.engine.in_place_restore import InPlaceRestore
+from holdfast.engine.training import Training
+from holdfast.persist.persister import Persister
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Lineage, local, open_store
-from holdfast.store.files import Files
-from holdfast.training import Training
+from holdfast.system.files import Files
 
 if TYPE_CHECKING:
     from nursery import Stage
@@ -51,10 +51,10 @@ PLACES: dict[str, tuple[type, str]] = {
     "load": (Training, "load"),
     "check": (Training, "check"),
     "apply": (Training, "apply"),
-    "safety": (Rewinder, "_take_safety"),
+    "safety": (InPlaceRestore, "_take_safety"),
     "lineage": (Checkpointer, "begin_lineage"),
     "note": (local.LocalStore, "append"),
-    "end": (SteeringTogether, "end"),
+    "end": (DistributedCoordinator, "end"),
     "finish": (Persister, "close"),
     "part": (SideGroup, "close"),
 }

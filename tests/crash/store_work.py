@@ -8,10 +8,10 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from holdfast import format as fmt
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
+from holdfast.format import manifest as fmt
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.store import Lineage, Store, open_store
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def save(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: s
         raise
 
 
-def _tensor(slot: fmt.Slot, header_bytes: int, payload: memoryview) -> fmt.Tensor:
+def _tensor(slot: fmt.TensorRange, header_bytes: int, payload: memoryview) -> fmt.Tensor:
     digest, chunks = fmt.digest_tensor(payload[slot.start : slot.end])
     return fmt.Tensor(
         name=slot.name, dtype=slot.dtype, shape=slot.shape, global_shape=slot.shape, offsets=(0,), file=FILE,

@@ -18,7 +18,7 @@ from scenario import Scenario
 from sweep import LONG, Pool
 from tracing import Point, traced
 
-from holdfast.protocol import checkpoint_id
+from holdfast.protocol.messages import checkpoint_id
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 

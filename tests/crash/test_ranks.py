@@ -18,7 +18,7 @@ from crowd import Crowd, Rank
 from judging import safe, violations
 from sweep import AT_ONCE, LONG, every_other
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.store import Lineage, open_store
 
 pytestmark = pytest.mark.crash

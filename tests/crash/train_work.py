@@ -17,11 +17,11 @@ import torch._dynamo
 from tiny_job import Trainer
 
 import holdfast
+import holdfast.engine.startup
 import holdfast.session
-import holdfast.starting
-from holdfast import io_pool
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import open_store
+from holdfast.system import io_pool
 
 if TYPE_CHECKING:
     from nursery import Stage
@@ -90,7 +90,9 @@ def train(
 
 def wander(stage: Stage, root: str, seed: int, further: int, **options: Any) -> None:
     """Train so many iterations at full speed, checkpoints in the background, and go back in place now and then."""
-    holdfast.starting.PATIENCE_SECONDS = 1.0  # a store that fails for good is not worth half a minute of each test
+    holdfast.engine.startup.PATIENCE_SECONDS = (
+        1.0  # a store that fails for good is not worth half a minute of each test
+    )
     torch.set_num_threads(1)
     logging.getLogger("holdfast").addHandler(_Notices(stage))
     moments = random.Random(seed)

@@ -21,7 +21,7 @@ from stage import PATIENCE_SECONDS, environment, until
 from struck_trainer import EVERY
 from wire import Wire
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.client import Client, Order, ServerError, UnreachableError
 from holdfast.store import Lineage, open_store
 

@@ -18,11 +18,12 @@ from typing import Any
 import in_memory
 import msgspec
 
-from holdfast.answers import Order
+from holdfast.engine.orders import Orders
+from holdfast.engine.startup import ordered
 from holdfast.errors import Fenced
-from holdfast.orders import Orders
 from holdfast.pacing import Settings
-from holdfast.protocol import (
+from holdfast.protocol.jobs import Order
+from holdfast.protocol.messages import (
     AttemptStarted,
     Batch,
     Checkpoint,
@@ -33,15 +34,18 @@ from holdfast.protocol import (
     checkpoint_id,
     parse_checkpoint_id,
 )
-from holdfast.reports import Reporter, Standing
-from holdfast.retention import Retention
-from holdfast.starting import ordered
+from holdfast.protocol.retention import Retention
 from holdfast.store import Lineage
-from holdfast.store.files import Files
 from holdfast.store.local import LocalStore
-from holdfast_server import batches, control, ingest, models, orders
+from holdfast.system.files import Files
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from holdfast_server import models
+from holdfast_server.control import control
+from holdfast_server.core.errors import NotCancellable, OpenOrder
 from holdfast_server.db import Database
-from holdfast_server.errors import NotCancellable, OpenOrder
+from holdfast_server.ingest import transaction
+from holdfast_server.records import restore_orders
+from holdfast_server.samples import batches
 
 ITERATIONS = (10, 20, 30)
 """Of the checkpoints that orders go back to."""
@@ -84,7 +88,7 @@ class Outgoing:
     batches: list[bytes] = field(default_factory=list)
     written: int = 0
 
-    def write(self, event: Event, standing: Standing, at: float) -> None:
+    def write(self, event: Event, standing: TrainingPosition, at: float) -> None:
         batch = Batch(
             job=self.job, uid=self.uid, attempt=self.number, rank=0, sequence=self.written, sent_at=at,
             iteration=standing.iteration, lineage=standing.lineage, events=[event],
@@ -96,7 +100,7 @@ class Outgoing:
 class Told(Reporter):
     """Writes what it is told into an outbox, at the world's time."""
 
-    def __init__(self, world: World, standing: Standing, outgoing: Outgoing) -> None:
+    def __init__(self, world: World, standing: TrainingPosition, outgoing: Outgoing) -> None:
         super().__init__(world.job, standing, quiet=True)
         self._world, self._outgoing = world, outgoing
 
@@ -114,7 +118,7 @@ class Agent:
         at_least = first.latest_attempt + 1 if first else 1
         wanted = first.restore.id if first and first.restore else None
         self.number = world.store.acquire_attempt(world.job, self.uid, at_least, order=wanted).number
-        self.standing = Standing(iteration=0, lineage=0)
+        self.standing = TrainingPosition(iteration=0, lineage=0)
         self.outgoing = Outgoing(world.job, self.uid, self.number)
         self.reporter = Told(world, self.standing, self.outgoing)
         self.orders = Orders(
@@ -242,7 +246,7 @@ class World:
 
     def _introduce(self) -> None:
         """The server learns of the checkpoints from an attempt that is over."""
-        outgoing, standing = Outgoing(self.job, "before", 0), Standing(iteration=30, lineage=0)
+        outgoing, standing = Outgoing(self.job, "before", 0), TrainingPosition(iteration=30, lineage=0)
         for iteration in ITERATIONS:
             known = Checkpoint(
                 at=START, id=checkpoint_id(iteration, 0), iteration=iteration, lineage=0, kind="scheduled",
@@ -283,22 +287,22 @@ class World:
 
     def ingest(self, body: bytes) -> None:
         received = batches.decode(body, "msgpack", now=self.now)
-        with contextlib.suppress(ingest.Superseded):  # nobody asks it any more
-            self.ground.run(ingest.store(self.db, received, now=self.now))
+        with contextlib.suppress(transaction.Superseded):  # nobody asks it any more
+            self.ground.run(transaction.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
-        self.ground.run(orders.watch(self.db, self.now))
+        self.ground.run(restore_orders.watch(self.db, self.now))
 
     def orders(self) -> list[Order]:
-        from holdfast_server import timeline
+        from holdfast_server.queries import timeline
 
-        orders: list[Order] = self.ground.run(timeline.orders(self.db, self.job, limit=200))
-        return orders
+        restore_orders: list[Order] = self.ground.run(timeline.orders(self.db, self.job, limit=200))
+        return restore_orders
 
     def state_of(self, order: str) -> str:
         async def ask() -> str:
             async with self.db.read() as session:
-                return (await session.get_one(models.RestoreOrder, order)).state
+                return (await session.get_one(models.RestoreOrderRecord, order)).state
 
         state: str = self.ground.run(ask())
         return state

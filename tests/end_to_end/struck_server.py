@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import server_life
 from striking import watch_answer
 
-from holdfast.protocol import OrderMoved
-from holdfast_server import control, ingest
+from holdfast.protocol.messages import OrderMoved
+from holdfast_server.control import control
+from holdfast_server.ingest import transaction
 
 if TYPE_CHECKING:
     from nursery import Stage
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 def live(stage: Stage, **options: Any) -> None:
     watch_answer(control, "order_restore", "accepted", lambda placed, *_: placed[1])
     watch_answer(control, "desired", "handed out", lambda desired, *_: desired.restore is not None)
-    watch_answer(ingest, "store", "learned", lambda _, db, received: any(map(_restored, received.batch.events)))
+    watch_answer(
+        transaction, "store", "learned", lambda _, db, received: any(map(_restored, received.batch.events))
+    )
     server_life.live(stage, **options)
 
 

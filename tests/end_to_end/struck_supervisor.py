@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from striking import watch
 
-from holdfast import cli, standby
-from holdfast.supervisor import Supervisor
+from holdfast import cli
+from holdfast.supervisor import supervisor_link
+from holdfast.supervisor.supervisor import Supervisor
 
 watch(Supervisor, "_wait", before="between end and start")
-watch(standby.Waiting, "_heard", after="heard while waiting", when=lambda _, desired: desired.restore is not None)
+watch(
+    supervisor_link.Waiting,
+    "_heard",
+    after="heard while waiting",
+    when=lambda _, desired: desired.restore is not None,
+)
 
 if __name__ == "__main__":
     cli.main()

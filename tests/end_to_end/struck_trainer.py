@@ -110,14 +110,14 @@ def train(ledger: int, job: str, enough: str) -> None:
 
 
 def watch_restores() -> None:
-    from holdfast.checkpoints import Checkpointer
-    from holdfast.orders import Orders
-    from holdfast.reports import Reporter
-    from holdfast.rewind import Rewinder
-    from holdfast.starting import Starter
+    from holdfast.engine.checkpointer import Checkpointer
+    from holdfast.engine.in_place_restore import InPlaceRestore
+    from holdfast.engine.orders import Orders
+    from holdfast.engine.startup import Startup
+    from holdfast.engine.training import Training
     from holdfast.store import Lineage
     from holdfast.store.local import LocalStore
-    from holdfast.training import Training
+    from holdfast.telemetry.reporter import Reporter
 
     def ordered(*args: Any, **options: Any) -> bool:
         return Midway.ordered
@@ -134,13 +134,13 @@ def watch_restores() -> None:
         )  # fmt: skip
     watch(Training, "load", before="verifying", after="verified", when=ordered)
     watch(Checkpointer, "take", after="safety begun", when=ordered)
-    watch(Rewinder, "_take_safety", after="safety committed")
+    watch(InPlaceRestore, "_take_safety", after="safety committed")
     watch(
         LocalStore, "append", before="noting", after="noted",
         when=lambda store, job, record: isinstance(record, Lineage) and record.order is not None,
     )  # fmt: skip
     watch(Training, "apply", after="applied", when=ordered)
-    for owner, name in ((Rewinder, "rewind"), (Starter, "_carried_out")):
+    for owner, name in ((InPlaceRestore, "rewind"), (Startup, "_carried_out")):
         _tell_of_order(owner, name)
 
 

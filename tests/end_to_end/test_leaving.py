@@ -20,11 +20,11 @@ from crowd import Crowd
 from crowd import crowd as crowd
 from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_ledger, spawned, until
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.client import Client
-from holdfast.leaving import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, Leaving
-from holdfast.processes import below
 from holdfast.store import open_store
+from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
+from holdfast.system.processes import below
 
 pytestmark = pytest.mark.processes
 
@@ -188,8 +188,8 @@ ENDS = """
 import itertools, signal, sys, time
 {before}
 import holdfast
-from holdfast.leaving import Leaving
-leaving = Leaving({grace}, clock={clock})
+from holdfast.system.preemption import PreemptionHandler
+leaving = PreemptionHandler({grace}, clock={clock})
 print("ready", flush=True)
 while True: time.sleep(0.01)
 """
@@ -233,7 +233,7 @@ def test_a_signal_that_is_not_ours_is_left_alone(grace: float, before: str, expe
 def test_the_grace_runs_from_the_signal() -> None:
     now = [100.0]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a session was left open by another test"
-    leaving = Leaving(10.0, clock=lambda: now[0])
+    leaving = PreemptionHandler(10.0, clock=lambda: now[0])
     try:
         assert not leaving.asked
         signal.raise_signal(signal.SIGTERM)  # to this thread, and heard before it returns

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 from order_world import ITERATIONS, Agent, Ground, World
 
-from holdfast.protocol import OPEN_ORDER_STATES
-from holdfast_server.orders import FROM
+from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast_server.records.restore_orders import FROM
 
 ENDED = ("restored", "superseded")
 """States that nothing takes an order out of."""

@@ -20,8 +20,8 @@ from sweep import LONG
 
 from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
-from holdfast.supervision import EXIT_FENCED
-from holdfast_server.ingest import OVERLAP_SECONDS
+from holdfast.system.supervisor_channel import EXIT_FENCED
+from holdfast_server.ingest.transaction import OVERLAP_SECONDS
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ from stage import PATIENCE_SECONDS, environment, spawned
 from sweep import LONG
 from torchrun_trainer import DIES_AT, EVERY, HANGS_AT, ITERATIONS
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, *LONG]
 
 IMPATIENT = """
 import functools
-from holdfast import cli, supervisor
+from holdfast import cli; from holdfast.supervisor import supervisor
 supervisor.Limits = functools.partial(supervisor.Limits, hang_least_seconds=3.0)
 cli.main()
 """

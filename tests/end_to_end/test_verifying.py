@@ -12,7 +12,7 @@ import pytest
 from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
 
 from holdfast.client import Client, Conflict
-from holdfast.format import decode_manifest
+from holdfast.format.manifest import decode_manifest
 
 pytestmark = pytest.mark.processes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stage import Step
 
-from holdfast import restore
+from holdfast.checkpoint import restore
 from holdfast.store import open_store
 
 

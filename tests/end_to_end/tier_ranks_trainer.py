@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from holdfast.persist import sealing
-from holdfast.persist.sealed import sealed_in
-from holdfast.slots import Slot
+from holdfast.memory_tier.complete_snapshot import sealed_in
+from holdfast.persist import completion_marker
+from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 
 JOB = "tier"
@@ -83,10 +83,10 @@ def die_unsealed() -> None:
 
     def act(task: Any, _: object) -> None:
         if task.iteration == AT:
-            await_that(lambda: any(seal.task.iteration == AT for seal in sealing.seals_of(FOLDER, JOB)))
+            await_that(lambda: any(seal.task.iteration == AT for seal in completion_marker.seals_of(FOLDER, JOB)))
             die()
 
-    before(sealing, "seal", act)
+    before(completion_marker, "seal", act)
 
 
 def await_that(happened: Any) -> None:
@@ -101,7 +101,7 @@ def end_at_once(end: str) -> None:
 
     await_that(found)
     if end == "damaged":
-        fd = Slot(FOLDER, found().numbers[0]).open()
+        fd = SharedBuffer(FOLDER, found().numbers[0]).open()
         os.pwrite(fd, bytes([os.pread(fd, 1, 0)[0] ^ 1]), 0)
         os.close(fd)
     die()

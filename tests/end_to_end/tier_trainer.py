@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast
-from holdfast.layout import Layout
-from holdfast.persist import sealing
-from holdfast.slots import Slot, slots_in
+from holdfast.persist import completion_marker
+from holdfast.snapshot.layout import Layout
+from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
 
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
@@ -60,17 +60,17 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(Slot, "unseal", act)
+            before(SharedBuffer, "unseal", act)
         case "unsealed":
-            after(Slot, "unseal", act)
+            after(SharedBuffer, "unseal", act)
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":
-            before(sealing, "seal", act)
+            before(completion_marker, "seal", act)
         case "half sealed":
             before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(sealing, "seal", act)
+            after(completion_marker, "seal", act)
         case "committing":
             # the digests are made beside the write: both are over by then
             before(LocalWriter, "commit", act)
@@ -122,7 +122,9 @@ class Trainer:
 
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)
-        while held and not any(seal.task.iteration == iteration for seal in sealing.seals_of(FOLDER, "tier")):
+        while held and not any(
+            seal.task.iteration == iteration for seal in completion_marker.seals_of(FOLDER, "tier")
+        ):
             threading.Event().wait(0.005)
 
 

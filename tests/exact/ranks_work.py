@@ -22,10 +22,10 @@ from oracle import Log
 from parallel import Job, Quiet, batches_of, local
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holdfast import format as fmt
-from holdfast import steering, training
-from holdfast.protocol import parse_checkpoint_id
-from holdfast.ranks import Ranks
+from holdfast.distributed.ranks import Ranks
+from holdfast.engine import coordination, training
+from holdfast.format import manifest as fmt
+from holdfast.protocol.messages import parse_checkpoint_id
 
 if TYPE_CHECKING:
     from nursery import Stage
@@ -227,7 +227,7 @@ def _fellows() -> list[int]:
 def _meet(always: bool) -> None:
     """Have ranks hear of each other at every boundary, however quick iterations are."""
     if always:
-        steering.MEETING_SECONDS = 0.0
+        coordination.MEETING_SECONDS = 0.0
 
 
 def _tell(stage: Stage, job: Job) -> None:
@@ -242,7 +242,7 @@ def _warm_up() -> None:
     No test has as many: torch remembers what part of a tensor this rank of so many has.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=7)
-    with tempfile.TemporaryDirectory() as store, mock.patch("holdfast.ranks.join", Ranks):
+    with tempfile.TemporaryDirectory() as store, mock.patch("holdfast.distributed.ranks.join", Ranks):
         job = Job(store, kind="fsdp", every=10**9)
         moments = job.moments()
         while next(moments) != "recorded":

@@ -14,7 +14,7 @@ import torch
 from everything import Job
 from oracle import first_difference
 
-from holdfast.state import Registry
+from holdfast.state.registry import Registry
 
 BEGIN, END = 18, 30
 """Where the checkpoint is, in the second epoch and between two batches of an update; where a resume is judged."""

@@ -11,9 +11,9 @@ from starlette.testclient import TestClient
 
 from holdfast_server import models
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.gate import COOKIE
-from holdfast_server.accounts.principal import OPERATOR, Role, Scope
+from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.accounts.sign_ins import Visitor
+from holdfast_server.core.principal import OPERATOR, Role, Scope
 from holdfast_server.db import Database
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Stage:
         async def add_jobs(session: AsyncSession) -> None:
             for job in jobs:
                 session.add(
-                    models.Job(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
+                    models.JobRecord(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
                 )
 
         self.write(add_jobs)

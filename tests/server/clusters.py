@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from holdfast_server.settings import database_url
+from holdfast_server.core.settings import database_url
 
 START_SECONDS = 300
 ROOM_BYTES = 1 << 30

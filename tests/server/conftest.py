@@ -19,7 +19,7 @@ from accounts_stage import Stage
 from nursery import PATIENCE_SECONDS, Hatchling, Nursery
 from starlette.testclient import TestClient
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     Ack,
     AttemptStarted,
     Batch,
@@ -29,7 +29,7 @@ from holdfast.protocol import (
     Samples,
     checkpoint_id,
 )
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 BASE_URL = "http://127.0.0.1:7117"

@@ -10,12 +10,12 @@ import pytest
 from accounts_stage import PASSWORD, Stage
 from typer.testing import CliRunner
 
-from holdfast_server import audit
 from holdfast_server.accounts import people
 from holdfast_server.commands import audit as audit_commands
 from holdfast_server.commands import project as project_commands
 from holdfast_server.commands import token as token_commands
 from holdfast_server.commands import user as user_commands
+from holdfast_server.records import audit
 
 APPS = {
     "user": user_commands.app,

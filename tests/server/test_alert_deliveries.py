@@ -14,12 +14,12 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 from starlette.testclient import TestClient
 
-from holdfast.answers import Alert
+from holdfast.protocol.administration import Alert
 from holdfast_server.alerts import deliveries, evaluation, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, Post
-from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.measures import ServerMeasures
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.metrics import ServerMeasures
 from holdfast_web import create_app
 
 CHANNELS = "/api/v1/projects/default/alert-channels"

@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from holdfast_server.alerts import egress
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.core.alert_settings import AlertSettings
 
 ON = AlertSettings(webhooks=True)
 FORMS = [

@@ -11,15 +11,15 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from holdfast.answers import Failing
 from holdfast.cli import app as cli
 from holdfast.client import Client
-from holdfast.protocol import AttemptFinished, OrderMoved, Paced
+from holdfast.protocol.jobs import Failing
+from holdfast.protocol.messages import AttemptFinished, OrderMoved, Paced
 from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts import facts as job_facts
+from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.facts import Ended, Facts
-from holdfast_server.alerts.kinds import KINDS
 
 PROJECT = "/api/v1/projects/default"
 JOB = "/api/v1/jobs/char-gpt"

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.security import CONTENT_SECURITY_POLICY
+from holdfast_server.http.security import CONTENT_SECURITY_POLICY
 from holdfast_web import create_app
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}

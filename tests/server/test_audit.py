@@ -12,8 +12,8 @@ from accounts_stage import OTHER, OWN, Stage
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from holdfast_server import audit
-from holdfast_server.accounts.principal import Role
+from holdfast_server.core.principal import Role
+from holdfast_server.records import audit
 from holdfast_web.audit import routes as audit_routes
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from holdfast_server import backups
 from holdfast_server.commands.db import app
-from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.settings import database_url
+from holdfast_server.core.settings import database_url
+from holdfast_server.db import Database, DatabaseInUse, backups
 
 runner = CliRunner()
 

@@ -9,7 +9,7 @@ import pytest
 from accounts_stage import OWN
 from test_policy import cast as cast
 
-from holdfast_server.control import MOST_JOBS
+from holdfast_server.control.control import MOST_JOBS
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
 

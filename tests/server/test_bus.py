@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 
-from holdfast_server.bus import LocalBus
+from holdfast_server.core.bus import LocalBus
 
 
 def run(scenario):

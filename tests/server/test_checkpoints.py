@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import event
 
-from holdfast.protocol import AttemptFinished, Checkpoint, Inventory, checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Checkpoint, Inventory, checkpoint_id
 from holdfast_server import models
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -120,11 +120,11 @@ def test_an_inventory_looks_at_what_it_may_change_and_not_at_all_that_ever_was(a
     def note(row, _):
         looked_at.append(row.id)
 
-    event.listen(models.Checkpoint, "load", note)
+    event.listen(models.CheckpointRecord, "load", note)
     try:
         agent.say(Inventory(at=agent.at, checkpoints=[names[3], names[-1], checkpoint_id(41, 1)]))
     finally:
-        event.remove(models.Checkpoint, "load", note)
+        event.remove(models.CheckpointRecord, "load", note)
     assert set(looked_at) == {names[3], *names[-2:]}
     rows = client.get(f"{JOB}/checkpoints", params={"limit": 50}).json()["checkpoints"]
     assert {row["id"]: row["state"] for row in rows} == {

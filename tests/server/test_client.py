@@ -17,7 +17,6 @@ import pytest
 import uvicorn
 from typer.testing import CliRunner
 
-from holdfast import administration, answers
 from holdfast import client as client_module
 from holdfast.cli import app as cli
 from holdfast.client import (
@@ -30,8 +29,10 @@ from holdfast.client import (
     ServerError,
     UnreachableError,
 )
-from holdfast.protocol import AttemptStarted, Batch, Checkpoint, Samples
-from holdfast_server.settings import ServerSettings
+from holdfast.protocol.jobs import Fleet, Order
+from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Samples
+from holdfast.server_link import administration
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,14 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 BUSY = (503, b'{"error": "unavailable", "message": "busy"}', {"Retry-After": "1"})
-NO_JOBS = answers.Fleet(jobs=[], page=1, pages=1, size=50, total=0, counts={}, projects=[])
+NO_JOBS = Fleet(jobs=[], page=1, pages=1, size=50, total=0, counts={}, projects=[])
 JOBS = (200, msgspec.json.encode(NO_JOBS), {})
 
 
 @pytest.fixture
 def moody(monkeypatch):
     pauses: list[float] = []
-    monkeypatch.setattr("holdfast.link.json_client.sleep", pauses.append)
+    monkeypatch.setattr("holdfast.server_link.json_client.sleep", pauses.append)
     servers: list[Moody] = []
 
     def start(*replies):
@@ -229,7 +230,7 @@ def test_an_edit_is_not_sent_twice_and_a_restore_with_its_key_is(moody):
     with pytest.raises(ServerBusy):
         client.edit("a", version=0, paused=True)
     assert len(server.asked) == 1
-    order = answers.Order(
+    order = Order(
         id="o", job="a", checkpoint="c", iteration=1, state="requested", created_at=1.0, who="", fence=1,
         from_iteration=2, from_lineage=1,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 
 from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
+from holdfast_server.core.settings import ServerSettings, database_url, default_database, is_loopback
 from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse, DatabaseUnavailable
-from holdfast_server.settings import ServerSettings, database_url, default_database, is_loopback
 
 LEAVES = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
 AT_COMMIT = "AFTER INSERT ON jobs DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION leaves()"
@@ -36,14 +36,14 @@ def database(empty_database):
 
 def job(name):
     async def work(session):
-        session.add(models.Job(name=name, created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0))
 
     return work
 
 
 async def jobs(database):
     async with database.read() as session:
-        return await session.scalar(select(func.count()).select_from(models.Job))
+        return await session.scalar(select(func.count()).select_from(models.JobRecord))
 
 
 @ON_SQLITE
@@ -119,7 +119,7 @@ def test_units_that_wait_together_share_a_commit_and_fail_alone(database):
 @ON_SQLITE
 def test_work_that_waits_for_something_else_fails_alone(database):
     async def waits(session):
-        session.add(models.Job(name="half", created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name="half", created_at=1.0, last_contact_at=1.0))
         await session.flush()
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ def test_listeners_hear_after_the_commit_and_only_of_what_was_stored(database):
 def test_readers_cannot_write(database):
     async def scenario(database):
         async with database.read() as session:
-            session.add(models.Job(name="x", created_at=1.0, last_contact_at=1.0))
+            session.add(models.JobRecord(name="x", created_at=1.0, last_contact_at=1.0))
             with pytest.raises(DBAPIError, match=r"read-?only"):
                 await session.flush()
 
@@ -175,7 +175,7 @@ def test_a_caller_that_gives_up_does_not_stop_the_writer(database):
 @ON_SQLITE
 def test_a_disk_that_is_full_acknowledges_nothing_and_is_recovered_from(database):
     async def fill(session):
-        session.add(models.Job(name="big", created_at=1.0, last_contact_at=1.0, recent=bytes(10_000_000)))
+        session.add(models.JobRecord(name="big", created_at=1.0, last_contact_at=1.0, recent=bytes(10_000_000)))
 
     async def limit(session):
         await session.execute(text("PRAGMA max_page_count = 1"))
@@ -336,7 +336,7 @@ def test_work_that_the_database_takes_back_runs_again(database):
 
     async def work(session):
         runs.append(1)
-        session.add(models.Job(name="once", created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name="once", created_at=1.0, last_contact_at=1.0))
         await session.flush()
         if len(runs) < 3:
             await session.execute(text("DO $$ BEGIN RAISE EXCEPTION 'again' USING ERRCODE = '40P01'; END $$"))
@@ -353,7 +353,7 @@ def test_a_connection_that_is_lost_in_the_middle_costs_nobody_anything(database)
     lost = []
 
     async def work(session):
-        session.add(models.Job(name="once", created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name="once", created_at=1.0, last_contact_at=1.0))
         await session.flush()
         if not lost:
             lost.append(1)
@@ -380,7 +380,7 @@ def test_work_is_not_run_again_when_nobody_knows_whether_it_was_stored(database,
 
     async def work(session):
         runs.append(1)
-        session.add(models.Job(name="maybe", created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name="maybe", created_at=1.0, last_contact_at=1.0))
         await session.flush()
 
     async def scenario(database):
@@ -400,11 +400,11 @@ def test_units_about_one_job_run_alone_and_about_others_beside_it(database):
         async def look_and_write(session):
             assert name not in inside
             inside.add(name)
-            row = await session.get(models.Job, name)
+            row = await session.get(models.JobRecord, name)
             most.append(len(inside))
             await session.execute(text("SELECT pg_sleep(0.02)"))
             if row is None:
-                session.add(models.Job(name=name, created_at=1.0, last_contact_at=1.0, version=1))
+                session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0, version=1))
             else:
                 row.version += 1
             await session.flush()
@@ -419,7 +419,7 @@ def test_units_about_one_job_run_alone_and_about_others_beside_it(database):
         await asyncio.gather(*(one.write(work(name), job=name) for name in names for one in (database, other)))
         await other.close()
         async with database.read() as session:
-            return list(await session.scalars(select(models.Job.version)))
+            return list(await session.scalars(select(models.JobRecord.version)))
 
     assert run(database, scenario) == [10, 10]
     assert max(most) > 1

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     Applied,
     AttemptFinished,
     Gap,
@@ -20,9 +20,10 @@ from holdfast.protocol import (
     RankWork,
     Stall,
 )
-from holdfast_server import deletion, models
-from holdfast_server.accounts.principal import Role
-from holdfast_server.status import SILENT_AFTER_SECONDS
+from holdfast_server import models
+from holdfast_server.control import deletion
+from holdfast_server.core.principal import Role
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
 
 JOBS = "/api/v1/jobs"
 JOB = f"{JOBS}/char-gpt"
@@ -54,18 +55,18 @@ def report_everything(agent):
     agent.send(msgspec.msgpack.encode(thinned))
 
     async def alert(session):
-        row = models.Alert(
+        row = models.AlertRecord(
             project="default", job=agent.job, rule="silent", kind="silent", severity="info", message="",
             since=agent.at,
         )  # fmt: skip
         channel = f"channel-{agent.job}"
-        session.add_all([row, models.AlertChannel(
+        session.add_all([row, models.AlertChannelRecord(
             id=channel, project="default", name="", kind="webhook", target="", secret="", created_by="",
             least_severity="info", created_at=1.0,
         )])  # fmt: skip
         await session.flush()
         told = {"event": "firing", "payload": b"", "state": "failed", "created_at": 1.0, "next_at": 1.0}
-        session.add(models.AlertDelivery(channel=channel, alert=row.id, **told))
+        session.add(models.AlertDeliveryRecord(channel=channel, alert=row.id, **told))
 
     client.portal.call(lambda: client.app.state.database.write(alert))
 
@@ -81,7 +82,7 @@ def rows(client):
         async with client.app.state.database.read() as session:
             return {
                 table.name: await session.scalar(select(func.count()).select_from(table))
-                for table in [*deletion._tables(), models.table(models.Job)]
+                for table in [*deletion._tables(), models.table(models.JobRecord)]
             }
 
     return client.portal.call(count)
@@ -159,7 +160,7 @@ def test_a_job_that_reports_while_it_is_deleted_stays_and_the_one_who_deletes_is
         if getattr(work, "func", None) is deletion._end:
 
             async def heard(session):
-                (await session.get(models.Job, "char-gpt")).last_contact_at = clock.now
+                (await session.get(models.JobRecord, "char-gpt")).last_contact_at = clock.now
 
             await write(heard)
         return await write(work, **about)
@@ -177,9 +178,9 @@ def test_a_second_deletion_takes_nothing_of_the_job_that_began_anew(client, cloc
 
     async def begun_anew(session):
         at = {"created_at": clock.now, "last_contact_at": clock.now}
-        session.add(models.Job(name="char-gpt", project="default", **at))
+        session.add(models.JobRecord(name="char-gpt", project="default", **at))
         await session.flush()
-        session.add(models.Notice(
+        session.add(models.NoticeRecord(
             job="char-gpt", at=1.0, iteration=1, lineage=1, level="info", code="anew", message="",
         ))  # fmt: skip
 

@@ -6,8 +6,8 @@ import time
 import msgspec
 import pytest
 
-from holdfast.protocol import Applied, Desired, Paced
-from holdfast_server import control
+from holdfast.protocol.messages import Applied, Desired, Paced
+from holdfast_server.control import control
 from holdfast_server.db import DatabaseBusy, DatabaseUnavailable
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from holdfast.protocol import LineageStarted, Samples, Stall
-from holdfast_server import exports, traces
+from holdfast.protocol.messages import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
-from holdfast_server.models import Stretch
+from holdfast_server.models import StretchRecord
+from holdfast_server.queries import exports, traces
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
@@ -100,7 +100,7 @@ def test_a_stretch_with_a_hole_in_it_is_few_parts(job, client):
 
 
 def stretch(number, first, last, count):
-    return Stretch(
+    return StretchRecord(
         id=number, uid="first", attempt=1, lineage=number, metrics=b"", first_iteration=first, last_iteration=last,
         rows=count, widest=0, whole_from=0, fine_from=0, last_at=0.0,
     )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from holdfast.protocol import AttemptFinished, LineageStarted, Stall, checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, Stall, checkpoint_id
 
 JOB = "/api/v1/jobs/char-gpt"
 

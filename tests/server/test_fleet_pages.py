@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from holdfast_server import models
-from holdfast_server.fleet import Question, fleet
-from holdfast_server.samples import Recent
+from holdfast_server.queries.fleet import Question, fleet
+from holdfast_server.samples.limits import Recent
 
 JOBS = "/api/v1/jobs"
 NOW = 1_790_000_000.0
@@ -26,16 +26,25 @@ def grow(client, jobs):
 def rows_of(jobs, *, beside=0):
     """Jobs that have trained a while, each with checkpoints, a restart and stalls; one in four is of team b."""
     kinds = [status for status, share in STATUSES.items() for _ in range(share)]
-    rows = {table: [] for table in (models.Project, models.Job, models.Attempt, models.Lineage, models.Checkpoint)}
-    rows |= {models.Stall: []}
+    rows = {
+        table: []
+        for table in (
+            models.ProjectRecord,
+            models.JobRecord,
+            models.AttemptRecord,
+            models.LineageRecord,
+            models.CheckpointRecord,
+        )
+    }
+    rows |= {models.StallRecord: []}
     if beside:
-        del rows[models.Project]
+        del rows[models.ProjectRecord]
     else:
-        rows[models.Project].append({"name": "team-b", "created_at": 0.0})
+        rows[models.ProjectRecord].append({"name": "team-b", "created_at": 0.0})
     for number in range(beside, beside + jobs):
         name, kind = f"job-{number:05d}", kinds[number % 10]
         heard = NOW - (3600 if kind == "silent" else 1) - number / jobs
-        rows[models.Job].append(
+        rows[models.JobRecord].append(
             {
                 "name": name, "project": "team-b" if number % 4 == 0 else "default", "created_at": 0.0,
                 "last_contact_at": heard, "uid": f"{name}-2", "attempt": 2, "iteration": 900, "lineage": 1,
@@ -44,22 +53,24 @@ def rows_of(jobs, *, beside=0):
         )  # fmt: skip
         for attempt in (1, 2):
             finished = "ValueError" if kind == "failed" else kind if kind == "finished" else None
-            rows[models.Attempt].append(
+            rows[models.AttemptRecord].append(
                 {
                     "job": name, "uid": f"{name}-{attempt}", "attempt": attempt, "started_at": NOW - 5000,
                     "iteration": 0, "lineage": 1, "last_iteration": 900, "iterations": 450, "world_size": 8,
                     "finished": finished if attempt == 2 else None,
                 }
             )  # fmt: skip
-        rows[models.Lineage].append({"job": name, "lineage": 1, "at": 0.0, "iteration": 0, "last_iteration": 900})
-        rows[models.Checkpoint] += [
+        rows[models.LineageRecord].append(
+            {"job": name, "lineage": 1, "at": 0.0, "iteration": 0, "last_iteration": 900}
+        )
+        rows[models.CheckpointRecord] += [
             {
                 "job": name, "id": f"{iteration:012d}-1", "iteration": iteration, "lineage": 1, "at": NOW - 900,
                 "kind": "scheduled", "state": "durable", "attempt": 2, "sequence": 1,
             }
             for iteration in range(300, 900, 100)
         ]  # fmt: skip
-        rows[models.Stall].append(
+        rows[models.StallRecord].append(
             {"job": name, "at": NOW, "iteration": 880, "lineage": 1, "kind": "data_fetch", "seconds": 0.5}
         )
     return rows

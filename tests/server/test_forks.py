@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from accounts_stage import OTHER, OWN
 
-from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, Origin, checkpoint_id
-from holdfast_server.accounts.principal import Role
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin, checkpoint_id
+from holdfast_server.core.principal import Role
 
 POINT = checkpoint_id(10, 1)
 ORIGIN = Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")

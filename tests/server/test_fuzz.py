@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from sqlalchemy import Float, Integer, select
 
-from holdfast import protocol
-from holdfast.protocol import (
+from holdfast.protocol import messages
+from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     MAX_INTEGER,
     MAX_ITERATION,
@@ -38,8 +38,9 @@ from holdfast.protocol import (
     TensorNorms,
     Verified,
 )
-from holdfast_server import deletion, models
-from holdfast_server.samples import MAX_AHEAD_SECONDS
+from holdfast_server import models
+from holdfast_server.control import deletion
+from holdfast_server.samples.limits import MAX_AHEAD_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"
 T = 1_790_000_000.0
@@ -223,7 +224,7 @@ def out_of_bounds(client):
     async def look():
         wrong = []
         async with client.app.state.database.read() as session:
-            for table in [*deletion._tables(), models.table(models.Job)]:
+            for table in [*deletion._tables(), models.table(models.JobRecord)]:
                 for column in table.columns:
                     values = await session.scalars(select(column).where(column.is_not(None)).distinct())
                     judge = judge_of(column)
@@ -248,7 +249,7 @@ def out_of_bounds(client):
                     most = largest
             return lambda value: least <= value <= most
         if name in ("checkpoint", "parent", "against", "from_checkpoint"):
-            return protocol.is_checkpoint_id
+            return messages.is_checkpoint_id
         return lambda _: True
 
     return client.portal.call(look)

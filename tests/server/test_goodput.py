@@ -7,11 +7,11 @@ from functools import partial
 import asked
 import pytest
 
-from holdfast.protocol import AttemptFinished, LineageStarted, RankWork, Stall
-from holdfast_server import goodput as questions
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankWork, Stall
 from holdfast_server import models
-from holdfast_server.failures import lives_of_jobs
-from holdfast_server.goodput import stalls_over_time
+from holdfast_server.queries import goodput as questions
+from holdfast_server.queries.goodput import stalls_over_time
+from holdfast_server.records.failures import lives_of_jobs
 
 GOODPUT = "/api/v1/jobs/char-gpt/goodput"
 T = 1_790_000_000.0
@@ -194,15 +194,15 @@ def test_a_million_iterations_take_as_many_statements_as_a_few_and_an_index_for_
         await asked.fill(
             database,
             {
-                models.Job: [job],
-                models.Attempt: [{**attempt, "last_iteration": 0, "versions": b"\x80"}],
-                models.Lineage: [lineage],
-                models.Work: [ten_minutes(0)],
+                models.JobRecord: [job],
+                models.AttemptRecord: [{**attempt, "last_iteration": 0, "versions": b"\x80"}],
+                models.LineageRecord: [lineage],
+                models.WorkRecord: [ten_minutes(0)],
             },
         )
         with asked.statements() as few:
             await questions.goodput(database, "char-gpt", "all", now=T + 600)
-        await asked.fill(database, {models.Work: [ten_minutes(number) for number in range(1, 10_000)]})
+        await asked.fill(database, {models.WorkRecord: [ten_minutes(number) for number in range(1, 10_000)]})
         with asked.statements() as many:
             answer = await questions.goodput(database, "char-gpt", "all", now=T + 600 * 10_000)
         assert answer.iterations == 1_000_000

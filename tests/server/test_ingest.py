@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from clusters import ask
 
-from holdfast.protocol import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
-from holdfast_server import compression
+from holdfast.protocol.messages import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
+from holdfast_server.core import compression
 
 JOB = "/api/v1/jobs/char-gpt"
 

@@ -11,7 +11,7 @@ import pytest
 from accounts_stage import Stage
 from sqlalchemy import String, bindparam, delete, update
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
     Checkpoint,
@@ -20,9 +20,10 @@ from holdfast.protocol import (
     Samples,
     checkpoint_id,
 )
-from holdfast_server import audit, models
+from holdfast_server import models
 from holdfast_server.accounts import policy, sign_ins
-from holdfast_server.accounts.gate import COOKIE
+from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.records import audit
 
 BREAKING_OUT = [
     "",
@@ -149,16 +150,16 @@ class Site:
         self.key = stage.key("report", project="default")
 
         async def rows(session):
-            session.add(models.AlertChannel(
+            session.add(models.AlertChannelRecord(
                 id="c1", project="default", name="", kind="webhook", target="", secret="", created_by="",
                 least_severity="info", created_at=1.0,
             ))  # fmt: skip
             await session.flush()
-            session.add(models.AlertDelivery(
+            session.add(models.AlertDeliveryRecord(
                 channel="c1", event="test", payload=b"", state="failed", tries=1, created_at=1.0, next_at=1.0,
                 ended_at=1.0, error="",
             ))  # fmt: skip
-            session.add(models.AlertRule(
+            session.add(models.AlertRuleRecord(
                 project="default", name="ours", kind="silent", severity="info", limit_value=60.0, for_seconds=0.0,
                 jobs="", changed_at=1.0, changed_by="",
             ))  # fmt: skip
@@ -175,16 +176,18 @@ class Site:
 
         async def rows(session):
             session.add_all([
-                models.SettingsVersion(job=job, version=1, who="", at=at, changes="[]"),
-                models.RestoreOrder(
+                models.SettingsVersionRecord(job=job, version=1, who="", at=at, changes="[]"),
+                models.RestoreOrderRecord(
                     id=f"order-{job}", job=job, key="", checkpoint=POINT, iteration=4, state="failed", who="",
                     created_at=at, fence=1, from_iteration=4, from_lineage=1, reason="",
                 ),
-                models.Alert(**known, acknowledged_at=at, acknowledged_by="", silenced_until=2e9, silenced_by=""),
-                models.Alert(**known, resolved_at=at, resolved_why=""),
+                models.AlertRecord(**known, acknowledged_at=at, acknowledged_by="", silenced_until=2e9, silenced_by=""),
+                models.AlertRecord(**known, resolved_at=at, resolved_why=""),
             ])  # fmt: skip
             await session.flush()
-            session.add(models.OrderTransition(order_id=f"order-{job}", state="failed", at=at, who="", reason=""))
+            session.add(
+                models.OrderTransitionRecord(order_id=f"order-{job}", state="failed", at=at, who="", reason="")
+            )
             await session.flush()
             for table, names in FREE.items():
                 if table in ("audit", "sign_ins"):
@@ -273,7 +276,7 @@ def judged(site: Site, make_agent, payloads) -> list[tuple[str, str]]:
 
 async def _forget_browsers(stage: Stage) -> None:
     async def work(session):
-        await session.execute(delete(models.SignIn))
+        await session.execute(delete(models.SignInRecord))
 
     await stage.db.write(work)
 

@@ -10,12 +10,13 @@ import asyncpg
 import pytest
 from clusters import ON_POSTGRES, ON_SQLITE, ask
 
-from holdfast.answers import DesiredChanges
-from holdfast_server import control, models
-from holdfast_server.chores import Chore, do, kept_up
+from holdfast.protocol.jobs import DesiredChanges
+from holdfast_server import models
+from holdfast_server.control import control
+from holdfast_server.core.settings import database_url
 from holdfast_server.db import Database, DatabaseUnavailable, postgres, relay
 from holdfast_server.db import database as database_module
-from holdfast_server.settings import database_url
+from holdfast_server.db.background_jobs import Chore, do, kept_up
 
 JOB = "char-gpt"
 NOW = 1_790_000_000.0
@@ -23,7 +24,7 @@ NOW = 1_790_000_000.0
 
 def job(name):
     async def work(session):
-        session.add(models.Job(name=name, created_at=1.0, last_contact_at=1.0))
+        session.add(models.JobRecord(name=name, created_at=1.0, last_contact_at=1.0))
 
     return work
 

@@ -24,7 +24,7 @@ import pytest
 from balancer import Balancer
 from clusters import ON_POSTGRES, ON_SQLITE, ask
 
-from holdfast.protocol import Stall
+from holdfast.protocol.messages import Stall
 
 pytestmark = pytest.mark.processes
 

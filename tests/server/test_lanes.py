@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.protocol import Batch, Gap, Notice, Samples
-from holdfast_server import batches, standing
-from holdfast_server.intake import Intake, TooMuch
+from holdfast.protocol.messages import Batch, Gap, Notice, Samples
+from holdfast_server.ingest.admission import Intake, TooMuch
+from holdfast_server.records import job_position
+from holdfast_server.samples import batches
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -61,7 +62,7 @@ def test_the_same_number_in_both_lanes_names_two_batches(agent, client):
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
         send(agent, "control", 7, events=[note("kept")])
         send(agent, "samples", 7, samples=measured(11, 10), iteration=20)
-    assert (counted(client, models.Chunk), counted(client, models.Notice)) == (2, 1)
+    assert (counted(client, models.ChunkRecord), counted(client, models.NoticeRecord)) == (2, 1)
     assert client.get(JOB).json()["iteration"] == 20
 
 
@@ -212,15 +213,15 @@ def test_gaps_are_on_the_timeline_and_told(agent, client):
 def test_names_long_past_are_one_that_stands_for_all(agent, client, monkeypatch):
     from holdfast_server import models
 
-    monkeypatch.setattr(standing, "NAMES_KEPT", 10)
+    monkeypatch.setattr(job_position, "NAMES_KEPT", 10)
     agent.start()
     for sequence in range(45):
         send(agent, "samples", sequence, samples=measured(10 * sequence + 1, 10), iteration=10 * sequence + 10)
-    assert counted(client, models.Batch) < 30
-    before = counted(client, models.Chunk)
+    assert counted(client, models.BatchRecord) < 30
+    before = counted(client, models.ChunkRecord)
     for body in list(agent.sent):
         agent.send(body)
-    assert counted(client, models.Chunk) == before == 45
+    assert counted(client, models.ChunkRecord) == before == 45
     assert client.get(f"{JOB}/notices").json()["notices"] == []
 
 
@@ -239,25 +240,30 @@ def test_a_batch_that_cannot_be_stored_leaves_nothing_and_is_stored_when_it_come
     agent, client, monkeypatch
 ):
     """The unit fails behind its savepoint: nothing of it stays, its name least of all."""
-    from holdfast_server import models, stretches
+    from holdfast_server import models
+    from holdfast_server.samples import sample_series
 
     agent.start()
-    real = stretches.roll_up
+    real = sample_series.roll_up
 
     def broken(*_: Any, **__: Any) -> None:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr(stretches, "roll_up", broken)
+    monkeypatch.setattr(sample_series, "roll_up", broken)
     with pytest.raises(sqlite3.OperationalError):
         send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
-    assert (counted(client, models.Chunk), counted(client, models.Stretch), counted(client, models.Batch)) == (
+    assert (
+        counted(client, models.ChunkRecord),
+        counted(client, models.StretchRecord),
+        counted(client, models.BatchRecord),
+    ) == (
         0,
         0,
         1,
     )
-    monkeypatch.setattr(stretches, "roll_up", real)
+    monkeypatch.setattr(sample_series, "roll_up", real)
     send(agent, "samples", 0, samples=measured(1, 10), iteration=10)
-    assert counted(client, models.Chunk) == 1
+    assert counted(client, models.ChunkRecord) == 1
 
 
 def test_every_kind_of_batch_is_decoded_alike():

@@ -13,8 +13,8 @@ from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 from test_matrix import OverHttp
 
-from holdfast_server import dependencies
-from holdfast_server.accounts.principal import Role
+from holdfast_server.core.principal import Role
+from holdfast_server.http import dependencies
 from holdfast_web import create_app
 
 JOBS = "/api/v1/jobs"

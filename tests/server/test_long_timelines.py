@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from holdfast.answers import RetentionChanges
-from holdfast.protocol import Samples
-from holdfast_server import compaction, lines, models, retention
-from holdfast_server.chores import Chore, do
+from holdfast.protocol.messages import Samples
+from holdfast.protocol.questions import RetentionChanges
+from holdfast_server import models
+from holdfast_server.control import retention
+from holdfast_server.db.background_jobs import Chore, do
+from holdfast_server.samples import compaction, read_plan
 
 JOB = "/api/v1/jobs/char-gpt"
 DAY = 86_400.0
@@ -94,8 +96,8 @@ QUERIES = ["points=120", "points=20", "points=3", "from=100&to=8765&points=40", 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_rollups_show_what_the_samples_would(crashed, client, monkeypatch, query):
-    monkeypatch.setattr(lines, "MOST_WHOLE_ROWS", 10**9)
-    monkeypatch.setattr(lines, "LEVELS", ())
+    monkeypatch.setattr(read_plan, "MOST_WHOLE_ROWS", 10**9)
+    monkeypatch.setattr(read_plan, "LEVELS", ())
     whole = series_of(client, query)
     monkeypatch.undo()
     alike(series_of(client, query), whole)
@@ -123,7 +125,7 @@ def scalar(client, query):
 
 
 def chunks(client):
-    return scalar(client, select(func.count()).select_from(models.Chunk))
+    return scalar(client, select(func.count()).select_from(models.ChunkRecord))
 
 
 def test_merged_chunks_are_read_as_the_small_ones_were(agent, client):
@@ -133,9 +135,9 @@ def test_merged_chunks_are_read_as_the_small_ones_were(agent, client):
     run(client, compaction.compact, now=agent.at + 9900 + 2 * compaction.SETTLED_SECONDS)
     assert chunks(client) == 3
     assert [series_of(client, query) for query in ("points=2000&from=5&to=1500", "points=90")] == before
-    assert scalar(client, select(models.Stretch.chunks)) == 3
-    assert scalar(client, select(models.Stretch.chunk_bytes)) == scalar(
-        client, select(func.sum(func.length(models.Chunk.columns)))
+    assert scalar(client, select(models.StretchRecord.chunks)) == 3
+    assert scalar(client, select(models.StretchRecord.chunk_bytes)) == scalar(
+        client, select(func.sum(func.length(models.ChunkRecord.columns)))
     )
 
 
@@ -159,9 +161,9 @@ def test_old_samples_are_thinned_into_rollups(agent, client):
     before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
     keep(client, samples_seconds=10_000.0)
     run(client, retention.carry_out, now=agent.at + 20_000)
-    first = scalar(client, select(models.Stretch.whole_from))
+    first = scalar(client, select(models.StretchRecord.whole_from))
     assert 9000 < first <= 10_000
-    assert scalar(client, select(func.min(models.Chunk.last_iteration))) >= first
+    assert scalar(client, select(func.min(models.ChunkRecord.last_iteration))) >= first
     alike(series_of(client, "points=100"), before)
     assert series_of(client, "from=15000&to=15400&points=500") == near
     (thinned,) = series_of(client, "from=1000&to=1640&points=500")
@@ -177,8 +179,11 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     before = series_of(client, "points=12")
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
     run(client, retention.carry_out, now=agent.at + 20_000)
-    assert scalar(client, select(models.Stretch.fine_from)) == 23 * 256
-    assert scalar(client, select(func.min(models.Rollup.bucket)).where(models.Rollup.level == 6)) == 23 * 4
+    assert scalar(client, select(models.StretchRecord.fine_from)) == 23 * 256
+    assert (
+        scalar(client, select(func.min(models.RollupRecord.bucket)).where(models.RollupRecord.level == 6))
+        == 23 * 4
+    )
     alike(series_of(client, "points=12"), before)
     (coarse,) = series_of(client, "from=1&to=4095&points=500")
     assert len(coarse["iteration"]) == 16
@@ -214,13 +219,13 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
     keep(client, samples_bytes=limit)
     run(client, retention.carry_out)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
-    by_uid = {uid: scalar(client, select(models.Stretch.chunks).where(models.Stretch.uid == uid))
+    by_uid = {uid: scalar(client, select(models.StretchRecord.chunks).where(models.StretchRecord.uid == uid))
               for uid in ("first", "second", "third")}  # fmt: skip
     assert by_uid["first"] == by_uid["second"] == 0 < by_uid["third"]
 
 
 def test_old_reports_go_and_new_ones_stay(agent, client):
-    from holdfast.protocol import Notice, Stall
+    from holdfast.protocol.messages import Notice, Stall
 
     agent.start()
     for at in (0.0, 100 * DAY):
@@ -230,7 +235,7 @@ def test_old_reports_go_and_new_ones_stay(agent, client):
         )
     keep(client, reports_seconds=50 * DAY)
     run(client, retention.carry_out, now=110 * DAY)
-    for table in (models.Stall, models.Notice):
+    for table in (models.StallRecord, models.NoticeRecord):
         assert scalar(client, select(func.count()).select_from(table)) == 1
         assert scalar(client, select(func.min(table.at))) == 100 * DAY
 
@@ -242,30 +247,30 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
     told = {"channel": "c", "event": "firing", "payload": b"", "created_at": 0.0, "next_at": 0.0}
 
     async def add(session):
-        session.add(models.AlertChannel(
+        session.add(models.AlertChannelRecord(
             id="c", project="default", name="c", kind="webhook", target="https://a.org/", secret="",
             least_severity="info", created_at=0.0, created_by="",
         ))  # fmt: skip
         session.add_all([
-            models.Alert(id=1, **common, resolved_at=0.0),
-            models.Alert(id=2, **common),
-            models.Alert(id=3, **common, resolved_at=0.0, silenced_until=200 * DAY),
-            models.Alert(id=4, **common, resolved_at=100 * DAY),
-            models.Alert(id=5, **common, resolved_at=0.0),
+            models.AlertRecord(id=1, **common, resolved_at=0.0),
+            models.AlertRecord(id=2, **common),
+            models.AlertRecord(id=3, **common, resolved_at=0.0, silenced_until=200 * DAY),
+            models.AlertRecord(id=4, **common, resolved_at=100 * DAY),
+            models.AlertRecord(id=5, **common, resolved_at=0.0),
         ])  # fmt: skip
         await session.flush()
         session.add_all([
-            models.AlertDelivery(id=1, **told, alert=1, state="delivered", ended_at=1.0),
-            models.AlertDelivery(id=2, **told, alert=None, state="failed", ended_at=1.0),
-            models.AlertDelivery(id=3, **told, alert=5, state="waiting"),
-            models.AlertDelivery(id=4, **told, alert=4, state="delivered", ended_at=100 * DAY),
+            models.AlertDeliveryRecord(id=1, **told, alert=1, state="delivered", ended_at=1.0),
+            models.AlertDeliveryRecord(id=2, **told, alert=None, state="failed", ended_at=1.0),
+            models.AlertDeliveryRecord(id=3, **told, alert=5, state="waiting"),
+            models.AlertDeliveryRecord(id=4, **told, alert=4, state="delivered", ended_at=100 * DAY),
         ])  # fmt: skip
 
     client.portal.call(client.app.state.database.write, add)
     keep(client, reports_seconds=50 * DAY)
     run(client, retention.carry_out, now=110 * DAY)
-    assert ids(client, models.Alert) == [2, 3, 4, 5]
-    assert ids(client, models.AlertDelivery) == [3, 4]
+    assert ids(client, models.AlertRecord) == [2, 3, 4, 5]
+    assert ids(client, models.AlertDeliveryRecord) == [3, 4]
 
 
 def ids(client, rows):

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast_server.alerts import evaluation
-from holdfast_server.alerts.settings import AlertSettings
 from holdfast_server.api import system
-from holdfast_server.measures import MOST_JOBS, ServerMeasures
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.http.metrics import MOST_JOBS, ServerMeasures
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana-dashboard.json"
 UNITS = ("seconds", "bytes", "ratio", "iterations", "hours", "total", "info", "second")

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 import holdfast_migrations
 from holdfast_migrations import CannotStore, Upgraded, connections, history
-from holdfast_server.settings import database_url
+from holdfast_server.core.settings import database_url
 
 VERSIONS = files("holdfast_migrations") / "versions"
 

@@ -17,7 +17,7 @@ import pytest
 from clusters import ON_SQLITE
 from nursery import PATIENCE_SECONDS
 
-from holdfast_server.accounts.gate import COOKIE, HOST_PREFIX
+from holdfast_server.accounts.auth_middleware import COOKIE, HOST_PREFIX
 
 NAME = "holdfast.example"
 ADDRESS = f"https://{NAME}"

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from fastapi import params
 
-from holdfast.protocol import Inventory, Paced, checkpoint_id
+from holdfast.protocol.messages import Inventory, Paced, checkpoint_id
 from holdfast_server import models
 from holdfast_web.accounts import routes as accounts
 from holdfast_web.checkpoint import routes as checkpoint
@@ -160,8 +160,8 @@ def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, cli
 
     async def stored():
         async with client.app.state.database.read() as session:
-            job = await session.get(models.Job, "char-gpt")
-            attempt = await session.get(models.Attempt, ("char-gpt", "first"))
+            job = await session.get(models.JobRecord, "char-gpt")
+            attempt = await session.get(models.AttemptRecord, ("char-gpt", "first"))
             return len(job.paced), len(attempt.versions)
 
     paced_bytes, versions_bytes = client.portal.call(stored)

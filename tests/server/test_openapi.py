@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from holdfast_server.accounts import policy
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from clusters import ON_SQLITE, ask
 
-from holdfast.link import Link, http_client, outbox, sender
-from holdfast.profile import Iteration
-from holdfast.protocol import Notice
-from holdfast_server import columns
+from holdfast.protocol.messages import Notice
+from holdfast.server_link import batch_sender, event_queue, http_client
+from holdfast.server_link.connection import ServerConnection
+from holdfast.telemetry.iteration_clock import Iteration
+from holdfast_server.samples import sample_codec
 
 pytestmark = pytest.mark.processes
 
@@ -30,12 +31,12 @@ PATIENCE_SECONDS = 120.0
 class Job:
     """Reports as a training loop does, some seconds' worth at a time."""
 
-    def __init__(self, link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, link: ServerConnection, monkeypatch: pytest.MonkeyPatch) -> None:
         self.iterations = self.events = 0
         self._link = link
         self._moved, self._moves = threading.Condition(), 0
         for name in ("park", "acknowledged"):
-            monkeypatch.setattr(outbox.Outbox, name, self._telling(getattr(outbox.Outbox, name)))
+            monkeypatch.setattr(event_queue.EventQueue, name, self._telling(getattr(event_queue.EventQueue, name)))
 
     def _telling(self, move):
         def moved(*arguments):
@@ -70,11 +71,11 @@ class Job:
 def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
     serve, new_database, tmp_path, monkeypatch, seconds, waiting_samples
 ):
-    monkeypatch.setattr(sender, "BURST_SECONDS", 0.0)
+    monkeypatch.setattr(batch_sender, "BURST_SECONDS", 0.0)
     monkeypatch.setattr(http_client, "MOST_SECONDS", 0.1)
-    monkeypatch.setattr(outbox, "WAITING_SAMPLES", waiting_samples)
+    monkeypatch.setattr(event_queue, "WAITING_SAMPLES", waiting_samples)
     server = serve()
-    link = Link(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
+    link = ServerConnection(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
                 spool=tmp_path / "spool", flush_seconds=0.001)  # fmt: skip
     job = Job(link, monkeypatch)
     link.start()
@@ -109,6 +110,6 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
 
 def missing_of(iterations: int, chunks: list[tuple]) -> np.ndarray:
     """Those up to so many that no chunk has. None is there twice."""
-    stored = np.concatenate([columns.unpack(bytes(chunk)).iteration for (chunk,) in chunks])
+    stored = np.concatenate([sample_codec.unpack(bytes(chunk)).iteration for (chunk,) in chunks])
     assert len(stored) == len(np.unique(stored)), "samples are there twice"
     return np.setdiff1d(np.arange(1, iterations + 1), stored)

@@ -12,12 +12,13 @@ from accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_
 from sqlalchemy import func, select
 from starlette.testclient import TestClient
 
-from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, passwords, people, sign_ins, tidying
-from holdfast_server.accounts.gate import COOKIE, DEVICE_COOKIE, HOST_PREFIX
-from holdfast_server.accounts.principal import Role
+from holdfast_server import models
+from holdfast_server.accounts import expiry, passwords, people, rate_limits, sign_ins
+from holdfast_server.accounts.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.accounts.sign_ins import Visitor
-from holdfast_server.errors import DeadLink, NotPossible, NotSignedIn, TooManyTries, WeakPassword
+from holdfast_server.core.errors import DeadLink, NotPossible, NotSignedIn, TooManyTries, WeakPassword
+from holdfast_server.core.principal import Role
+from holdfast_server.records import audit
 
 FORM = {"Accept": "text/html"}
 
@@ -121,7 +122,7 @@ def test_long_odd_and_foreign_ones_are(strong):
 
 def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: Stage):
     stage.person_with_password("ada")
-    stored = stage.read(lambda session: session.get(models.Person, "ada")).password
+    stored = stage.read(lambda session: session.get(models.PersonRecord, "ada")).password
     assert stored.startswith("$argon2id$")
     assert PASSWORD not in dump(stage)
     assert stage.do(passwords.verify, PASSWORD, stored)
@@ -285,7 +286,7 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
 
     async def issue(session):
         for name in ("ada", "bob"):
-            person = await session.get(models.Person, name)
+            person = await session.get(models.PersonRecord, name)
             person.issuer, person.subject = "https://id.example", name
 
     stage.write(issue)
@@ -302,7 +303,7 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
 
 
 def tries(stage: Stage, name: str, address: str = "10.0.0.9") -> None:
-    stage.do(allowances.take, stage.db, name, address, now=stage.clock())
+    stage.do(rate_limits.take, stage.db, name, address, now=stage.clock())
 
 
 def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: Stage, clock):
@@ -508,7 +509,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
     setup_link(stage)
     stage.person("ada")
     stage.cookie("ada")
-    kinds = (models.Allowance, models.Link, models.SignIn)
+    kinds = (models.AllowanceRecord, models.LinkRecord, models.SignInRecord)
 
     def counts() -> list[int]:
         async def work(session):
@@ -516,17 +517,17 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
 
         return stage.read(work)
 
-    stage.do(tidying.tidy, stage.db, clock())
+    stage.do(expiry.tidy, stage.db, clock())
     assert counts() == [3, 2, 1]
     clock.now += 30 * 86400
-    stage.do(tidying.tidy, stage.db, clock())
+    stage.do(expiry.tidy, stage.db, clock())
     assert counts() == [0, 0, 0]
 
 
 def test_the_end_of_the_log_is_told_to_the_servers_own(stage: Stage, caplog):
-    caplog.set_level("INFO", "holdfast_server.accounts.tidying")
+    caplog.set_level("INFO", "holdfast_server.accounts.expiry")
     stage.person("ada")
-    stage.do(tidying.anchor, stage.db, 0.0)
+    stage.do(expiry.anchor, stage.db, 0.0)
     found = stage.read(audit.verify)
     assert f"{found.rows}:{found.head}" in caplog.text
 

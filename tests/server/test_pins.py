@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from holdfast.protocol import MOST_PINS, Applied, Inventory, checkpoint_id
+from holdfast.protocol.messages import MOST_PINS, Applied, Inventory, checkpoint_id
 
 JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)

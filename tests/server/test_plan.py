@@ -8,8 +8,8 @@ import pytest
 
 from holdfast.pacing import History, Profile, Settings
 from holdfast.pacing.failures import Failures
-from holdfast.pacing.outlook import outlook
-from holdfast.protocol import AttemptFinished, Paced
+from holdfast.pacing.what_if import outlook
+from holdfast.protocol.messages import AttemptFinished, Paced
 
 JOB = "/api/v1/jobs/char-gpt"
 PROFILE = {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.4, "cost_seconds": 0.02}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     MAX_LINEAGE,
     PLAUSIBLE_STEP,
@@ -18,7 +18,7 @@ from holdfast.protocol import (
     Samples,
 )
 from holdfast_server import models
-from holdfast_server.samples import MAX_AHEAD_SECONDS
+from holdfast_server.samples.limits import MAX_AHEAD_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"
 T = 1_790_000_000.0

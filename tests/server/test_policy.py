@@ -14,10 +14,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import policy
-from holdfast_server.accounts.gate import IdentityMiddleware, PolicyMiddleware, shown_by
-from holdfast_server.accounts.principal import NOBODY, OPERATOR, Principal, Role
-from holdfast_server.api import answers
-from holdfast_server.settings import ServerSettings
+from holdfast_server.accounts.auth_middleware import IdentityMiddleware, PolicyMiddleware, shown_by
+from holdfast_server.api import responses
+from holdfast_server.core.principal import NOBODY, OPERATOR, Principal, Role
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 LET_THROUGH = 299
@@ -138,8 +138,8 @@ def behind_the_gate(stage: Stage) -> TestClient:
     app = Starlette(
         routes=[Route("/{rest:path}", answer, methods=methods)],
         middleware=[
-            Middleware(IdentityMiddleware, refuse=answers.answered),
-            Middleware(PolicyMiddleware, refuse=answers.answered),
+            Middleware(IdentityMiddleware, refuse=responses.answered),
+            Middleware(PolicyMiddleware, refuse=responses.answered),
         ],
     )
     for name in ("door", "clock", "belonging", "database", "settings", "web"):
@@ -398,8 +398,8 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Stage,
 
 
 def test_a_job_that_moves_takes_its_rights_along(stage: Stage, cast):
-    from holdfast_server.accounts import belonging, projects
+    from holdfast_server.accounts import job_projects, projects
 
-    stage.client.app.state.belonging = belonging.Belonging(stage.db)
+    stage.client.app.state.belonging = job_projects.Belonging(stage.db)
     stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

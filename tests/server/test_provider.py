@@ -25,10 +25,10 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import people, projects, tokens
-from holdfast_server.accounts.gate import HOST_PREFIX
-from holdfast_server.accounts.principal import OPERATOR, Principal, Role, Scope
-from holdfast_server.accounts.provider import check_address
-from holdfast_server.accounts.provider_settings import Grant, ProviderSettings, from_environment
+from holdfast_server.accounts.auth_middleware import HOST_PREFIX
+from holdfast_server.accounts.oidc import check_address
+from holdfast_server.core.oidc_settings import Grant, ProviderSettings, from_environment
+from holdfast_server.core.principal import OPERATOR, Principal, Role, Scope
 from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
 

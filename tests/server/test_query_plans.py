@@ -11,8 +11,10 @@ from typing import Any
 import asked
 import pytest
 
-from holdfast.protocol import Notice, OrderMoved, Paced, Stall
-from holdfast_server import desired, models, retention
+from holdfast.protocol.messages import Notice, OrderMoved, Paced, Stall
+from holdfast_server import models
+from holdfast_server.control import retention
+from holdfast_server.records import desired_state
 
 JOB = "char-gpt"
 READ_WHOLE = {
@@ -166,7 +168,7 @@ def test_what_is_over_is_found_by_an_index(client, questions):
     assert client.patch("/api/v1/projects/default/retention", json={"reports_seconds": 1e7}).status_code == 200
     database, now = asked.of(client), T + 1e8
     for chore, index in (
-        (desired.end_overrides, "ix_jobs_every_until"),
+        (desired_state.end_overrides, "ix_jobs_every_until"),
         (retention.carry_out, "ix_alert_deliveries_alert"),
     ):
         with asked.statements() as noted:

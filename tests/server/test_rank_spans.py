@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from holdfast.protocol import RankSpan
+from holdfast.protocol.messages import RankSpan
 
 JOB = "/api/v1/jobs/char-gpt"
 

@@ -9,9 +9,9 @@ import logging
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_server import logs, requests
 from holdfast_server.alerts import incidents
-from holdfast_server.requests import HEADER
+from holdfast_server.core import logs, request_id
+from holdfast_server.core.request_id import HEADER
 from holdfast_web import create_app
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -138,4 +138,4 @@ def test_a_line_stays_a_line(written):
 
 
 def test_outside_of_a_request_there_is_no_name():
-    assert requests.request_id() == "" or len(requests.request_id()) >= 8
+    assert request_id.request_id() == "" or len(request_id.request_id()) >= 8

@@ -5,9 +5,9 @@ import threading
 import asked
 import pytest
 
-from holdfast import protocol
-from holdfast.protocol import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
-from holdfast_server import orders
+from holdfast.protocol import messages
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
+from holdfast_server.records import restore_orders
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -33,7 +33,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    asked.in_loop(client, orders.watch, asked.of(client), now)
+    asked.in_loop(client, restore_orders.watch, asked.of(client), now)
 
 
 def read(client, placed):
@@ -50,7 +50,7 @@ def test_an_order_reaches_the_agent_with_its_fence(job, client):
     assert desired["version"] == 1
     assert desired["restore"] == {
         "id": placed["id"], "checkpoint": "000000000010-1", "fence": 1,
-        "expires_in_seconds": orders.EXPIRES_SECONDS,
+        "expires_in_seconds": restore_orders.EXPIRES_SECONDS,
     }  # fmt: skip
 
 
@@ -398,7 +398,7 @@ def test_a_job_that_is_not_running_goes_back_at_its_next_start(job, client, cloc
 
 def says(job, mode, reason="the script says so itself", start_seconds=None):
     job.say(
-        protocol.Restores(
+        messages.Restores(
             at=job.at, iteration=30, lineage=1, mode=mode, reason=reason, start_seconds=start_seconds
         )
     )
@@ -528,8 +528,8 @@ def test_an_order_that_nobody_takes_up_within_a_week_ends(job, client, clock):
         watch(client, clock.now + seconds)
         return read(client, placed)["state"]
 
-    assert after(orders.EXPIRES_SECONDS - 1) == "requested"
-    assert after(orders.EXPIRES_SECONDS + 1) == after(orders.EXPIRES_SECONDS + 2) == "expired"
+    assert after(restore_orders.EXPIRES_SECONDS - 1) == "requested"
+    assert after(restore_orders.EXPIRES_SECONDS + 1) == after(restore_orders.EXPIRES_SECONDS + 2) == "expired"
     desired = client.get(f"{JOB}/desired").json()
     assert (desired["restore"], desired["version"]) == (None, version + 1)
     last = read(client, placed)["transitions"][-1]
@@ -562,7 +562,7 @@ def test_an_attempt_that_begins_when_its_time_is_over_does_not_take_an_order_ove
 
 def test_what_an_agent_did_after_its_order_had_expired_is_so(job, client, clock):
     placed = order(client, iteration=10).json()
-    watch(client, clock.now + 2 * orders.EXPIRES_SECONDS)
+    watch(client, clock.now + 2 * restore_orders.EXPIRES_SECONDS)
     moved(job, placed, "restored")
     done = read(client, placed)
     assert (done["state"], done["reason"]) == ("restored", "it was taken up after it had expired")

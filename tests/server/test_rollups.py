@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, select
 
-from holdfast_server import columns, models, rollups, stretches
-from holdfast_server.columns import BUILT_IN, Table
-from holdfast_server.rollups import DOWN, LAST, LEVELS, MAXIMUM, MINIMUM, NAN, SUM, UP
+from holdfast_server import models
+from holdfast_server.samples import rollups, sample_codec, sample_series
+from holdfast_server.samples.rollups import DOWN, LAST, LEVELS, MAXIMUM, MINIMUM, NAN, SUM, UP
+from holdfast_server.samples.sample_codec import BUILT_IN, Table
 
 METRICS = ("loss", "accuracy")
 NUMBERS = st.floats(allow_nan=True, allow_infinity=True)
@@ -104,7 +105,7 @@ def test_what_is_encoded_is_read_again_bit_by_bit(table):
 @derandomized
 @given(tables())
 def test_a_chunk_holds_every_bit(table):
-    again = columns.unpack(columns.pack(table))
+    again = sample_codec.unpack(sample_codec.pack(table))
     assert (again.iteration == table.iteration).all()
     assert again.metrics == METRICS
     assert np.array_equal(again.values, table.values, equal_nan=True)
@@ -115,14 +116,14 @@ def test_losses_in_single_precision_take_half_the_room():
     rows = 2000
     rng = np.random.default_rng(1)
     values = rng.standard_normal((len(BUILT_IN) + 1, rows))
-    double = columns.pack(Table(np.arange(rows), ("loss",), values))
+    double = sample_codec.pack(Table(np.arange(rows), ("loss",), values))
     values[-1] = values[-1].astype(np.float32)
-    single = columns.pack(Table(np.arange(rows), ("loss",), values))
+    single = sample_codec.pack(Table(np.arange(rows), ("loss",), values))
     assert len(double) - len(single) > 3.5 * rows
 
 
 def stored_in(connection):
-    rows = models.table(models.Rollup)
+    rows = models.table(models.RollupRecord)
     query = select(rows.c.level, rows.c.first_iteration, rows.c.last_iteration, rows.c.rows, rows.c.columns)
     return connection.execute(query.order_by(rows.c.bucket)).all()
 
@@ -137,10 +138,10 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
         chance.shuffle(parts)
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
-        models.table(models.Rollup).create(connection)
+        models.table(models.RollupRecord).create(connection)
         reached = int(parts[0].iteration[0])
         for part in parts:
-            stretches.roll_up(connection, 1, part, reached)
+            sample_series.roll_up(connection, 1, part, reached)
             reached = max(reached, int(part.iteration[-1]) + 1)
         rows = stored_in(connection)
     engine.dispose()
@@ -155,12 +156,14 @@ def test_what_comes_batch_by_batch_is_each_level_by_itself(table, cuts, chance):
 
 def test_a_batch_writes_what_it_comes_past(monkeypatch):
     written = []
-    monkeypatch.setattr(stretches._ROLLUP, "run", lambda _, *rows: written.append([row["level"] for row in rows]))
+    monkeypatch.setattr(
+        sample_series._ROLLUP, "run", lambda _, *rows: written.append([row["level"] for row in rows])
+    )
     engine = create_engine("sqlite://")
     values = np.ones((len(BUILT_IN) + len(METRICS), 50))
     with engine.begin() as connection:
-        models.table(models.Rollup).create(connection)
+        models.table(models.RollupRecord).create(connection)
         for first in range(1, 301, 50):
-            stretches.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), first)
+            sample_series.roll_up(connection, 1, Table(np.arange(first, first + 50), METRICS, values), first)
     engine.dispose()
     assert written == [[6], [6, 6], [6, 6], [6, 6], [6], [6, 6, 8]]

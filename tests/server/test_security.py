@@ -14,13 +14,13 @@ from starlette.testclient import TestClient
 from test_people import dump
 from test_policy import routes_of
 
-from holdfast_server import documentation
 from holdfast_server.accounts import people, tokens
-from holdfast_server.accounts.doors import SHARED_SESSION_SECONDS, SharedSecret
-from holdfast_server.accounts.gate import COOKIE
-from holdfast_server.accounts.principal import OPERATOR
-from holdfast_server.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
-from holdfast_server.settings import ServerSettings
+from holdfast_server.accounts.auth_backends import SHARED_SESSION_SECONDS, SharedSecret
+from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.core.principal import OPERATOR
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http import api_reference
+from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
 
@@ -121,7 +121,7 @@ def walked(locked):
     found = sorted(set(routes_of(locked.app)))
     paths = {path for _, path in found}
     assert paths >= set(locked.app.openapi()["paths"])
-    assert paths >= {route.path for router in (pages, documentation.router) for route in router.routes}
+    assert paths >= {route.path for router in (pages, api_reference.router) for route in router.routes}
     assert paths >= {"/openapi.json", "/docs/style.css", "/fleet/live", "/fleet/stream", "/jobs/{job}/budget"}
     return [(method, re.sub(r"{[^}]*}", "x", path)) for method, path in found]
 

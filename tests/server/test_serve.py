@@ -18,8 +18,8 @@ import uvicorn
 from clusters import ON_POSTGRES, ON_SQLITE
 from nursery import PATIENCE_SECONDS
 
+from holdfast_server.core.settings import database_url
 from holdfast_server.serve import _HttpProtocol
-from holdfast_server.settings import database_url
 
 JOB = "/api/v1/jobs/char-gpt"
 SECRET = "a-shared-secret-of-some-length"

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from holdfast_server.bus import LocalBus
-from holdfast_server.shared import Shared
+from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.request_coalescing import Shared
 
 
 class Source:

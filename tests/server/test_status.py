@@ -13,8 +13,8 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
 from holdfast_server import models
-from holdfast_server.samples import Recent
-from holdfast_server.status import current_attempt, longest_seconds, status_in_sql, status_of
+from holdfast_server.records.job_status import current_attempt, longest_seconds, status_in_sql, status_of
+from holdfast_server.samples.limits import Recent
 
 NOW = 1_790_000_000.0
 
@@ -49,16 +49,16 @@ def engine() -> Iterator[Engine]:
 @given(st.lists(st.tuples(jobs, attempts), min_size=1, max_size=20))
 def test_the_database_tells_the_same_status_as_the_function(engine: Engine, cases: list) -> None:
     with Session(engine) as session:
-        session.add(models.Project(name=models.DEFAULT_PROJECT, created_at=0.0))
+        session.add(models.ProjectRecord(name=models.DEFAULT_PROJECT, created_at=0.0))
         expected = {}
         for number, (job_fields, attempt_fields) in enumerate(cases):
-            job = models.Job(name=f"job-{number}", created_at=0.0, uid="current", **job_fields)
+            job = models.JobRecord(name=f"job-{number}", created_at=0.0, uid="current", **job_fields)
             session.add(job)
             attempt = None
             for uid, fields in (("current", attempt_fields), ("earlier", {"iterations": 1, "finished": None})):
                 if fields is None:
                     continue
-                made = models.Attempt(
+                made = models.AttemptRecord(
                     job=job.name,
                     uid=uid,
                     attempt=1,
@@ -72,7 +72,9 @@ def test_the_database_tells_the_same_status_as_the_function(engine: Engine, case
                 attempt = made if uid == "current" else attempt
             expected[job.name] = status_of(job, attempt, now=NOW).status
         session.flush()
-        query = select(models.Job.name, status_in_sql(now=NOW)).outerjoin(models.Attempt, current_attempt())
+        query = select(models.JobRecord.name, status_in_sql(now=NOW)).outerjoin(
+            models.AttemptRecord, current_attempt()
+        )
         assert {name: status for name, status in session.execute(query)} == expected  # noqa: C416 - rows are no plain tuples
         session.rollback()
 

@@ -7,10 +7,11 @@ from functools import partial
 import asked
 import pytest
 
-from holdfast.protocol import RankWork
-from holdfast_server import models, ranks
-from holdfast_server.ranks import OWN, WHOLE, RankMeans, compare
-from holdfast_server.work import forget_ranks
+from holdfast.protocol.messages import RankWork
+from holdfast_server import models
+from holdfast_server.queries import ranks
+from holdfast_server.queries.ranks import OWN, WHOLE, RankMeans, compare
+from holdfast_server.records.rank_totals import forget_ranks
 
 T = 1_790_000_000.0
 RANKS = "/api/v1/jobs/char-gpt/ranks"
@@ -181,9 +182,9 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
         await asked.fill(
             database,
             {
-                models.Job: [job],
-                models.Attempt: [{**attempt, "last_iteration": 0, "world_size": 1000}],
-                models.Work: work,
+                models.JobRecord: [job],
+                models.AttemptRecord: [{**attempt, "last_iteration": 0, "world_size": 1000}],
+                models.WorkRecord: work,
             },
         )
         with asked.statements() as many:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.protocol import Batch, Notice, OrderMoved
-from holdfast_server.ingest import OVERLAP_SECONDS
+from holdfast.protocol.messages import Batch, Notice, OrderMoved
+from holdfast_server.ingest.transaction import OVERLAP_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     AttemptFinished,
     Checkpoint,
     Inventory,
@@ -17,8 +17,8 @@ from holdfast.protocol import (
     Stall,
     checkpoint_id,
 )
-from holdfast_server import timeline
-from holdfast_server.compression import decompress
+from holdfast_server.core.compression import decompress
+from holdfast_server.queries import timeline
 
 JOB = "/api/v1/jobs/char-gpt"
 

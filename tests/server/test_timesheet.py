@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_server.timesheet import BUCKETS, DEFINITIONS, Life, Restored, Span, timesheet
+from holdfast_server.queries.time_buckets import BUCKETS, DEFINITIONS, Life, Restored, Span, timesheet
 
 T = 1_790_000_000.0
 

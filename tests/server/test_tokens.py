@@ -6,12 +6,13 @@ import msgspec
 import pytest
 from accounts_stage import OTHER, OURS, OWN, Stage
 
-from holdfast.protocol import AttemptStarted, Batch
-from holdfast_server import audit, models
-from holdfast_server.accounts import doors, people, tokens
-from holdfast_server.accounts.principal import OPERATOR, Principal, Role
+from holdfast.protocol.messages import AttemptStarted, Batch
+from holdfast_server import models
+from holdfast_server.accounts import auth_backends, people, tokens
 from holdfast_server.accounts.secrets import new_token
-from holdfast_server.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.principal import OPERATOR, Principal, Role
+from holdfast_server.records import audit
 
 JOBS = "/api/v1/jobs"
 
@@ -38,7 +39,7 @@ def report(stage: Stage, key: str, job: str, sequence: int = 0):
 
 
 def project_of(stage: Stage, job: str) -> str:
-    return stage.read(lambda session: session.get(models.Job, job)).project
+    return stage.read(lambda session: session.get(models.JobRecord, job)).project
 
 
 # ---- what agents may do ---------------------------------------------------------------------
@@ -96,7 +97,7 @@ def test_a_key_is_told_once_and_kept_as_a_digest(projects: Stage):
     assert "my laptop" in listed
     assert secret not in listed
     assert projects.client.get(f"{JOBS}/ours", headers={"Authorization": f"Bearer {secret}"}).status_code == 200
-    row = projects.read(lambda session: session.get(models.Token, secret[:13]))
+    row = projects.read(lambda session: session.get(models.TokenRecord, secret[:13]))
     assert row.digest.hex() not in secret
     assert row.expires_at == pytest.approx(projects.clock() + 30 * 86400)
 
@@ -167,18 +168,18 @@ def test_what_makes_no_sense_is_refused_with_the_field(projects: Stage, wrong):
 
 def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: Stage):
     """Another instance goes by what it knows for `REMEMBERED_SECONDS`, and no longer."""
-    assert doors.REMEMBERED_SECONDS <= 5
+    assert auth_backends.REMEMBERED_SECONDS <= 5
     passed = [0.0]
-    elsewhere = doors.Accounts(projects.db, seconds=lambda: passed[0])
+    elsewhere = auth_backends.Accounts(projects.db, seconds=lambda: passed[0])
     secret = projects.key("report")
-    shown = doors.Shown(secret, None)
+    shown = auth_backends.Shown(secret, None)
 
     def kind() -> str:
         return projects.do(elsewhere.who, shown, now=projects.clock()).kind
 
     assert kind() == "agent"
     projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
-    passed[0] = doors.REMEMBERED_SECONDS
+    passed[0] = auth_backends.REMEMBERED_SECONDS
     assert kind() == "nobody"
 
 
@@ -244,12 +245,12 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
     secret = projects.key("read")
 
     def used() -> float | None:
-        return projects.read(lambda session: session.get(models.Token, secret[:13])).last_used_at
+        return projects.read(lambda session: session.get(models.TokenRecord, secret[:13])).last_used_at
 
     assert used() is None
     for seconds, meant in ((0, 0), (300, 0), (599, 0), (601, 601)):
-        door = doors.Accounts(projects.db)
-        projects.do(door.who, doors.Shown(secret, None), now=clock.now + seconds)
+        door = auth_backends.Accounts(projects.db)
+        projects.do(door.who, auth_backends.Shown(secret, None), now=clock.now + seconds)
         assert used() == clock.now + meant
 
 
@@ -276,8 +277,8 @@ def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
     assert made["listed"]["created_by"] == "ada"
     assert projects.client.get(JOBS, headers=second).status_code == 200
     assert projects.do(people.remove, projects.db, "ada", who="test", now=projects.clock()) == 2
-    door = doors.Accounts(projects.db)
-    assert projects.do(door.who, doors.Shown(made["token"], None), now=projects.clock()).kind == "nobody"
+    door = auth_backends.Accounts(projects.db)
+    assert projects.do(door.who, auth_backends.Shown(made["token"], None), now=projects.clock()).kind == "nobody"
 
 
 def test_two_keys_of_one_name_are_not_one(projects: Stage):

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from holdfast.protocol import MOST_VERIFICATIONS, Applied, Inventory, TensorNorms, Verified, checkpoint_id
+from holdfast.protocol.messages import MOST_VERIFICATIONS, Applied, Inventory, TensorNorms, Verified, checkpoint_id
 
 JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)

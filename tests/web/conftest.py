@@ -18,7 +18,7 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 from starlette.testclient import TestClient
 
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast import protocol
-from holdfast.protocol import Batch, Desired, Samples, checkpoint_id
+from holdfast.protocol import messages
+from holdfast.protocol.messages import Batch, Desired, Samples, checkpoint_id
 
 Ask = Callable[..., bytes]
 """Sends a path, and a body if there is one; answers with the body of the answer."""
@@ -38,27 +38,27 @@ class FakeAgent:
     probed: int = 0
     sequence: int = 0
     at: float = 0.0
-    events: list[protocol.Event] = field(default_factory=list)
+    events: list[messages.Event] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
 
     def __post_init__(self) -> None:
         self.at = self.started_at
         self.random = random.Random(self.seed)
         self.last_checkpoint = 0
-        self.open: list[tuple[int, protocol.Checkpoint]] = []
+        self.open: list[tuple[int, messages.Checkpoint]] = []
         self.highest_lineage = self.lineage
 
     # ---- what an agent says ------------------------------------------------------------------
 
     def start(self, previous_exit: str | None = None, resumed_from: str | None = None) -> None:
         self.events.append(
-            protocol.AttemptStarted(
+            messages.AttemptStarted(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, resumed_from=resumed_from,
                 host="node-3", pid=4711, supervised=True, previous_exit=previous_exit,
             )
         )  # fmt: skip
         if self.attempt == 1:
-            self.events.append(protocol.LineageStarted(at=self.at, lineage=1, iteration=0))
+            self.events.append(messages.LineageStarted(at=self.at, lineage=1, iteration=0))
 
     def loss(self) -> float:
         falling = 1.15 + 3.1 * math.exp(-self.iteration / 700) + 0.35 * math.exp(-self.iteration / 3500)
@@ -91,23 +91,23 @@ class FakeAgent:
         self.samples.metrics.setdefault("loss", []).append(loss)
         self.samples.metrics.setdefault("grad_norm", []).append(abs(self.random.gauss(1.2, 0.3)))
 
-    def _stall(self, kind: protocol.StallKind, seconds: float) -> None:
+    def _stall(self, kind: messages.StallKind, seconds: float) -> None:
         self.events.append(
-            protocol.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
+            messages.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
         )
 
     def _answer_probe(self) -> None:
         found = "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing (over 50 batches)"
         self.events.append(
-            protocol.Notice(
+            messages.Notice(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, level="info", code="data",
                 message=found,
             )
         )  # fmt: skip
 
-    def _checkpoint(self, kind: protocol.CheckpointKind) -> protocol.Checkpoint:
+    def _checkpoint(self, kind: messages.CheckpointKind) -> messages.Checkpoint:
         self.last_checkpoint = self.iteration
-        made = protocol.Checkpoint(
+        made = messages.Checkpoint(
             at=self.at, id=checkpoint_id(self.iteration, self.lineage), iteration=self.iteration,
             lineage=self.lineage, kind=kind, state="snapshot", payload_bytes=CHECKPOINT_BYTES,
             snapshot_started_at=self.at,
@@ -146,7 +146,7 @@ class FakeAgent:
         cost = 0.32
         overhead = cost / (self.interval * ITERATION_SECONDS)
         self.events.append(
-            protocol.Paced(
+            messages.Paced(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, policy="checkfreq",
                 interval=None if self.paused else self.interval, budget=self.budget,
                 predicted_overhead=overhead,
@@ -186,7 +186,7 @@ class FakeAgent:
             self.interval = desired.every
         self.paused = desired.paused
         self.events.append(
-            protocol.Applied(at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage)
+            messages.Applied(at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage)
         )
         if desired.checkpoint_request > self.requested:
             self.requested = desired.checkpoint_request
@@ -199,16 +199,16 @@ class FakeAgent:
             self.report_order(desired.restore.id, "delivered")
             self.restore(desired.restore)
 
-    def report_order(self, order: str, state: protocol.OrderState, **details: object) -> None:
+    def report_order(self, order: str, state: messages.OrderState, **details: object) -> None:
         self.events.append(
-            protocol.OrderMoved(
+            messages.OrderMoved(
                 at=self.at, order=order, state=state, iteration=self.iteration, lineage=self.lineage,
                 **details,  # type: ignore[arg-type]
             )
         )  # fmt: skip
 
-    def restore(self, order: protocol.RestoreOrder) -> None:
-        iteration, _ = protocol.parse_checkpoint_id(order.checkpoint)
+    def restore(self, order: messages.RestoreOrder) -> None:
+        iteration, _ = messages.parse_checkpoint_id(order.checkpoint)
         self.report_order(order.id, "restoring")
         safety = self._checkpoint("safety")
         self.open.clear()
@@ -222,7 +222,7 @@ class FakeAgent:
         self.highest_lineage += 1
         self.iteration, self.lineage, self.last_checkpoint = iteration, self.highest_lineage, iteration
         self.events.append(
-            protocol.LineageStarted(
+            messages.LineageStarted(
                 at=self.at, lineage=self.lineage, iteration=iteration, parent=order.checkpoint, order=order.id
             )
         )
@@ -231,7 +231,7 @@ class FakeAgent:
 
     # ---- over HTTP ----------------------------------------------------------------------------
 
-    def send(self) -> protocol.Ack:
+    def send(self) -> messages.Ack:
         self.sequence += 1
         batch = Batch(
             job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=0, sequence=self.sequence,
@@ -240,7 +240,7 @@ class FakeAgent:
         )  # fmt: skip
         self.events, self.samples = [], Samples()
         body = self.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
-        return msgspec.msgpack.decode(body, type=protocol.Ack)
+        return msgspec.msgpack.decode(body, type=messages.Ack)
 
     def desired(self) -> Desired:
         return msgspec.json.decode(self.ask(f"/api/v1/jobs/{self.job}/desired"), type=Desired)

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from conftest import Served
 from holdfast.client import Client
-from holdfast.protocol import AttemptFinished, Checkpoint, RankSpan, TensorNorms, Verified
+from holdfast.protocol.messages import AttemptFinished, Checkpoint, RankSpan, TensorNorms, Verified
 
 pytestmark = pytest.mark.browser
 

@@ -10,7 +10,7 @@ from fake_agent import FakeAgent
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
-from holdfast.protocol import AttemptFinished
+from holdfast.protocol.messages import AttemptFinished
 from holdfast_server.alerts import evaluation
 
 RULES = "/projects/default/alert-rules"

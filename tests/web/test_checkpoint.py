@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 
 from conftest import Served, SetClock
-from holdfast import protocol
+from holdfast.protocol import messages
 
 POINT = "000000000120-1"
 JOB = "/jobs/char-gpt"
@@ -44,7 +44,7 @@ def test_a_checkpoint_is_pinned_and_unpinned_from_its_page(client: TestClient, a
 def test_how_far_a_pin_has_come_is_shown_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert "pin: saved v1 → waiting for delivery" in words(client.get(PAGE).text)
-    agent.events.append(protocol.Applied(at=agent.at, version=1, iteration=401, lineage=1))
+    agent.events.append(messages.Applied(at=agent.at, version=1, iteration=401, lineage=1))
     agent.send()
     assert "pin: saved v1 → applied at iteration 401" in words(client.get(PAGE).text)
     other = words(client.get(f"{JOB}/checkpoints/000000000160-1").text)
@@ -75,7 +75,7 @@ def test_a_label_that_cannot_be_stands_in_its_field_with_the_reason(client: Test
 def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     client: TestClient, agent: FakeAgent
 ) -> None:
-    agent.events.append(protocol.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
+    agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
     assert ">Pin</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
@@ -87,11 +87,11 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
 
 def fork_of(client: TestClient, job: str) -> None:
     """A job that says it was forked from the checkpoint."""
-    origin = protocol.Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
+    origin = messages.Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
     fork = FakeAgent(over_client(client), job=job, iteration=120, lineage=2, attempt=2)
     fork.start(resumed_from=POINT)
-    fork.events.append(protocol.LineageStarted(at=fork.at, lineage=2, iteration=120, parent=POINT, origin=origin))
-    fork.events.append(protocol.Inventory(at=fork.at, checkpoints=[POINT]))
+    fork.events.append(messages.LineageStarted(at=fork.at, lineage=2, iteration=120, parent=POINT, origin=origin))
+    fork.events.append(messages.Inventory(at=fork.at, checkpoints=[POINT]))
     fork.send()
 
 
@@ -131,9 +131,9 @@ def panel(client: TestClient) -> str:
     return words(client.get(PAGE).text.partition('id="verify"')[2].partition("</section>")[0])
 
 
-def says(agent: FakeAgent, verdict: protocol.Verdict | None = None, request: int = 1, **more: object) -> None:
+def says(agent: FakeAgent, verdict: messages.Verdict | None = None, request: int = 1, **more: object) -> None:
     agent.events.append(
-        protocol.Verified(
+        messages.Verified(
             at=agent.at, request=request, checkpoint=POINT, verdict=verdict, host="node-3",
             **more,  # type: ignore[arg-type]
         )
@@ -165,7 +165,7 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
     client.post(f"{PAGE}/verify")
     reason = "rank-0.safetensors: tensor <b>model.0</b> does not match its digest"
     agent.events.append(
-        protocol.Checkpoint(
+        messages.Checkpoint(
             at=agent.at, id=POINT, iteration=120, lineage=1, kind="scheduled", state="damaged", reason=reason
         )
     )
@@ -198,7 +198,7 @@ def test_a_store_that_is_away_says_nothing_of_the_checkpoint(client: TestClient,
 
 
 def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient, agent: FakeAgent) -> None:
-    agent.events.append(protocol.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
+    agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
     assert ">Verify</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/verify")
@@ -206,12 +206,12 @@ def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient
     assert "is missing: only one that is in the store can be read" in words(refused.text)
 
 
-def norms(**more: object) -> protocol.TensorNorms:
+def norms(**more: object) -> messages.TensorNorms:
     columns = {
         "name": ["model.0.weight", "model.<i>.bias", "optimizer.exp_avg"], "elements": [1200, 40, 1240],
         "norm": [2.5, 3.0, 0.004], "largest": [0.5, 1.0, 0.001], "nan": [0, 0, 2], "inf": [0, 0, 1],
     }  # fmt: skip
-    return protocol.TensorNorms(**columns | more)  # type: ignore[arg-type]
+    return messages.TensorNorms(**columns | more)  # type: ignore[arg-type]
 
 
 def test_tensors_are_shown_with_what_is_not_finite_first(client: TestClient, agent: FakeAgent) -> None:

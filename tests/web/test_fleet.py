@@ -6,7 +6,7 @@ from fake_agent import FakeAgent, over_client
 from starlette.testclient import TestClient
 
 from conftest import NOW, SetClock
-from holdfast.protocol import Paced
+from holdfast.protocol.messages import Paced
 from holdfast_web.shared.filters import share
 
 

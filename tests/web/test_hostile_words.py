@@ -12,7 +12,7 @@ from fake_agent import FakeAgent
 from playwright.sync_api import Browser, Page, expect
 
 from conftest import Served
-from holdfast import protocol
+from holdfast.protocol import messages
 
 pytestmark = pytest.mark.browser
 
@@ -47,24 +47,24 @@ def hostile(served: Served) -> FakeAgent:
     text = "".join(CORPUS)
     agent.start(previous_exit=text, resumed_from=None)
     started = agent.events[0]
-    assert isinstance(started, protocol.AttemptStarted)
+    assert isinstance(started, messages.AttemptStarted)
     agent.events[0] = msgspec.structs.replace(started, host=text, versions={text: text})
     agent.train(15)
     agent.pace()
     agent.train(200)
     for name in CORPUS:
         agent.samples.metrics[name] = [1.0] * len(agent.samples.metrics["loss"])
-        notice = protocol.Notice(
+        notice = messages.Notice(
             at=agent.at, iteration=agent.iteration, lineage=1, level="error", code=name, message=name
         )
         agent.events.append(notice)
-    paced = next(event for event in reversed(agent.events) if isinstance(event, protocol.Paced))
+    paced = next(event for event in reversed(agent.events) if isinstance(event, messages.Paced))
     agent.events.append(msgspec.structs.replace(paced, policy=CORPUS[0], reason=text))
     made = agent._checkpoint("scheduled")
     agent.open.clear()
     agent.events.append(msgspec.structs.replace(made, state="failed", reason=text))
     agent.send()
-    agent.events.append(protocol.AttemptFinished(at=agent.at, iteration=agent.iteration, lineage=1, reason=text))
+    agent.events.append(messages.AttemptFinished(at=agent.at, iteration=agent.iteration, lineage=1, reason=text))
     agent.send()
     return agent
 

@@ -9,7 +9,7 @@ from fake_agent import FakeAgent, over_client
 from starlette.testclient import TestClient
 
 from conftest import SetClock
-from holdfast.protocol import AttemptFinished, Inventory, Paced
+from holdfast.protocol.messages import AttemptFinished, Inventory, Paced
 
 JOB = "/jobs/char-gpt"
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 TOKEN = "correct horse"

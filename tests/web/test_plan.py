@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from holdfast.pacing import History, Profile, Settings
 from holdfast.pacing.failures import Failures
-from holdfast.pacing.outlook import outlook
+from holdfast.pacing.what_if import outlook
 from holdfast_web.job.plan_plot import draw
 
 JOB = "/jobs/char-gpt"

@@ -8,7 +8,7 @@ import pytest
 from fake_agent import FakeAgent
 from starlette.testclient import TestClient
 
-from holdfast import protocol
+from holdfast.protocol import messages
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
@@ -40,7 +40,7 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
 
 def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestClient, agent: FakeAgent) -> None:
     agent.events.append(
-        protocol.Restores(
+        messages.Restores(
             at=agent.at,
             iteration=400,
             lineage=1,

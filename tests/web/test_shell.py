@@ -16,7 +16,7 @@ from fake_agent import FakeAgent
 from playwright.sync_api import Browser, Error, Page, Route, expect
 
 from conftest import PATIENCE_MILLISECONDS, Served, free_listener
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 
 pytestmark = pytest.mark.browser

@@ -14,7 +14,7 @@ from fake_agent import FakeAgent
 from playwright.sync_api import Browser, Page, Route, expect
 
 from conftest import PATIENCE_MILLISECONDS, Served
-from holdfast.protocol import Batch, Gap, RestoreOrder
+from holdfast.protocol.messages import Batch, Gap, RestoreOrder
 
 pytestmark = pytest.mark.browser
 

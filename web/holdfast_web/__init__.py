@@ -13,8 +13,8 @@ from fastapi import APIRouter, FastAPI
 
 from holdfast_server.app import Web
 from holdfast_server.app import create_app as create_server
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.settings import ServerSettings
 from holdfast_web.shared.assets import static_app
 from holdfast_web.shared.routing import error_page
 

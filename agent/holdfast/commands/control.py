@@ -11,19 +11,12 @@ from typing import Annotated
 import typer
 
 from holdfast.client import Client, JobSummary, ServerError
-from holdfast.commands.console import (
-    EXIT_USAGE,
-    fail,
-    parsed,
-    percent,
-    print_or_json,
-    with_client,
-)
+from holdfast.commands.console import EXIT_USAGE, fail, parsed, percent, print_or_json, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
-from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE, Desired
-from holdfast.retention import parse_retention
+from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, Desired
+from holdfast.protocol.retention import parse_retention
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
 POLL_SECONDS = 0.25

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from holdfast.commands.console import percent
-from holdfast.pacing.outlook import Frame, Outlook
 from holdfast.pacing.policy import duration
+from holdfast.pacing.what_if import Frame, Outlook
 
 WIDTH, HEIGHT = 80, 13
 LABEL = 7

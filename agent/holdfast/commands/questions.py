@@ -9,15 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.client import CheckpointRow, Client, Edit, Goodput, JobSummary, Order
-from holdfast.commands.console import (
-    counted,
-    percent,
-    print_json,
-    print_table,
-    seconds,
-    size,
-    with_client,
-)
+from holdfast.commands.console import counted, percent, print_json, print_table, seconds, size, with_client
 from holdfast.commands.options import JobName, Json
 
 

@@ -22,7 +22,7 @@ from holdfast.commands.control import (
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
 from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast.protocol import OPEN_ORDER_STATES, Desired
+from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
 
 UNDER_WAY = ("snapshot", "persisting")
 PROBE_CODE = "data"

@@ -8,28 +8,29 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from holdfast import endings, supervision
-from holdfast.checkpoint_run import RunState
-from holdfast.checkpoints import Checkpointer
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import Config
+from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.coordination import MEETING_SECONDS, Decision, DetachedCoordinator, RestoreTarget, steering_of
 from holdfast.engine.decide import Requests, Situation, decide
+from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
 from holdfast.engine.lifecycle import Life, Lifecycle
+from holdfast.engine.orders import Orders
+from holdfast.engine.probing import Prober
+from holdfast.engine.startup import Start, Startup
+from holdfast.engine.training import Training
+from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.leaving import Leaving
-from holdfast.link import NoLink
-from holdfast.meter import Meter
-from holdfast.options import Options
-from holdfast.orders import Orders
 from holdfast.pacing import FIRST_SECONDS, Controller
-from holdfast.probing import Prober
-from holdfast.protocol import checkpoint_id, parse_checkpoint_id
-from holdfast.ranks import Ranks, RanksLost
-from holdfast.reports import Reporter
-from holdfast.retention_queue import Protector
-from holdfast.rewind import WRITE_SECONDS, Rewinder
-from holdfast.starting import Start, Starter
-from holdfast.steering import MEETING_SECONDS, Adrift, Decision, RestoreTarget, steering_of
-from holdfast.training import Training
-from holdfast.verifier import Verifier
+from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.server_link.connection import OfflineConnection
+from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.store import attempt_log
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import PreemptionHandler
+from holdfast.telemetry.iteration_metrics import IterationMetrics
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
@@ -50,10 +51,10 @@ class Boundary:
         ranks: Ranks,
         orders: Orders,
         verifier: Verifier,
-        meter: Meter,
-        leaving: Leaving,
+        meter: IterationMetrics,
+        leaving: PreemptionHandler,
         lifecycle: Lifecycle,
-        options: Options,
+        options: Config,
     ) -> None:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
@@ -61,7 +62,7 @@ class Boundary:
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.standing
         self.requests = Requests()
-        self._starter = Starter(
+        self._starter = Startup(
             training,
             checkpoints,
             orders,
@@ -73,9 +74,9 @@ class Boundary:
             token=options.token,
         )
         self._starter.open()
-        self.rewinder = Rewinder(training, checkpoints, reporter, ranks)
+        self.rewinder = InPlaceRestore(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
-        self.progress = supervision.ProgressFile(None if ranks.leads else "")
+        self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._steering = steering_of(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
@@ -134,7 +135,9 @@ class Boundary:
         """Note in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            endings.note(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
+            attempt_log.note(
+                checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
+            )
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""
@@ -384,7 +387,7 @@ class Boundary:
             return
         self._lifecycle.enter(Life.REPLACED)
         self._reporter.link.silence()
-        self._reporter.link = NoLink()
+        self._reporter.link = OfflineConnection()
         self._stop_coordinating()
         logger.error(
             "%s: a newer attempt of this job has begun: attempt %d takes no more checkpoints and reports nothing",
@@ -392,7 +395,7 @@ class Boundary:
         )
 
     def _stop_coordinating(self) -> None:
-        self._steering = Adrift()
+        self._steering = DetachedCoordinator()
         self._ranks.close()
 
     def _before_update(self) -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from holdfast.engine.coordination import Decision, RestoreTarget
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.steering import Decision, RestoreTarget
 
 FACTOR = 1.5
 """How much longer than usual a last checkpoint may take: it may be written while many jobs are being preempted."""

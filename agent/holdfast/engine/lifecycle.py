@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from enum import Enum
 
-from holdfast import supervision
-from holdfast.leaving import EXIT_ASKED
+from holdfast.system import supervisor_channel
+from holdfast.system.preemption import EXIT_ASKED
 
 
 class Life(Enum):
@@ -110,9 +110,9 @@ class Lifecycle:
         if self._state is Life.PREEMPTED:
             return EXIT_ASKED
         if self._state is Life.RELAUNCHED:
-            return supervision.EXIT_RELAUNCH
-        if self._state is Life.REPLACED and supervision.is_supervised():
-            return supervision.EXIT_FENCED
+            return supervisor_channel.EXIT_RELAUNCH
+        if self._state is Life.REPLACED and supervisor_channel.is_supervised():
+            return supervisor_channel.EXIT_FENCED
         return None
 
 

@@ -3,13 +3,13 @@
 No clock, no threads, no torch: the agent asks it at each iteration, the server to preview a setting.
 """
 
-from .controller import FIRST_SECONDS, Controller
-from .estimate import Observation
-from .failures import Failures, History
-from .planning import find_policy, parse_policy, plan, policies, policy_names
-from .policy import Policy
-from .profile import Plan, Profile, SnapshotMode
-from .settings import (
+from holdfast.pacing.controller import FIRST_SECONDS, Controller
+from holdfast.pacing.estimator import Observation
+from holdfast.pacing.failures import Failures, History
+from holdfast.pacing.planner import find_policy, parse_policy, plan, policies, policy_names
+from holdfast.pacing.policy import Policy
+from holdfast.pacing.profile import Plan, Profile, SnapshotMode
+from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     MAX_BUDGET,
     MAX_INTERVAL,

@@ -6,14 +6,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from .estimate import Measurement, Observation
-from .failures import History, JobHistory
-from .interval_cost import pipeline_interval, predicted_stall
-from .ledger import CLEAR_ERRORS, WINDOW_ITERATIONS, Gap, Ledger, Measured
-from .planning import plan
-from .policy import plural
-from .profile import Plan, Profile, from_json, to_json
-from .settings import Settings, settings_from_json
+from holdfast.pacing.estimator import Measurement, Observation
+from holdfast.pacing.failures import History, JobHistory
+from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall
+from holdfast.pacing.overhead_samples import CLEAR_ERRORS, WINDOW_ITERATIONS, Gap, Ledger, Measured
+from holdfast.pacing.planner import plan
+from holdfast.pacing.policy import plural
+from holdfast.pacing.profile import Plan, Profile, from_json, to_json
+from holdfast.pacing.settings import Settings, settings_from_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints pay for memory and files they are first to touch: until so many were measured, the plan

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 
-from .failures import History
-from .policy import ceil, duration, failures_of, known, percent, plural, usable_iteration
-from .profile import Plan, Profile, SnapshotMode
-from .settings import MAX_INTERVAL, Settings
+from holdfast.pacing.failures import History
+from holdfast.pacing.policy import ceil, duration, failures_of, known, percent, plural, usable_iteration
+from holdfast.pacing.profile import Plan, Profile, SnapshotMode
+from holdfast.pacing.settings import MAX_INTERVAL, Settings
 
 TINY = 1e-6
 """λδ below which the first two terms of the optimum's expansion are exact to 1e-6."""

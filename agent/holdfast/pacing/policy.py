@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from .failures import Failures, History
-from .profile import Plan, Profile
-from .settings import MAX_INTERVAL, Settings
+from holdfast.pacing.failures import Failures, History
+from holdfast.pacing.profile import Plan, Profile
+from holdfast.pacing.settings import MAX_INTERVAL, Settings
 
 Policy = Callable[[Profile, Settings, History], Plan]
 

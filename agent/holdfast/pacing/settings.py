@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .quantities import parse_positive_seconds
+from holdfast.pacing.quantities import parse_positive_seconds
 
 DEFAULT_BUDGET = 0.035
 MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0

@@ -1,9 +1,5 @@
-"""Phase 2: writes snapshots to a store in the background. Knows no torch."""
+"""Phase 2 of a checkpoint: write a snapshot to the store in the background and commit it on all ranks.
 
-from __future__ import annotations
-
-from holdfast.checkpoint_run import Origin
-from holdfast.persist.persister import Persister
-from holdfast.persist.task import Task, Written
-
-__all__ = ["Origin", "Persister", "Task", "Written"]
+Entry point: `persister.Persister`. Writes in a thread or in a helper process. May import
+`snapshot.checkpoint_run`, `store`, `format`, `system` and `distributed`; knows no torch.
+"""

@@ -9,16 +9,16 @@ import logging
 import threading
 import time
 
-from holdfast.checkpoint_run import CheckpointRun, RunState, WriteResult
+from holdfast.distributed.error_transport import told
 from holdfast.errors import Fenced, HoldfastError
-from holdfast.io_pool import lower_cpu_priority
-from holdfast.persist.commit import NotPrepared, RankChannel, commit, decline
-from holdfast.persist.process import Lost, ProcessBackend, refusal
+from holdfast.persist.helper_process import Lost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
-from holdfast.persist.writing import RateLimiter, write_checkpoint
-from holdfast.protocol import RankSpan
-from holdfast.remote import told
+from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
+from holdfast.persist.writer import RateLimiter, write_checkpoint
+from holdfast.protocol.messages import RankSpan
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState, WriteResult
 from holdfast.store import Store
+from holdfast.system.io_pool import lower_cpu_priority
 
 logger = logging.getLogger("holdfast")
 

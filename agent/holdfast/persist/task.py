@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint_run import CheckpointRun, Origin
-from holdfast.format import Shard, Slot
-from holdfast.protocol import CheckpointKind
-from holdfast.shards import Part
+from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.shards import RankShard
+from holdfast.protocol.messages import CheckpointKind
+from holdfast.snapshot.checkpoint_run import CheckpointRun, Origin
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     lineage: int
     kind: CheckpointKind
     created_at: float
-    slots: list[Slot]
+    slots: list[TensorRange]
     views: dict[str, str]
     shards: dict[str, Shard] = {}
     own: set[str] = set()
@@ -68,4 +68,4 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
     write_seconds: float
     """What writing the payload took."""
     tries: int = 1
-    part: Part | None = None
+    part: RankShard | None = None

@@ -5,8 +5,8 @@ A job's iterations, checkpoints, failures and restarts are events; between two o
 a real job would know at that point.
 """
 
-from .comparison import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
-from .run import FailureSource, Job, Knowledge, Outcome, PoissonFailures, certain, simulate
+from holdfast.simulation.comparison import FORESEEN_FAILURES, RUNS, Simulated, compare_policies
+from holdfast.simulation.run import FailureSource, Job, Knowledge, Outcome, PoissonFailures, certain, simulate
 
 __all__ = [
     "FORESEEN_FAILURES",

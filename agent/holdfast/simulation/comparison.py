@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from holdfast.pacing import History, Profile, Settings, policies
 from holdfast.pacing.interval_cost import checkpoint_cost, lag_seconds
 from holdfast.pacing.policy import failures_of, usable_iteration
-
-from .run import Job, Knowledge, Outcome, PoissonFailures, simulate
+from holdfast.simulation.run import Job, Knowledge, Outcome, PoissonFailures, simulate
 
 RUNS = 20
 REPLANS = 200

@@ -19,7 +19,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """The store in a directory, or at `s3://bucket/prefix`; ValueError for another kind of address."""
     text = os.fspath(url)
     if text.startswith("s3:"):
-        from holdfast.store.objects import ObjectStore
+        from holdfast.store.s3 import ObjectStore
 
         return ObjectStore(text)
     if "://" in text and not text.startswith("file://"):

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import msgspec
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.format import MANIFEST
+from holdfast.format.manifest import MANIFEST
 from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, R, RecordName
 
 MOST_MANIFEST_BYTES = 256 << 20

@@ -20,13 +20,17 @@ from typing import ClassVar
 import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.format import MANIFEST
-from holdfast.protocol import MAX_ATTEMPT, checkpoint_id, is_checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.messages import (
+    MAX_ATTEMPT,
+    checkpoint_id,
+    is_checkpoint_id,
+    parse_checkpoint_id,
+    validate_job,
+)
 from holdfast.store.base import Leftover, Pace
-from holdfast.store.files import RECORD_BYTES, Files
-from holdfast.store.reading import LocalReader
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, RecordStore, require_number
-from holdfast.store.writing import (
+from holdfast.store.local_reader import LocalReader
+from holdfast.store.local_writer import (
     NO_LINKS,
     Volume,
     create_durably,
@@ -36,6 +40,8 @@ from holdfast.store.writing import (
     rename,
     write_durably,
 )
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, RecordStore, require_number
+from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
 """Free space asked for before a checkpoint is begun, as a multiple of its size."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from holdfast.protocol import (
+from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     MAX_ITERATION,
     MAX_LINEAGE,

@@ -21,8 +21,10 @@ REFUSAL = "the audit log is append-only"
 def upgrade() -> None:
     models.Base.metadata.create_all(op.get_bind())
     _forbid_changes_of_audit()
-    op.bulk_insert(models.table(models.Project), [{"name": models.DEFAULT_PROJECT, "created_at": time.time()}])
-    op.bulk_insert(models.table(models.AuditHead), [{"one": 1, "id": 0, "digest": b""}])
+    op.bulk_insert(
+        models.table(models.ProjectRecord), [{"name": models.DEFAULT_PROJECT, "created_at": time.time()}]
+    )
+    op.bulk_insert(models.table(models.AuditHeadRecord), [{"one": 1, "id": 0, "digest": b""}])
 
 
 def downgrade() -> None:

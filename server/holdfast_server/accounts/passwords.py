@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from pwdlib import PasswordHash
 
-from holdfast_server.errors import TooManyTries, WeakPassword
+from holdfast_server.core.errors import TooManyTries, WeakPassword
 
 SHORTEST, LONGEST = 8, 1024
 

@@ -9,13 +9,14 @@ from types import MappingProxyType
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import PersonRow
-from holdfast_server import audit, models
+from holdfast.protocol.administration import PersonRow
+from holdfast_server import models
 from holdfast_server.accounts import passwords, tokens
-from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.accounts.secrets import digest, new_link
+from holdfast_server.core.errors import DeadLink, InvalidSetting, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
-from holdfast_server.errors import DeadLink, InvalidSetting, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.records import audit
 
 SETUP_LINK_SECONDS = 3600.0
 RESET_LINK_SECONDS = 24 * 3600.0
@@ -37,16 +38,18 @@ def valid_name(text: str) -> str:
 
 
 async def anybody(session: AsyncSession) -> bool:
-    return await session.scalar(select(models.Person.name).limit(1)) is not None
+    return await session.scalar(select(models.PersonRecord.name).limit(1)) is not None
 
 
 async def any_admin(session: AsyncSession) -> bool:
     """Whether somebody can look after this server: until then, its setup link makes the first one."""
-    return bool(await session.scalar(select(func.count()).where(models.Person.admin)))
+    return bool(await session.scalar(select(func.count()).where(models.PersonRecord.admin)))
 
 
-async def principal_of(session: AsyncSession, person: models.Person, *, sign_in: str | None = None) -> Principal:
-    members = models.Membership
+async def principal_of(
+    session: AsyncSession, person: models.PersonRecord, *, sign_in: str | None = None
+) -> Principal:
+    members = models.MembershipRecord
     rows = await session.execute(select(members.project, members.role).where(members.person == person.name))
     roles = {project: Role[role] for project, role in rows}
     return Principal(
@@ -57,13 +60,13 @@ async def principal_of(session: AsyncSession, person: models.Person, *, sign_in:
 async def by_provider(db: Database, name: str) -> bool:
     """Whether they sign in through the identity provider, and have no password here."""
     async with db.read() as session:
-        person = await session.get(models.Person, name)
+        person = await session.get(models.PersonRecord, name)
     return person is not None and person.issuer is not None
 
 
 async def rows(db: Database) -> list[PersonRow]:
     """By name."""
-    people, members = models.Person, models.Membership
+    people, members = models.PersonRecord, models.MembershipRecord
     async with db.read() as session:
         found = (await session.scalars(select(people).order_by(people.name))).all()
         roles: dict[str, dict[str, str]] = {person.name: {} for person in found}
@@ -103,14 +106,14 @@ async def add(
     name, roles = valid_name(name), roles or {}
 
     async def work(session: AsyncSession) -> str:
-        if await session.get(models.Person, name) is not None:
+        if await session.get(models.PersonRecord, name) is not None:
             raise NotPossible(f"somebody here is called {name} already")
-        session.add(models.Person(name=name, admin=admin, created_at=now))
+        session.add(models.PersonRecord(name=name, admin=admin, created_at=now))
         await session.flush()
         for project, role in roles.items():
-            if await session.get(models.Project, project) is None:
+            if await session.get(models.ProjectRecord, project) is None:
                 raise UnknownProject(project)
-            session.add(models.Membership(person=name, project=project, role=role.name))
+            session.add(models.MembershipRecord(person=name, project=project, role=role.name))
         link = await _new_link(session, name, now=now)
         about: dict[str, object] = {"name": name, "admin": admin}
         if roles:
@@ -134,7 +137,7 @@ async def remove(db: Database, name: str, *, who: str, now: float) -> int:
         if person.admin:
             await _another_admin(session, name)
         revoked = await tokens.revoke_of(session, name, now=now)
-        await session.execute(delete(models.Person).where(models.Person.name == name))
+        await session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
         await audit.record(
             session, who=who, action="person.remove", now=now, before={"name": name, "keys_revoked": revoked}
         )
@@ -174,7 +177,7 @@ async def set_role(db: Database, name: str, project: str, role: Role | None, *, 
 
     async def work(session: AsyncSession) -> None:
         person = await _locked(session, name)
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         before = await change_role(session, person, project, role)
         if before == role:
@@ -194,17 +197,17 @@ def _with_keys(revoked: int) -> dict[str, object]:
 
 
 async def change_role(
-    session: AsyncSession, person: models.Person, project: str, role: Role | None
+    session: AsyncSession, person: models.PersonRecord, project: str, role: Role | None
 ) -> Role | None:
     """What it was before."""
-    row = await session.get(models.Membership, (person.name, project))
+    row = await session.get(models.MembershipRecord, (person.name, project))
     before = Role[row.role] if row else None
     if row is not None and role is None:
         await session.delete(row)
     elif row is not None and role is not None:
         row.role = role.name
     elif role is not None:
-        session.add(models.Membership(person=person.name, project=project, role=role.name))
+        session.add(models.MembershipRecord(person=person.name, project=project, role=role.name))
     await session.flush()
     return before
 
@@ -254,9 +257,9 @@ async def set_up(db: Database, link: str, name: str, password: str, *, now: floa
         person = await _used(session, link, now=now)
         if person is not None or await any_admin(session):
             raise DeadLink
-        if await session.get(models.Person, name) is not None:
+        if await session.get(models.PersonRecord, name) is not None:
             raise NotPossible(f"somebody here is called {name} already")
-        session.add(models.Person(name=name, password=hashed, admin=True, created_at=now))
+        session.add(models.PersonRecord(name=name, password=hashed, admin=True, created_at=now))
         await session.flush()
         await audit.record(session, who=name, action="server.setup", now=now, after={"name": name, "admin": True})
         return name
@@ -283,7 +286,7 @@ async def choose_password(db: Database, link: str, password: str, *, now: float)
         person = await _locked(session, owner)
         _require_password_here(person)
         person.password = hashed
-        await session.execute(delete(models.SignIn).where(models.SignIn.person == owner))
+        await session.execute(delete(models.SignInRecord).where(models.SignInRecord.person == owner))
         await audit.record(session, who=owner, action="person.password", now=now, after={"by": "link"})
         return owner
 
@@ -298,22 +301,24 @@ async def change_password(db: Database, name: str, password: str, *, keep: str |
     async def work(session: AsyncSession) -> None:
         person = await _locked(session, name)
         person.password = hashed
-        others = delete(models.SignIn).where(models.SignIn.person == name, models.SignIn.id != (keep or ""))
+        others = delete(models.SignInRecord).where(
+            models.SignInRecord.person == name, models.SignInRecord.id != (keep or "")
+        )
         await session.execute(others)
-        await session.execute(delete(models.Link).where(models.Link.person == name))
+        await session.execute(delete(models.LinkRecord).where(models.LinkRecord.person == name))
         await audit.record(session, who=name, action="person.password", now=now, after={"by": "themselves"})
 
     await db.write(work)
 
 
-async def _locked(session: AsyncSession, name: str) -> models.Person:
-    row = await session.get(models.Person, name, with_for_update=True)
+async def _locked(session: AsyncSession, name: str) -> models.PersonRecord:
+    row = await session.get(models.PersonRecord, name, with_for_update=True)
     if row is None:
         raise UnknownPerson(name)
     return row
 
 
-def _require_password_here(person: models.Person) -> None:
+def _require_password_here(person: models.PersonRecord) -> None:
     """A password would outlive the account at the identity provider, with the roles that it gave last."""
     if person.issuer is not None:
         raise NotPossible(
@@ -323,7 +328,12 @@ def _require_password_here(person: models.Person) -> None:
 
 async def _another_admin(session: AsyncSession, name: str) -> None:
     # All of them are locked, so that the last two cannot take the role from each other at the same moment.
-    query = select(models.Person.name).where(models.Person.admin).order_by(models.Person.name).with_for_update()
+    query = (
+        select(models.PersonRecord.name)
+        .where(models.PersonRecord.admin)
+        .order_by(models.PersonRecord.name)
+        .with_for_update()
+    )
     if set(await session.scalars(query)) <= {name}:
         raise NotPossible(
             f"{name} is the only one who looks after this server: give the role to another one first"
@@ -331,10 +341,10 @@ async def _another_admin(session: AsyncSession, name: str) -> None:
 
 
 async def _new_link(session: AsyncSession, person: str | None, *, now: float) -> str:
-    links, secret = models.Link, new_link()
+    links, secret = models.LinkRecord, new_link()
     await session.execute(delete(links).where(links.person == person if person else links.person.is_(None)))
     seconds = RESET_LINK_SECONDS if person else SETUP_LINK_SECONDS
-    session.add(models.Link(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
+    session.add(models.LinkRecord(digest=digest(secret), person=person, created_at=now, expires_at=now + seconds))
     await session.flush()
     return secret
 
@@ -342,7 +352,7 @@ async def _new_link(session: AsyncSession, person: str | None, *, now: float) ->
 async def _living(db: Database, link: str, *, now: float) -> str | None:
     """Whose it is, before a password is hashed for it. Raises DeadLink."""
     async with db.read() as session:
-        row = await session.get(models.Link, digest(link.strip()))
+        row = await session.get(models.LinkRecord, digest(link.strip()))
     if row is None or row.expires_at <= now:
         raise DeadLink
     return row.person
@@ -350,7 +360,7 @@ async def _living(db: Database, link: str, *, now: float) -> str | None:
 
 async def _used(session: AsyncSession, link: str, *, now: float) -> str | None:
     """Claims the link: of two who come with it, one finds it gone. Raises DeadLink."""
-    links = models.Link
+    links = models.LinkRecord
     claim = (
         delete(links).where(links.digest == digest(link.strip()), links.expires_at > now).returning(links.person)
     )

@@ -11,7 +11,7 @@ from typing import Literal
 
 from starlette.routing import compile_path
 
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast_server.core.principal import Principal, Role
 
 Verdict = Literal["allow", "sign in", "forbid", "hide"]
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast_server import audit, models
-from holdfast_server.accounts import allowances, passwords, people, secrets
-from holdfast_server.accounts.principal import Principal
+from holdfast_server import models
+from holdfast_server.accounts import passwords, people, rate_limits, secrets
 from holdfast_server.accounts.secrets import digest, new_session
+from holdfast_server.core.errors import NotSignedIn, UnknownPerson, UnknownSession
+from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
-from holdfast_server.errors import NotSignedIn, UnknownPerson, UnknownSession
+from holdfast_server.records import audit
 
 IDLE_SECONDS = 12 * 3600.0
 """A browser that was not seen for so long is signed out."""
@@ -62,7 +63,7 @@ async def with_password(db: Database, name: str, password: str, visitor: Visitor
         await check_password(db, known, password, visitor, now=now)
     except NotSignedIn:
         async with db.read() as session:
-            person = await session.get(models.Person, known)
+            person = await session.get(models.PersonRecord, known)
         await _note_failure(db, known if person else "somebody unknown", visitor, now=now)
         raise
     return await begin(db, known, visitor, by="password", now=now)
@@ -75,10 +76,10 @@ async def check_password(db: Database, person: str, password: str, visitor: Visi
     device = visitor.device
     if device is not None and (stored is None or not secrets.is_device(device, person, stored)):
         device = None
-    await allowances.take(db, person, visitor.address, device=device, now=now)
+    await rate_limits.take(db, person, visitor.address, device=device, now=now)
     if not await passwords.verify(password[: passwords.LONGEST + 1], stored):
         raise NotSignedIn
-    await allowances.forgive(db, person, visitor.address, device=device)
+    await rate_limits.forgive(db, person, visitor.address, device=device)
 
 
 async def new_device(db: Database, name: str) -> str | None:
@@ -91,7 +92,7 @@ async def new_device(db: Database, name: str) -> str | None:
 async def _password_hash(db: Database, name: str) -> str | None:
     """None, too, for people of the identity provider: no password of this server signs them in."""
     async with db.read() as session:
-        person = await session.get(models.Person, name)
+        person = await session.get(models.PersonRecord, name)
     return person.password if person is not None and person.issuer is None else None
 
 
@@ -101,14 +102,16 @@ async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: fl
     kept = digest(secret)
 
     async def work(session: AsyncSession) -> None:
-        row = await session.get(models.Person, person)
+        row = await session.get(models.PersonRecord, person)
         if row is None:
             raise UnknownPerson(person)
         row.signed_in_at = now
         if visitor.replaces is not None:
-            await session.execute(delete(models.SignIn).where(models.SignIn.digest == digest(visitor.replaces)))
+            await session.execute(
+                delete(models.SignInRecord).where(models.SignInRecord.digest == digest(visitor.replaces))
+            )
         session.add(
-            models.SignIn(
+            models.SignInRecord(
                 digest=kept,
                 id=kept.hex()[:16],
                 person=person,
@@ -128,9 +131,9 @@ async def begin(db: Database, person: str, visitor: Visitor, *, by: str, now: fl
 
 async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Principal, float] | None:
     """Whose session this is, and when it was last seen; None once it has ended."""
-    rows = models.SignIn
+    rows = models.SignInRecord
     living = (rows.seen_at > now - IDLE_SECONDS, rows.created_at > now - LASTS_SECONDS)
-    query = select(models.Person, rows).join(rows, rows.person == models.Person.name)
+    query = select(models.PersonRecord, rows).join(rows, rows.person == models.PersonRecord.name)
     found = (await session.execute(query.where(rows.digest == digest(secret), *living))).one_or_none()
     if found is None:
         return None
@@ -142,14 +145,16 @@ async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Princ
 
 async def seen(db: Database, sign_in: str, *, now: float) -> None:
     async def work(session: AsyncSession) -> None:
-        await session.execute(update(models.SignIn).where(models.SignIn.id == sign_in).values(seen_at=now))
+        await session.execute(
+            update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now)
+        )
 
     await db.write(work)
 
 
 async def rows(db: Database, principal: Principal, *, now: float) -> list[SignInRow]:
     """The browsers that somebody is signed in with, the one seen last first."""
-    table = models.SignIn
+    table = models.SignInRecord
     query = (
         select(table)
         .where(table.person == principal.name)
@@ -157,7 +162,7 @@ async def rows(db: Database, principal: Principal, *, now: float) -> list[SignIn
         .order_by(table.seen_at.desc(), table.id)
     )
     async with db.read() as session:
-        found: Sequence[models.SignIn] = (await session.scalars(query)).all()
+        found: Sequence[models.SignInRecord] = (await session.scalars(query)).all()
     return [
         SignInRow(
             id=row.id,
@@ -173,7 +178,7 @@ async def rows(db: Database, principal: Principal, *, now: float) -> list[SignIn
 
 async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -> None:
     """Sign one of their browsers out. Raises UnknownSession."""
-    table = models.SignIn
+    table = models.SignInRecord
 
     async def work(session: AsyncSession) -> None:
         mine = delete(table).where(table.id == sign_in, table.person == principal.name)
@@ -188,7 +193,7 @@ async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -
 
 async def end_others(db: Database, principal: Principal, *, now: float) -> None:
     """Sign all their other browsers out."""
-    table = models.SignIn
+    table = models.SignInRecord
 
     async def work(session: AsyncSession) -> None:
         others = delete(table).where(table.person == principal.name, table.id != (principal.session or ""))

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import TokenRow
-from holdfast.protocol import validate_job
-from holdfast_server import audit, models
-from holdfast_server.accounts.principal import SCOPES, Principal, Role, Scope
+from holdfast.protocol.administration import TokenRow
+from holdfast.protocol.messages import validate_job
+from holdfast_server import models
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of
+from holdfast_server.core.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.core.principal import SCOPES, Principal, Role, Scope
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, NotPermitted, UnknownProject, UnknownToken
+from holdfast_server.records import audit
 
 NEEDED: dict[Scope, Role] = {
     "report": Role.operator,
@@ -54,11 +55,11 @@ async def create(db: Database, wish: Wish, *, maker: Principal, now: float) -> t
     name, scopes = _checked(wish)
     _permitted(wish, maker)
 
-    async def work(session: AsyncSession) -> tuple[str, models.Token]:
-        if wish.project is not None and await session.get(models.Project, wish.project) is None:
+    async def work(session: AsyncSession) -> tuple[str, models.TokenRecord]:
+        if wish.project is not None and await session.get(models.ProjectRecord, wish.project) is None:
             raise UnknownProject(wish.project)
         secret = new_token()
-        row = models.Token(
+        row = models.TokenRecord(
             prefix=prefix_of(secret),
             digest=digest(secret),
             name=name,
@@ -83,7 +84,7 @@ async def create(db: Database, wish: Wish, *, maker: Principal, now: float) -> t
 
 async def rows(db: Database, *, asker: Principal, now: float) -> list[TokenRow]:
     """Those that the asker may revoke, the newest first."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     async with db.read() as session:
         query = select(tokens).order_by(tokens.created_at.desc(), tokens.prefix)
         return [_listed(row, now) for row in await session.scalars(query) if _revocable(row, asker)]
@@ -92,8 +93,8 @@ async def rows(db: Database, *, asker: Principal, now: float) -> list[TokenRow]:
 async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> TokenRow:
     """No instance takes it any more, within seconds; revoked twice is revoked. Raises UnknownToken."""
 
-    async def work(session: AsyncSession) -> models.Token:
-        row = await session.get(models.Token, prefix, with_for_update=True)
+    async def work(session: AsyncSession) -> models.TokenRecord:
+        row = await session.get(models.TokenRecord, prefix, with_for_update=True)
         if row is None or not _revocable(row, asker):
             raise UnknownToken(prefix)
         if row.revoked_at is None:
@@ -116,14 +117,14 @@ async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> 
 
 async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
     """All of somebody's; how many those were."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     made = update(tokens).where(tokens.created_by == person, tokens.revoked_at.is_(None)).values(revoked_at=now)
     return len((await session.execute(made.returning(tokens.prefix))).all())
 
 
 async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -> int:
     """Of somebody's, the ones that may do more than they may by now; how many those were."""
-    tokens = models.Token
+    tokens = models.TokenRecord
     query = select(tokens).where(tokens.created_by == maker.name, tokens.revoked_at.is_(None)).with_for_update()
     above = [
         row
@@ -136,18 +137,18 @@ async def revoke_above(session: AsyncSession, maker: Principal, *, now: float) -
     return len(above)
 
 
-async def find(session: AsyncSession, secret: str, *, now: float) -> models.Token | None:
+async def find(session: AsyncSession, secret: str, *, now: float) -> models.TokenRecord | None:
     """The key that this is, while it works."""
     if not secret.startswith(TOKEN_MARK):
         return None
-    row = await session.get(models.Token, prefix_of(secret))
+    row = await session.get(models.TokenRecord, prefix_of(secret))
     # The digest of a near miss is as far off as any other; it is compared in constant time all the same.
     if row is None or not hmac.compare_digest(row.digest, digest(secret)):
         return None
     return row if _listed(row, now).state == "works" else None
 
 
-def principal_of(row: models.Token) -> Principal:
+def principal_of(row: models.TokenRecord) -> Principal:
     scopes = frozenset(scope for scope in SCOPES if scope in row.scopes.split())
     return Principal(
         kind="agent",
@@ -163,7 +164,7 @@ def principal_of(row: models.Token) -> Principal:
 
 async def note_use(db: Database, prefix: str, *, now: float) -> None:
     async def work(session: AsyncSession) -> None:
-        tokens = models.Token
+        tokens = models.TokenRecord
         await session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
 
     await db.write(work)
@@ -213,7 +214,7 @@ def _may_give(maker: Principal, project: str | None, scope: str) -> bool:
     return role is not None and role >= NEEDED[scope]  # type: ignore[index]
 
 
-def _revocable(row: models.Token, asker: Principal) -> bool:
+def _revocable(row: models.TokenRecord, asker: Principal) -> bool:
     if asker.admin or (asker.kind == "person" and row.created_by == asker.name):
         return True
     if asker.job is None and row.project is not None and asker.role_in(row.project) == Role.admin:
@@ -223,7 +224,7 @@ def _revocable(row: models.Token, asker: Principal) -> bool:
     return mine and all(_may_give(asker, row.project, scope) for scope in row.scopes.split())
 
 
-def _listed(row: models.Token, now: float) -> TokenRow:
+def _listed(row: models.TokenRecord, now: float) -> TokenRow:
     expired = row.expires_at is not None and row.expires_at <= now
     return TokenRow(
         prefix=row.prefix,

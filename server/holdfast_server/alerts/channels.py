@@ -11,14 +11,15 @@ from msgspec import Struct
 from sqlalchemy import delete, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertChannel
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertChannel
+from holdfast_server import models
 from holdfast_server.alerts import egress
+from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.alerts.errors import MailOff, UnknownChannel, WebhooksOff
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, UnknownProject
+from holdfast_server.records import audit
 
 MAX_NAME = 100
 MAX_RECIPIENTS = 20
@@ -37,9 +38,9 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
 async def listed(db: Database, project: str) -> list[AlertChannel]:
     """Raises UnknownProject."""
-    rows = models.AlertChannel
+    rows = models.AlertChannelRecord
     async with db.read() as session:
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         query = select(rows).where(rows.project == project).order_by(rows.created_at, rows.id)
         return [_channel(row) for row in await session.scalars(query)]
@@ -66,8 +67,8 @@ async def create(
     identity, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
 
     async def work(session: AsyncSession) -> AlertChannel:
-        rows = models.AlertChannel
-        if await session.get(models.Project, project) is None:
+        rows = models.AlertChannelRecord
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         known = await session.scalar(select(func.count()).where(rows.project == project))
         if (known or 0) >= MAX_CHANNELS:
@@ -97,7 +98,9 @@ async def remove(db: Database, project: str, channel: str, *, who: str, request_
 
     async def work(session: AsyncSession) -> None:
         row = await find(session, project, channel)
-        await session.execute(delete(models.AlertDelivery).where(models.AlertDelivery.channel == channel))
+        await session.execute(
+            delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel)
+        )
         await session.delete(row)
         await session.flush()
         await _note(session, "alert.channel.remove", row, who=who, request_id=request_id, now=now)
@@ -105,8 +108,8 @@ async def remove(db: Database, project: str, channel: str, *, who: str, request_
     await db.write(work)
 
 
-async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannel:
-    row = await session.get(models.AlertChannel, channel)
+async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannelRecord:
+    row = await session.get(models.AlertChannelRecord, channel)
     if row is None or row.project != project:
         raise UnknownChannel(channel)
     return row
@@ -136,7 +139,7 @@ def _kind(target: str, settings: AlertSettings) -> tuple[str, str]:
     return _CHATS.get(host, "webhook"), target
 
 
-def _channel(row: models.AlertChannel, *, secret: str | None = None) -> AlertChannel:
+def _channel(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
     shown = row.target if row.kind == "email" else f"https://{urlsplit(row.target).hostname}/…"
     own = ("target", "secret")
     return AlertChannel(
@@ -147,7 +150,7 @@ def _channel(row: models.AlertChannel, *, secret: str | None = None) -> AlertCha
 
 
 async def _note(
-    session: AsyncSession, action: str, row: models.AlertChannel, *, who: str, request_id: str, now: float
+    session: AsyncSession, action: str, row: models.AlertChannelRecord, *, who: str, request_id: str, now: float
 ) -> None:
     told = {"channel": row.id, "name": row.name, "kind": row.kind, "target": _channel(row).target}
     await audit.record(

@@ -17,14 +17,14 @@ from msgspec import Struct
 from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertDelivery
+from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
-from holdfast_server.alerts import channels, egress, incidents, messages, post_office
-from holdfast_server.alerts.kinds import SEVERITIES
-from holdfast_server.alerts.settings import AlertSettings
-from holdfast_server.chores import Chore
+from holdfast_server.alerts import channels, egress, incidents, messages, smtp
+from holdfast_server.alerts.conditions import SEVERITIES
+from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.db import Database
-from holdfast_server.measures import ServerMeasures
+from holdfast_server.db.background_jobs import Chore
+from holdfast_server.http.metrics import ServerMeasures
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
@@ -35,17 +35,17 @@ MAX_ERROR = 300
 logger = logging.getLogger(__name__)
 
 
-async def tell(session: AsyncSession, row: models.Alert, event: messages.Event, *, now: float) -> None:
+async def tell(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
     """In the transaction that moves the alert: both are stored, or neither is."""
-    rows = models.AlertChannel
+    rows = models.AlertChannelRecord
     told = messages.Told(event=event, project=row.project, alert=incidents.as_row(row, now=now))
     for channel in await session.scalars(select(rows).where(rows.project == row.project, rows.enabled)):
         if SEVERITIES.index(row.severity) >= SEVERITIES.index(channel.least_severity):
             session.add(_waiting(channel, told, now=now))
 
 
-def _waiting(channel: models.AlertChannel, told: messages.Told, *, now: float) -> models.AlertDelivery:
-    return models.AlertDelivery(
+def _waiting(channel: models.AlertChannelRecord, told: messages.Told, *, now: float) -> models.AlertDeliveryRecord:
+    return models.AlertDeliveryRecord(
         channel=channel.id,
         alert=told.alert.id if told.alert else None,
         event=told.event,
@@ -72,14 +72,14 @@ async def test(db: Database, project: str, channel: str, *, now: float) -> Alert
 
 async def log(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
     """The newest first. Raises UnknownChannel."""
-    rows = models.AlertDelivery
+    rows = models.AlertDeliveryRecord
     async with db.read() as session:
         await channels.find(session, project, channel)
         query = select(rows).where(rows.channel == channel).order_by(rows.id.desc()).limit(limit)
         return [_as(row) for row in await session.scalars(query)]
 
 
-def _as(row: models.AlertDelivery) -> AlertDelivery:
+def _as(row: models.AlertDeliveryRecord) -> AlertDelivery:
     return AlertDelivery(
         **{name: getattr(row, name) for name in AlertDelivery.__struct_fields__ if name != "tries"},
         tries=row.tries or 0,
@@ -105,7 +105,7 @@ class Post:
         The first message of each channel goes before the second of any: one that nobody answers at holds up
         itself and not the others.
         """
-        rows, owner = models.AlertDelivery, models.AlertChannel
+        rows, owner = models.AlertDeliveryRecord, models.AlertChannelRecord
         place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
         waiting = (
             select(rows.id, place.label("place")).where(rows.state == "waiting", rows.next_at <= now).subquery()
@@ -126,7 +126,9 @@ class Post:
                 self.measures.delivered(channel=channel.kind, taken=end.error is None)
         return len(due)
 
-    async def _send(self, row: models.AlertDelivery, channel: models.AlertChannel, *, now: float) -> _End:
+    async def _send(
+        self, row: models.AlertDeliveryRecord, channel: models.AlertChannelRecord, *, now: float
+    ) -> _End:
         told = msgspec.msgpack.decode(row.payload, type=messages.Told)
         try:
             if channel.kind == "email":
@@ -144,7 +146,7 @@ class Post:
             return _End(f"it could not be sent: {type(error).__name__}; the server's log says more")
         return _End()
 
-    async def _mail(self, told: messages.Told, channel: models.AlertChannel, delivery: int) -> None:
+    async def _mail(self, told: messages.Told, channel: models.AlertChannelRecord, delivery: int) -> None:
         if not self.settings.smtp_host:
             raise egress.NotTaken("this server sends no mail any more: HOLDFAST_SMTP_HOST is not set")
         mail = messages.as_mail(
@@ -154,9 +156,11 @@ class Post:
             address=self.address,
             delivery=delivery,
         )
-        await asyncio.to_thread(post_office.send, mail, self.settings)
+        await asyncio.to_thread(smtp.send, mail, self.settings)
 
-    async def _post(self, told: messages.Told, channel: models.AlertChannel, delivery: int, *, now: float) -> None:
+    async def _post(
+        self, told: messages.Told, channel: models.AlertChannelRecord, delivery: int, *, now: float
+    ) -> None:
         if not self.settings.webhooks:
             raise egress.NotTaken("webhooks are off on this server: HOLDFAST_WEBHOOKS is not on")
         headers = {"Content-Type": "application/json", "User-Agent": "holdfast"}
@@ -182,7 +186,7 @@ class _End(Struct, frozen=True):
 
 
 async def _note(session: AsyncSession, *, delivery: int, tries: int, end: _End, now: float) -> None:
-    rows = models.AlertDelivery
+    rows = models.AlertDeliveryRecord
     values: dict[str, object] = {"tries": tries, "error": end.error[:MAX_ERROR] if end.error else None}
     if end.error is None:
         values |= {"state": "delivered", "ended_at": now}

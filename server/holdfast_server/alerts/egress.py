@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from holdfast_server.alerts.settings import AlertSettings, origin_of
+from holdfast_server.core.alert_settings import AlertSettings, origin_of
 
 TIMEOUT_SECONDS = 5.0
 """For all of it: looking up, connecting, sending, and the first line of the answer."""

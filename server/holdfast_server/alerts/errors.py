@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast_server.errors import NotThere, Refused
+from holdfast_server.core.errors import NotThere, Refused
 
 
 class UnknownAlert(NotThere):

@@ -9,11 +9,11 @@ from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
+from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.alerts import deliveries, facts, incidents, rules
+from holdfast_server.alerts.conditions import KINDS, Verdict
 from holdfast_server.alerts.facts import Facts
-from holdfast_server.alerts.kinds import KINDS, Verdict
 from holdfast_server.db import Database, lock_job
 
 EVERY_SECONDS = 10.0
@@ -48,7 +48,7 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 project: await rules.rules_of(session, project) for project in {job.project for job in known}
             }
             rows = await incidents.open_rows(session, part)
-        open_alerts: dict[str, dict[str, models.Alert]] = {}
+        open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
         for (name, rule), row in rows.items():
             open_alerts.setdefault(name, {})[rule] = row
         due = []
@@ -67,8 +67,8 @@ def _judged(job: Facts, wanted: list[AlertRule]) -> list[_Judged]:
 
 
 def _steps(
-    rows: dict[str, models.Alert], judged: list[_Judged], *, now: float
-) -> Iterator[tuple[models.Alert | None, _Judged, incidents.Step]]:
+    rows: dict[str, models.AlertRecord], judged: list[_Judged], *, now: float
+) -> Iterator[tuple[models.AlertRecord | None, _Judged, incidents.Step]]:
     for each in judged:
         row = rows.get(each.rule.name)
         step = incidents.step(row, each.rule, each.verdict, now=now)
@@ -76,7 +76,7 @@ def _steps(
             yield row, each, step
 
 
-def _left(rows: dict[str, models.Alert], judged: list[_Judged]) -> list[models.Alert]:
+def _left(rows: dict[str, models.AlertRecord], judged: list[_Judged]) -> list[models.AlertRecord]:
     """Of rules that do not look at this job any more."""
     names = {each.rule.name for each in judged}
     return [row for rule, row in rows.items() if rule not in names]
@@ -94,7 +94,13 @@ async def _settle(session: AsyncSession, *, job: str, judged: list[_Judged], now
 
 
 async def _take(
-    session: AsyncSession, job: str, row: models.Alert | None, each: _Judged, step: incidents.Step, *, now: float
+    session: AsyncSession,
+    job: str,
+    row: models.AlertRecord | None,
+    each: _Judged,
+    step: incidents.Step,
+    *,
+    now: float,
 ) -> None:
     rule, verdict = each.rule, each.verdict
     match step:
@@ -132,7 +138,7 @@ async def _take(
     await session.flush()
 
 
-async def _fire(session: AsyncSession, row: models.Alert, each: _Judged, *, now: float) -> None:
+async def _fire(session: AsyncSession, row: models.AlertRecord, each: _Judged, *, now: float) -> None:
     assert each.verdict is not None
     await incidents.fire(session, row, each.rule, each.verdict, now=now)
     await session.flush()
@@ -140,7 +146,7 @@ async def _fire(session: AsyncSession, row: models.Alert, each: _Judged, *, now:
         await deliveries.tell(session, row, "firing", now=now)
 
 
-async def _end(session: AsyncSession, row: models.Alert, why: str, *, now: float) -> None:
+async def _end(session: AsyncSession, row: models.AlertRecord, why: str, *, now: float) -> None:
     if row.fired_at is None:
         await session.delete(row)
     else:

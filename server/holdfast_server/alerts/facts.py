@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Failing, JobStatus
-from holdfast.protocol import OPEN_ORDER_STATES
-from holdfast_server import checkpoints, models
-from holdfast_server.pace import paced_of
-from holdfast_server.standing import recent_of
-from holdfast_server.status import ENDED_WELL, current_attempt, longest_seconds, seconds_of_last, status_of
+from holdfast.protocol.jobs import Failing, JobStatus
+from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast_server import models
+from holdfast_server.records import checkpoints
+from holdfast_server.records.interval_status import paced_of
+from holdfast_server.records.job_position import recent_of
+from holdfast_server.records.job_status import (
+    ENDED_WELL,
+    current_attempt,
+    longest_seconds,
+    seconds_of_last,
+    status_of,
+)
 
 LOOKED_AT_SECONDS = 7 * 86400.0
 """A job that was not heard of for longer is looked at only as long as it has an open alert."""
@@ -66,7 +73,7 @@ class Facts:
 async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> list[str]:
     """Jobs of which something new may be said; `at_rest`: those that have ended well and have no open alert, and
     the others if not."""
-    jobs, attempts, alerts = models.Job, models.Attempt, models.Alert
+    jobs, attempts, alerts = models.JobRecord, models.AttemptRecord, models.AlertRecord
     has_alert = jobs.name.in_(select(alerts.job).where(alerts.resolved_at.is_(None)))
     ended = func.coalesce(attempts.finished, "").in_(ENDED_WELL)
     heard = jobs.last_contact_at > now - LOOKED_AT_SECONDS
@@ -76,7 +83,7 @@ async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> lis
 
 
 async def gather(session: AsyncSession, names: list[str], *, now: float) -> list[Facts]:
-    jobs, attempts = models.Job, models.Attempt
+    jobs, attempts = models.JobRecord, models.AttemptRecord
     query = select(jobs, attempts).outerjoin(attempts, current_attempt()).where(jobs.name.in_(names))
     query = query.order_by(jobs.name)
     rows = (await session.execute(query)).all()
@@ -99,9 +106,9 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
 
 
 def _facts(
-    job: models.Job,
-    attempt: models.Attempt | None,
-    durable: models.Checkpoint | None,
+    job: models.JobRecord,
+    attempt: models.AttemptRecord | None,
+    durable: models.CheckpointRecord | None,
     *,
     failing: Failing | None,
     damaged: tuple[str, ...],
@@ -139,7 +146,7 @@ def _facts(
 
 
 async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[str, ...]]:
-    rows = models.Checkpoint
+    rows = models.CheckpointRecord
     newest = func.row_number().over(partition_by=rows.job, order_by=(rows.iteration.desc(), rows.id.desc()))
     ranked = (
         select(rows.job, rows.id, newest.label("place"))
@@ -154,7 +161,7 @@ async def _damaged(session: AsyncSession, names: list[str]) -> dict[str, tuple[s
 
 
 async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: float) -> dict[str, Ended]:
-    orders, moves = models.RestoreOrder, models.OrderTransition
+    orders, moves = models.RestoreOrderRecord, models.OrderTransitionRecord
     newest = func.row_number().over(partition_by=orders.job, order_by=(orders.created_at.desc(), orders.id))
     ranked = (
         select(orders.id, newest.label("place"))

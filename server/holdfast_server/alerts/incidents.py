@@ -10,13 +10,13 @@ from typing import Literal
 from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import Alert, AlertRule
-from holdfast.answers.administration import AlertState
-from holdfast_server import audit, models
+from holdfast.protocol.administration import Alert, AlertRule, AlertState
+from holdfast_server import models
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Verdict
 from holdfast_server.alerts.errors import AlertOver, UnknownAlert
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Verdict
+from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database, locked_job, named_jobs
-from holdfast_server.errors import InvalidSetting, UnknownJob
+from holdfast_server.records import audit
 
 Step = Literal["begin", "drop", "fire", "replace", "fires_on", "speak", "tell", "clears", "resolve"]
 
@@ -29,7 +29,7 @@ RULE_OFF = "the rule was switched off, or no longer looks at this job"
 ANOTHER = "another one followed"
 
 
-def step(row: models.Alert | None, rule: AlertRule, verdict: Verdict | None, *, now: float) -> Step | None:
+def step(row: models.AlertRecord | None, rule: AlertRule, verdict: Verdict | None, *, now: float) -> Step | None:
     """What becomes of an alert, or of none, by what is the case now; None: nothing changes."""
     if row is None:
         return "begin" if verdict is not None and verdict.broken else None
@@ -48,7 +48,7 @@ def step(row: models.Alert | None, rule: AlertRule, verdict: Verdict | None, *, 
     return "resolve" if now - row.clear_since >= CLEAR_SECONDS else None
 
 
-def _still(row: models.Alert, verdict: Verdict | None, *, now: float) -> Step | None:
+def _still(row: models.AlertRecord, verdict: Verdict | None, *, now: float) -> Step | None:
     if verdict is not None and verdict.subject != row.subject:
         return "replace"
     if verdict is not None and row.clear_since is not None:
@@ -58,20 +58,22 @@ def _still(row: models.Alert, verdict: Verdict | None, *, now: float) -> Step | 
     return "tell" if verdict is not None and verdict.message[:MAX_MESSAGE] != row.message else None
 
 
-async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.Alert]:
+async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
     """By job and rule, those that have not been told of yet too."""
     rows = await session.scalars(_of_open_rows(), {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
 
 
 @cache
-def _of_open_rows() -> Select[models.Alert]:
-    rows = models.Alert
+def _of_open_rows() -> Select[models.AlertRecord]:
+    rows = models.AlertRecord
     return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
-async def begin(session: AsyncSession, job: str, rule: AlertRule, verdict: Verdict, *, now: float) -> models.Alert:
-    row = models.Alert(
+async def begin(
+    session: AsyncSession, job: str, rule: AlertRule, verdict: Verdict, *, now: float
+) -> models.AlertRecord:
+    row = models.AlertRecord(
         project=rule.project,
         job=job,
         rule=rule.name,
@@ -85,12 +87,14 @@ async def begin(session: AsyncSession, job: str, rule: AlertRule, verdict: Verdi
     return row
 
 
-async def fire(session: AsyncSession, row: models.Alert, rule: AlertRule, verdict: Verdict, *, now: float) -> None:
+async def fire(
+    session: AsyncSession, row: models.AlertRecord, rule: AlertRule, verdict: Verdict, *, now: float
+) -> None:
     """A silence of the same rule and job that is not over yet holds for this one too."""
     row.fired_at, row.severity = now, rule.severity
     row.message = verdict.message[:MAX_MESSAGE]
     row.value = verdict.value if verdict.value is not None and math.isfinite(verdict.value) else None
-    earlier = models.Alert
+    earlier = models.AlertRecord
     query = (
         select(earlier)
         .where(earlier.job == row.job, earlier.rule == row.rule, earlier.resolved_at.is_not(None))
@@ -102,16 +106,16 @@ async def fire(session: AsyncSession, row: models.Alert, rule: AlertRule, verdic
         row.silenced_until, row.silenced_by = before.silenced_until, before.silenced_by
 
 
-def resolve(row: models.Alert, why: str, *, now: float) -> None:
+def resolve(row: models.AlertRecord, why: str, *, now: float) -> None:
     row.resolved_at, row.resolved_why = now, why
 
 
-def quiet(row: models.Alert, *, now: float) -> bool:
+def quiet(row: models.AlertRecord, *, now: float) -> bool:
     """Nobody wants to hear of it for now."""
     return row.silenced_until is not None and row.silenced_until > now
 
 
-def state_of(row: models.Alert, *, now: float) -> AlertState:
+def state_of(row: models.AlertRecord, *, now: float) -> AlertState:
     if row.resolved_at is not None:
         return "resolved"
     if quiet(row, now=now):
@@ -119,7 +123,7 @@ def state_of(row: models.Alert, *, now: float) -> AlertState:
     return "acknowledged" if row.acknowledged_at is not None else "firing"
 
 
-def as_row(row: models.Alert, *, now: float) -> Alert:
+def as_row(row: models.AlertRecord, *, now: float) -> Alert:
     kind = KINDS.get(row.kind)
     own = ("title", "state", "fired_at")
     return Alert(
@@ -145,7 +149,7 @@ async def listed(
     limit: int = 100,
 ) -> list[Alert]:
     """The newest first; `before` is the number that the page before ended with."""
-    rows = models.Alert
+    rows = models.AlertRecord
     query = select(rows).where(rows.fired_at.is_not(None)).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
     if visible_projects is not None:
         query = query.where(rows.project.in_(visible_projects))
@@ -158,7 +162,7 @@ async def listed(
     if before is not None:
         query = query.where(rows.id < before)
     async with db.read() as session:
-        if job is not None and await session.get(models.Job, job) is None:
+        if job is not None and await session.get(models.JobRecord, job) is None:
             raise UnknownJob(job)
         return [as_row(row, now=now) for row in await session.scalars(query)]
 
@@ -177,7 +181,7 @@ async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict
 
 async def open_by_severity(db: Database, *, visible_projects: Collection[str] | None = None) -> dict[str, int]:
     """How many fire, acknowledged and silenced ones too."""
-    rows = models.Alert
+    rows = models.AlertRecord
     query = select(rows.severity, func.count()).where(rows.resolved_at.is_(None), rows.fired_at.is_not(None))
     if visible_projects is not None:
         query = query.where(rows.project.in_(visible_projects))
@@ -232,10 +236,10 @@ async def unsilence(db: Database, job: str, alert: int, *, who: str, request_id:
     return await db.write(work, job=job)
 
 
-async def _open(session: AsyncSession, job: str, alert: int) -> models.Alert:
+async def _open(session: AsyncSession, job: str, alert: int) -> models.AlertRecord:
     if await locked_job(session, job) is None:
         raise UnknownJob(job)
-    row = await session.get(models.Alert, alert) if 0 <= alert < 2**63 else None
+    row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
     if row is None or row.job != job or row.fired_at is None:
         raise UnknownAlert(alert)
     if row.resolved_at is not None:
@@ -246,7 +250,7 @@ async def _open(session: AsyncSession, job: str, alert: int) -> models.Alert:
 async def _note(
     session: AsyncSession,
     action: str,
-    row: models.Alert,
+    row: models.AlertRecord,
     until: float | None,
     *,
     who: str,

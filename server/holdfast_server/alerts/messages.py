@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.answers import Alert
-from holdfast_server.encoding import to_json
+from holdfast.protocol.administration import Alert
+from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
 MAX_TEXT = 1500

@@ -9,12 +9,13 @@ from msgspec import UNSET, Struct, UnsetType
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.answers import AlertRule
-from holdfast_server import audit, models
+from holdfast.protocol.administration import AlertRule
+from holdfast_server import models
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Kind
 from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
+from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
-from holdfast_server.errors import InvalidSetting, UnknownProject
+from holdfast_server.records import audit
 
 MAX_LIMIT = 1e12
 MAX_FOR_SECONDS = 7 * 86400.0
@@ -42,7 +43,7 @@ def applies(rule: AlertRule, job: str) -> bool:
 
 async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
     """Built-in ones first, then the project's own by name."""
-    rows = models.AlertRule
+    rows = models.AlertRuleRecord
     changed = {row.name: row for row in await session.scalars(select(rows).where(rows.project == project))}
     built_in = [_rule(project, kind, changed.pop(kind.name, None)) for kind in KINDS.values() if kind.built_in]
     # A rule of a kind that another version of the server knows waits for that version.
@@ -53,7 +54,7 @@ async def rules_of(session: AsyncSession, project: str) -> list[AlertRule]:
 async def listed(db: Database, project: str) -> list[AlertRule]:
     """Raises UnknownProject."""
     async with db.read() as session:
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         return await rules_of(session, project)
 
@@ -64,12 +65,12 @@ async def change(
     """Raises UnknownProject, and InvalidSetting, naming the field."""
 
     async def work(session: AsyncSession) -> AlertRule:
-        if await session.get(models.Project, project) is None:
+        if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         known = {rule.name: rule for rule in await rules_of(session, project)}
         before = known.get(name)
         kind = KINDS[before.kind] if before else _kind_of_new(name, changes, known)
-        row = await session.get(models.AlertRule, (project, name))
+        row = await session.get(models.AlertRuleRecord, (project, name))
         if row is None:
             row = _row(before or _rule(project, kind, None, name=name))
             session.add(row)
@@ -87,7 +88,7 @@ async def remove(db: Database, project: str, name: str, *, who: str, request_id:
     """A rule of its own is gone; a built-in one is as it came. Raises UnknownRule."""
 
     async def work(session: AsyncSession) -> None:
-        rows = models.AlertRule
+        rows = models.AlertRuleRecord
         row = await session.get(rows, (project, name))
         built_in = name in KINDS and KINDS[name].built_in
         if row is None and built_in:
@@ -102,7 +103,7 @@ async def remove(db: Database, project: str, name: str, *, who: str, request_id:
     await db.write(work)
 
 
-def _rule(project: str, kind: Kind, row: models.AlertRule | None, *, name: str | None = None) -> AlertRule:
+def _rule(project: str, kind: Kind, row: models.AlertRuleRecord | None, *, name: str | None = None) -> AlertRule:
     return AlertRule(
         project=project,
         name=row.name if row else name or kind.name,
@@ -121,8 +122,8 @@ def _rule(project: str, kind: Kind, row: models.AlertRule | None, *, name: str |
     )
 
 
-def _row(rule: AlertRule) -> models.AlertRule:
-    return models.AlertRule(
+def _row(rule: AlertRule) -> models.AlertRuleRecord:
+    return models.AlertRuleRecord(
         project=rule.project,
         name=rule.name,
         kind=rule.kind,
@@ -146,7 +147,7 @@ def _kind_of_new(name: str, changes: RuleChanges, known: dict[str, AlertRule]) -
     return KINDS[changes.kind]
 
 
-def _set(row: models.AlertRule, kind: Kind, changes: RuleChanges) -> None:
+def _set(row: models.AlertRuleRecord, kind: Kind, changes: RuleChanges) -> None:
     if changes.kind not in (UNSET, kind.name):
         raise InvalidSetting("kind", f"this rule is of kind {kind.name}: make another one for {changes.kind!r}")
     if changes.enabled is not UNSET:

@@ -8,7 +8,7 @@ from holdfast_server.api import (
     accounts,
     alerts,
     checkpoints,
-    desired,
+    desired_state,
     exports,
     ingest,
     jobs,
@@ -22,7 +22,7 @@ router = APIRouter()
 # First, since routes are tried in their order, and batches come a hundred times as often as all else.
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
-for part in (jobs, exports, desired, checkpoints, restores, alerts, retention, stream, accounts):
+for part in (jobs, exports, desired_state, checkpoints, restores, alerts, retention, stream, accounts):
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

@@ -9,15 +9,15 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import AuditEntry, NewToken, PersonRow, TokenRow
-from holdfast.protocol import MAX_INTEGER
-from holdfast_server import audit
+from holdfast.protocol.administration import AuditEntry, NewToken, PersonRow, TokenRow
+from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.accounts import people, tokens
-from holdfast_server.accounts.principal import Role, Scope
-from holdfast_server.api.answers import Json, parse
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Asker, Clock, Db
-from holdfast_server.errors import NotPossible
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse
+from holdfast_server.core.errors import NotPossible
+from holdfast_server.core.principal import Role, Scope
+from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.records import audit
 
 MAX_BODY_BYTES = 2**14
 

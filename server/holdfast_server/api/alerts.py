@@ -9,17 +9,17 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
-from holdfast.protocol import MAX_INTEGER
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.channels import NewChannel
 from holdfast_server.alerts.rules import RuleChanges
-from holdfast_server.api.answers import Json, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Asker, Clock, Config, Db, Who
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.requests import request_id
+from holdfast_server.api.desired_state import MAX_EDIT_BYTES
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.core.request_id import request_id
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
 
 NO_ALERT = "No such job, or no alert of it of that number"
 NO_CHANNEL = "No such project or channel"

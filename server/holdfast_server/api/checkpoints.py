@@ -9,12 +9,12 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import CheckpointChanges, CheckpointRow, Tensors, Verification
-from holdfast_server import control
-from holdfast_server.api.answers import Json, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Clock, Db, Who
+from holdfast.protocol.jobs import CheckpointChanges, CheckpointRow, Tensors, Verification
+from holdfast_server.api.desired_state import MAX_EDIT_BYTES
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse
+from holdfast_server.control import control
+from holdfast_server.http.dependencies import Clock, Db, Who
 
 router = APIRouter(prefix="/jobs/{job}/checkpoints/{checkpoint}", tags=["control"])
 

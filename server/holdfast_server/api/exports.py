@@ -9,11 +9,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.protocol import MAX_ITERATION
-from holdfast_server import exports, traces
-from holdfast_server.api.answers import Json
-from holdfast_server.api.schema import returns
-from holdfast_server.dependencies import Db, Exporting
+from holdfast.protocol.messages import MAX_ITERATION
+from holdfast_server.api.openapi import returns
+from holdfast_server.api.responses import Json
+from holdfast_server.http.dependencies import Db, Exporting
+from holdfast_server.queries import exports, traces
 
 NOT_FOUND = "No such job"
 CSV, PARQUET = "text/csv; charset=utf-8", "application/vnd.apache.parquet"

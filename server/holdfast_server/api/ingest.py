@@ -11,18 +11,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol import Ack, Batch
-from holdfast_server import batches, compression, ingest
-from holdfast_server.accounts.belonging import Belonging
-from holdfast_server.accounts.principal import Principal
-from holdfast_server.api.answers import Json, refusal
-from holdfast_server.api.schema import body, returns
-from holdfast_server.compression import Broken, TooLarge
+from holdfast.protocol.messages import Ack, Batch
+from holdfast_server.accounts.job_projects import Belonging
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, refusal
+from holdfast_server.core import compression
+from holdfast_server.core.compression import Broken, TooLarge
+from holdfast_server.core.errors import UnknownJob
+from holdfast_server.core.principal import Principal
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_server.errors import UnknownJob
-from holdfast_server.intake import RETRY_AFTER_SECONDS, Intake, TooMuch
-from holdfast_server.measures import ServerMeasures
-from holdfast_server.settings import ServerSettings
+from holdfast_server.http.metrics import ServerMeasures
+from holdfast_server.ingest import transaction
+from holdfast_server.ingest.admission import RETRY_AFTER_SECONDS, Intake, TooMuch
+from holdfast_server.samples import batches
 
 MAX_BODY_BYTES = 8 * 2**20
 """Of a batch, before and after decompression."""
@@ -61,12 +63,12 @@ async def report(request: Request) -> Response:
             received = batches.decode(content, encoding, now=now)
             with state.room.taking(received.batch.lane, len(content)):
                 project = await state.belonging.reporting(asker, received.batch.job)
-                ack = await ingest.store(
+                ack = await transaction.store(
                     state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
                 )
     except TooMuch as error:
         return _later(error)
-    except ingest.Superseded as error:
+    except transaction.Superseded as error:
         return refusal(409, "fenced", str(error))
     except UnknownJob as error:
         # A report makes a job that is new: this name is taken.

@@ -8,30 +8,27 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import (
+from holdfast.protocol.jobs import (
     CheckpointRow,
     Edit,
     Family,
     Fleet,
-    Goodput,
     JobNumbers,
-    JobPlan,
     JobStatus,
     JobSummary,
     NoticeRow,
     NumberChanges,
-    RankTimes,
-    ShortWindow,
-    Timeline,
-    Window,
 )
-from holdfast.protocol import MAX_INTEGER, MAX_ITERATION
-from holdfast_server import control, deletion, fleet, goodput, plans, ranks, summaries, timeline
-from holdfast_server.api.answers import Json, Packed, encoding_for, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
-from holdfast_server.marks import Axis
+from holdfast.protocol.messages import MAX_INTEGER, MAX_ITERATION
+from holdfast.protocol.questions import Goodput, JobPlan, RankTimes
+from holdfast.protocol.timeline import ShortWindow, Timeline, Window
+from holdfast_server.api.desired_state import MAX_EDIT_BYTES
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, Packed, encoding_for, parse
+from holdfast_server.control import control, deletion, plans
+from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
+from holdfast_server.queries.annotations import Axis
 
 NOT_FOUND = "No such job"
 

@@ -10,12 +10,14 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import Order, RestorePreview
-from holdfast_server import control, previews, timeline
-from holdfast_server.api.answers import Json, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Clock, Db, Who
+from holdfast.protocol.jobs import Order
+from holdfast.protocol.questions import RestorePreview
+from holdfast_server.api.desired_state import MAX_EDIT_BYTES
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse
+from holdfast_server.control import control, previews
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries import timeline
 
 router = APIRouter(prefix="/jobs/{job}/restores", tags=["restores"])
 

@@ -6,13 +6,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.answers import Kept, RetentionChanges
-from holdfast_server import retention
-from holdfast_server.api.answers import Json, parse
-from holdfast_server.api.desired import MAX_EDIT_BYTES
-from holdfast_server.api.schema import body, returns
-from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.requests import request_id
+from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast_server.api.desired_state import MAX_EDIT_BYTES
+from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.responses import Json, parse
+from holdfast_server.control import retention
+from holdfast_server.core.request_id import request_id
+from holdfast_server.http.dependencies import Clock, Db, Who
 
 router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 

@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from holdfast_server import summaries
-from holdfast_server.dependencies import Changes, Clock, Db, SharedAnswers, StreamPlace
-from holdfast_server.encoding import to_json
-from holdfast_server.errors import UnknownJob
+from holdfast_server.core.encoding import to_json
+from holdfast_server.core.errors import UnknownJob
+from holdfast_server.http.dependencies import Changes, Clock, Db, SharedAnswers, StreamPlace
+from holdfast_server.queries import summaries
 
 TICK_SECONDS = 5.0
 """A job of which nothing is heard grows older all the same."""

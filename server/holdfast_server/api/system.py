@@ -8,12 +8,12 @@ from fastapi import APIRouter
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import PlainTextResponse, Response
 
-from holdfast_server import fleet
 from holdfast_server.alerts import incidents
-from holdfast_server.api.answers import Json, refusal
+from holdfast_server.api.responses import Json, refusal
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
-from holdfast_server.dependencies import Asker, Changes, Clock, Db, Measures
-from holdfast_server.measures import MOST_JOBS, Now
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Measures
+from holdfast_server.http.metrics import MOST_JOBS, Now
+from holdfast_server.queries import fleet
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.answers import AuditEntry
-from holdfast_server import audit
-from holdfast_server.commands.place import (
+from holdfast.protocol.administration import AuditEntry
+from holdfast_server.commands.database import (
     EXIT_REFUSED,
     EXIT_USAGE,
     Db,
@@ -20,6 +19,7 @@ from holdfast_server.commands.place import (
     print_table,
 )
 from holdfast_server.db import Database
+from holdfast_server.records import audit
 
 app = typer.Typer(
     no_args_is_help=True,

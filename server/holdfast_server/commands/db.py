@@ -8,14 +8,14 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast.answers import Kept, RetentionChanges
 from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast_server import backups, retention
-from holdfast_server.backups import in_words
-from holdfast_server.commands.place import Db, Json, fail, in_database, print_json, whoami
-from holdfast_server.db import Database
+from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast_server.commands.database import Db, Json, fail, in_database, print_json, whoami
+from holdfast_server.control import retention
+from holdfast_server.core.settings import database_url, default_database
+from holdfast_server.db import Database, backups
+from holdfast_server.db.backups import in_words
 from holdfast_server.models import DEFAULT_PROJECT
-from holdfast_server.settings import database_url, default_database
 
 FOR_EVER = "forever"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from holdfast_server.accounts import projects
-from holdfast_server.accounts.principal import OPERATOR
-from holdfast_server.commands.place import Db, Json, in_database, moment, print_json, print_table, whoami
+from holdfast_server.commands.database import Db, Json, in_database, moment, print_json, print_table, whoami
+from holdfast_server.core.principal import OPERATOR
 
 Project = Annotated[str, typer.Argument(metavar="PROJECT", help="The project's name.")]
 

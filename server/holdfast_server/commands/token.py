@@ -9,9 +9,8 @@ import typer
 
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast_server.accounts import tokens
-from holdfast_server.accounts.principal import OPERATOR, SCOPES, Scope
 from holdfast_server.accounts.secrets import PREFIX_CHARACTERS
-from holdfast_server.commands.place import (
+from holdfast_server.commands.database import (
     EXIT_USAGE,
     Db,
     Json,
@@ -22,6 +21,7 @@ from holdfast_server.commands.place import (
     print_table,
     whoami,
 )
+from holdfast_server.core.principal import OPERATOR, SCOPES, Scope
 from holdfast_server.models import DEFAULT_PROJECT
 
 NEVER = "never"

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast_server.accounts import people
-from holdfast_server.accounts.principal import Role
-from holdfast_server.commands.place import (
+from holdfast_server.commands.database import (
     EXIT_USAGE,
     Db,
     Json,
@@ -19,6 +18,7 @@ from holdfast_server.commands.place import (
     print_table,
     whoami,
 )
+from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
 from holdfast_server.models import DEFAULT_PROJECT
 

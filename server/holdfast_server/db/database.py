@@ -14,11 +14,11 @@ from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 
 from holdfast_migrations import DriverMissing, Upgraded
-from holdfast_server.bus import LocalBus
+from holdfast_server.core.bus import LocalBus
+from holdfast_server.core.settings import database_url
 from holdfast_server.db.sqlite import SqliteStore
 from holdfast_server.db.statements import DatabaseBusy, DatabaseClosed, DatabaseUnavailable, require_writable
 from holdfast_server.db.units import Store, T, Unit, Work
-from holdfast_server.settings import database_url
 
 READS_END_SECONDS = 5.0
 READY_SECONDS = 5.0

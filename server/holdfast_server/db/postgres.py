@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, c
 from sqlalchemy.pool import NullPool
 
 from holdfast_migrations import Upgraded, upgrade
-from holdfast_server.bus import LocalBus
+from holdfast_server.core.bus import LocalBus
 from holdfast_server.db.relay import Relay
 from holdfast_server.db.statements import DatabaseUnavailable, job_key, lock_key
 from holdfast_server.db.units import GROUP_UNITS, Unit, attempt

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from holdfast_server import models
-from holdfast_server.bus import LocalBus
+from holdfast_server.core.bus import LocalBus
 
 CHANNEL = "holdfast_changes"
 EVERYTHING = ""
@@ -127,7 +127,7 @@ class Relay:
 
     async def _look(self, connection: AsyncConnection) -> None:
         """At what agents wait for. Open pages need no look: they draw themselves anew now and then anyway."""
-        jobs = models.Job
+        jobs = models.JobRecord
         names = bindparam("names", sorted(self._changes.listened()), ARRAY(Text))
         found = await connection.execute(select(jobs.name, jobs.version).where(jobs.name == any_(names)))
         versions = {name: version for name, version in found}  # noqa: C416 - rows are not plain tuples

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
+from holdfast_server.core.settings import default_database
 from holdfast_server.db.statements import DatabaseInUse
 from holdfast_server.db.units import GROUP_UNITS, T, Unit, attempt
-from holdfast_server.settings import default_database
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READERS = 4

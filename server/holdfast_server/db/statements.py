@@ -63,10 +63,10 @@ async def lock_job(session: AsyncSession, job: str) -> None:
         await session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
 
 
-async def locked_job(session: AsyncSession, job: str) -> models.Job | None:
+async def locked_job(session: AsyncSession, job: str) -> models.JobRecord | None:
     """The row of a job, as it is once it is locked; None for a job that nobody has heard of."""
     await lock_job(session, job)
-    return await session.get(models.Job, job, populate_existing=True)
+    return await session.get(models.JobRecord, job, populate_existing=True)
 
 
 async def size_bytes(session: AsyncSession) -> int:

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from holdfast_migrations import Upgraded
+from holdfast_server.core.request_id import request_id
 from holdfast_server.db.statements import Statement, connection_of
-from holdfast_server.requests import request_id
 
 T = TypeVar("T")
 Work = Callable[[AsyncSession], Awaitable[T]]

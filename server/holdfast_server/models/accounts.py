@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class Person(Base):
+class PersonRecord(Base):
     __tablename__ = "people"
     __table_args__ = (UniqueConstraint("issuer", "subject"),)
 
@@ -24,7 +24,7 @@ class Person(Base):
     signed_in_at: Mapped[float | None]
 
 
-class Membership(Base):
+class MembershipRecord(Base):
     """A person's role in one project."""
 
     __tablename__ = "memberships"
@@ -36,7 +36,7 @@ class Membership(Base):
     role: Mapped[str]
 
 
-class SignIn(Base):
+class SignInRecord(Base):
     """A browser that is signed in, until it signs out, rests too long, or its time is over."""
 
     __tablename__ = "sign_ins"
@@ -53,7 +53,7 @@ class SignIn(Base):
     browser: Mapped[str]
 
 
-class SharedSession(Base):
+class SharedSessionRecord(Base):
     """A browser in which somebody typed the shared secret, until it signs out or the session expires."""
 
     __tablename__ = "shared_sessions"
@@ -63,7 +63,7 @@ class SharedSession(Base):
     expires_at: Mapped[float]
 
 
-class Token(Base):
+class TokenRecord(Base):
     """A key for a program. It is shown once; kept are its digest, and its beginning to find it by."""
 
     __tablename__ = "tokens"
@@ -86,7 +86,7 @@ class Token(Base):
     revoked_at: Mapped[float | None]
 
 
-class Link(Base):
+class LinkRecord(Base):
     """A link that works once: to set the server up, or to choose a new password."""
 
     __tablename__ = "links"
@@ -98,7 +98,7 @@ class Link(Base):
     expires_at: Mapped[float]
 
 
-class Handshake(Base):
+class HandshakeRecord(Base):
     """Somebody is at the identity provider, and is expected back."""
 
     __tablename__ = "handshakes"
@@ -110,7 +110,7 @@ class Handshake(Base):
     expires_at: Mapped[float] = mapped_column(index=True)
 
 
-class Allowance(Base):
+class AllowanceRecord(Base):
     """How many tries to sign in are left, for a name, an address or a browser: a bucket that fills by itself."""
 
     __tablename__ = "allowances"
@@ -121,7 +121,7 @@ class Allowance(Base):
     """When it is full again; each try moves it on."""
 
 
-class AuditEntry(Base):
+class AuditEntryRecord(Base):
     """Names are no references: what somebody did outlives their account. Triggers forbid UPDATE and DELETE."""
 
     __tablename__ = "audit"
@@ -142,7 +142,7 @@ class AuditEntry(Base):
     """SHA-256 over the digest of the row before and all that this one holds."""
 
 
-class AuditHead(Base):
+class AuditHeadRecord(Base):
     """One row: where the chain ends. Whoever adds to it locks this, so that no two rows follow the same one."""
 
     __tablename__ = "audit_head"

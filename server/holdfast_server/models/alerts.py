@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class AlertRule(Base):
+class AlertRuleRecord(Base):
     """A rule of a project's own, or a built-in one that the project changed; an unchanged one has no row."""
 
     __tablename__ = "alert_rules"
@@ -28,7 +28,7 @@ class AlertRule(Base):
     changed_by: Mapped[str]
 
 
-class Alert(Base):
+class AlertRecord(Base):
     """One rule that was broken by one job, from the first sign of it to its end."""
 
     __tablename__ = "alerts"
@@ -71,7 +71,7 @@ class Alert(Base):
     resolved_why: Mapped[str | None]
 
 
-class AlertChannel(Base):
+class AlertChannelRecord(Base):
     """Where a project's alerts are sent."""
 
     __tablename__ = "alert_channels"
@@ -92,7 +92,7 @@ class AlertChannel(Base):
     created_by: Mapped[str]
 
 
-class AlertDelivery(Base):
+class AlertDeliveryRecord(Base):
     """One message to one channel, written down with what it tells of: a restart loses none."""
 
     __tablename__ = "alert_deliveries"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast.protocol import OPEN_ORDER_STATES
+from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server.models.base import Base
 
 _OPEN = ", ".join(f"'{state}'" for state in OPEN_ORDER_STATES)
 
 
-class Checkpoint(Base):
+class CheckpointRecord(Base):
     __tablename__ = "checkpoints"
     __table_args__ = (
         Index(None, "job", "state", "iteration"),
@@ -54,7 +54,7 @@ class Checkpoint(Base):
     sequence: Mapped[int]
 
 
-class Verification(Base):
+class VerificationRecord(Base):
     """The newest request to read a checkpoint back, how far that is, and the newest verdict there is on it."""
 
     __tablename__ = "verifications"
@@ -86,7 +86,7 @@ class Verification(Base):
     tensors_against: Mapped[str | None]
 
 
-class RestoreOrder(Base):
+class RestoreOrderRecord(Base):
     __tablename__ = "orders"
     __table_args__ = (
         UniqueConstraint("job", "key"),
@@ -124,7 +124,7 @@ class RestoreOrder(Base):
     safety_checkpoint: Mapped[str | None]
 
 
-class OrderTransition(Base):
+class OrderTransitionRecord(Base):
     __tablename__ = "order_transitions"
     __table_args__ = (Index(None, "order_id"),)
 

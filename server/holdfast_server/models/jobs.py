@@ -10,7 +10,7 @@ from holdfast_server.models.base import Base
 DEFAULT_PROJECT = "default"
 
 
-class Project(Base):
+class ProjectRecord(Base):
     """Jobs that belong together: people have their rights, and reports their retention, by project."""
 
     __tablename__ = "projects"
@@ -32,7 +32,7 @@ _STANDING = (
 )
 
 
-class Job(Base):
+class JobRecord(Base):
     """A job: what it reported last, and what people want it to be."""
 
     __tablename__ = "jobs"
@@ -82,7 +82,7 @@ class Job(Base):
     every_until: Mapped[float | None]
     """When the interval ordered by hand ends, and the policy decides again; None: when somebody says so."""
     retention: Mapped[str | None]
-    """Which checkpoints stay, as `holdfast.retention` spells it; None: as the script has it."""
+    """Which checkpoints stay, as `holdfast.protocol.retention` spells it; None: as the script has it."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """The version in which `paused` last changed."""
@@ -100,7 +100,7 @@ class Job(Base):
     applied_at: Mapped[float | None]
 
 
-class Attempt(Base):
+class AttemptRecord(Base):
     __tablename__ = "attempts"
     __table_args__ = (Index(None, "job", "started_at"),)
 
@@ -132,7 +132,7 @@ class Attempt(Base):
     """From the start of its processes to training."""
 
 
-class Lineage(Base):
+class LineageRecord(Base):
     __tablename__ = "lineages"
     __table_args__ = (
         Index(
@@ -156,7 +156,7 @@ class Lineage(Base):
     from_digest: Mapped[str | None]
 
 
-class SettingsVersion(Base):
+class SettingsVersionRecord(Base):
     """One version of what is desired: who changed what, and from which iteration on it held."""
 
     __tablename__ = "settings_versions"

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from holdfast_server.models.base import Base
 
 
-class Batch(Base):
+class BatchRecord(Base):
     """The batches that were committed; what is named here is never stored a second time."""
 
     __tablename__ = "batches"
@@ -25,7 +25,7 @@ class Batch(Base):
     """It stands for the earlier ones of its rank and lane too, whose rows were pruned."""
 
 
-class Stretch(Base):
+class StretchRecord(Base):
     """What one rank of one attempt reported of one lineage: its samples are in chunks and roll-ups."""
 
     __tablename__ = "stretches"
@@ -53,7 +53,7 @@ class Stretch(Base):
     """What lies before this one, into those of the second level; a multiple of its width."""
 
 
-class Chunk(Base):
+class ChunkRecord(Base):
     """Samples on one lineage, by column, compressed: those of one batch, or of several that were merged."""
 
     __tablename__ = "chunks"
@@ -76,7 +76,7 @@ class Chunk(Base):
     columns: Mapped[bytes]
 
 
-class Rollup(Base):
+class RollupRecord(Base):
     """What the iterations in one bucket of a stretch come to."""
 
     __tablename__ = "rollups"
@@ -91,7 +91,7 @@ class Rollup(Base):
     columns: Mapped[bytes]
 
 
-class Gap(Base):
+class GapRecord(Base):
     """Samples that an agent thinned away."""
 
     __tablename__ = "gaps"
@@ -109,7 +109,7 @@ class Gap(Base):
     """When it was told."""
 
 
-class Retention(Base):
+class RetentionRecord(Base):
     """How long a project keeps what its jobs reported. None: for ever, and without a limit."""
 
     __tablename__ = "retentions"
@@ -125,7 +125,7 @@ class Retention(Base):
     """Of more, the oldest are thinned into roll-ups."""
 
 
-class Stall(Base):
+class StallRecord(Base):
     __tablename__ = "stalls"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"), Index(None, "job", "kind", "at"))
 
@@ -138,7 +138,7 @@ class Stall(Base):
     seconds: Mapped[float]
 
 
-class Pacing(Base):
+class PacingRecord(Base):
     """The intervals that were in force, and the figures behind them."""
 
     __tablename__ = "pacings"
@@ -154,7 +154,7 @@ class Pacing(Base):
     measured_overhead: Mapped[float | None]
 
 
-class Notice(Base):
+class NoticeRecord(Base):
     __tablename__ = "notices"
     __table_args__ = (Index(None, "job", "id"),)
 
@@ -168,7 +168,7 @@ class Notice(Base):
     message: Mapped[str]
 
 
-class Work(Base):
+class WorkRecord(Base):
     """Iterations of one rank, in one attempt and on one lineage, that ended within ten minutes."""
 
     __tablename__ = "work"

@@ -13,7 +13,8 @@ from urllib.parse import parse_qs
 from msgspec import inspect
 from typer.testing import Result
 
-from holdfast import answers
+from holdfast.protocol.jobs import CheckpointRow, Edit, Fleet, JobSummary, NoticeRow, Order
+from holdfast.protocol.questions import Goodput, JobPlan
 
 Holdfast = Callable[..., Result]
 """The command line, as a function of its arguments."""
@@ -127,20 +128,20 @@ class FakeServer(ThreadingHTTPServer):
         """What the server answers there; None for what has no fields that must be given."""
         match method, path.partition("?")[0].removeprefix("/api/v1/jobs").split("/")[1:]:
             case "GET", []:
-                return answers.Fleet
+                return Fleet
             case "GET", [_]:
-                return answers.JobSummary
+                return JobSummary
             case "GET", [_, "checkpoints" | "edits" | "notices" | "restores" as listed]:
-                kinds = {"checkpoints": answers.CheckpointRow, "edits": answers.Edit, "notices": answers.NoticeRow}
-                return dict[str, list[kinds.get(listed, answers.Order)]]  # type: ignore[misc]
+                kinds = {"checkpoints": CheckpointRow, "edits": Edit, "notices": NoticeRow}
+                return dict[str, list[kinds.get(listed, Order)]]  # type: ignore[misc]
             case "GET", [_, "plan"]:
-                return answers.JobPlan
+                return JobPlan
             case "GET", [_, "goodput"]:
-                return answers.Goodput
+                return Goodput
             case "PATCH", [_, "checkpoints", _]:
-                return answers.CheckpointRow
+                return CheckpointRow
             case _, [_, "restores", *_]:
-                return answers.Order
+                return Order
         return None
 
     def _edits(self) -> list[dict[str, Any]]:

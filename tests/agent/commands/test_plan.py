@@ -13,7 +13,7 @@ from fake_server import FakeServer, Holdfast
 
 from holdfast.pacing import History, Profile, Settings
 from holdfast.pacing.failures import Failures
-from holdfast.pacing.outlook import outlook
+from holdfast.pacing.what_if import outlook
 
 LLAMA_3 = ("--ranks", "16384", "--mtbf", "3.0931h", "--stall", "5s", "--lag", "2min", "--restart", "5min")
 
@@ -200,7 +200,7 @@ def test_a_job_that_is_still_being_measured_has_no_plan(holdfast: Holdfast) -> N
 
 
 def test_planning_needs_neither_torch_nor_a_web_stack() -> None:
-    asked = "import sys, holdfast.commands.planning; print({'torch', 'numpy', 'fastapi'} & set(sys.modules))"
+    asked = "import sys, holdfast.commands.plan; print({'torch', 'numpy', 'fastapi'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
     assert told.strip() == "set()"
 

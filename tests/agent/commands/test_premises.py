@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.commands.premises import INTERFERENCE, Typed, premises_of
+from holdfast.commands.plan_inputs import INTERFERENCE, Typed, premises_of
 from holdfast.pacing import Profile
 
 SLOW = {"state": "64GB", "copy_bandwidth": "8GB/s", "write_bandwidth": "1GB/s", "iteration": "2s"}

@@ -15,9 +15,9 @@ import written
 from fake_server import Holdfast
 
 from holdfast.commands.console import size
-from holdfast.protocol import checkpoint_id
+from holdfast.protocol.messages import checkpoint_id
 from holdfast.store.local import LocalStore
-from holdfast.store.reading import LocalReader
+from holdfast.store.local_reader import LocalReader
 
 
 def commit(root: Path, job: str, *iterations: int) -> None:

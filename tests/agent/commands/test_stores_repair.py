@@ -12,9 +12,9 @@ import object_servers
 import pytest
 from fake_server import Holdfast
 
-from holdfast.protocol import MAX_ATTEMPT, MAX_LINEAGE
+from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE
 from holdfast.store import Attempt, Ending, Lineage, Pins, Store, newest_pins, open_store
-from holdfast.store.object_keys import Seen
+from holdfast.store.s3_keys import Seen
 
 JOB = "gpt"
 WRONG_ATTEMPTS = [5_000_000, MAX_ATTEMPT, 2**53]

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast_server.accounts import allowances, people, sign_ins
-from holdfast_server.accounts.doors import SharedSecret
-from holdfast_server.accounts.gate import (
+from holdfast_server.accounts import people, rate_limits, sign_ins
+from holdfast_server.accounts.auth_backends import SharedSecret
+from holdfast_server.accounts.auth_middleware import (
     COOKIE,
     DEVICE_COOKIE,
     address_of,
@@ -18,11 +18,11 @@ from holdfast_server.accounts.gate import (
     cookie_of,
     over_https,
 )
-from holdfast_server.accounts.provider import CALLBACK, HANDSHAKE_SECONDS, Provider
+from holdfast_server.accounts.oidc import CALLBACK, HANDSHAKE_SECONDS, Provider
 from holdfast_server.accounts.sign_ins import Visitor
-from holdfast_server.dependencies import Asker, Clock, Config, Db
-from holdfast_server.errors import DeadLink, NotSignedIn, Refused, TooManyTries
-from holdfast_server.settings import ServerSettings
+from holdfast_server.core.errors import DeadLink, NotSignedIn, Refused, TooManyTries
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import PageRoute, Text, headers_of, local_path
 
@@ -111,7 +111,7 @@ async def _shared(request: Request, db: Db, token: str, then: str, *, now: float
     if not isinstance(door, SharedSecret):
         return RedirectResponse(local_path(then), 303)  # this server needs no sign-in
     try:
-        await allowances.take_from_address(db, visitor(request).address, now=now)
+        await rate_limits.take_from_address(db, visitor(request).address, now=now)
     except TooManyTries as refusal:
         return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
     if not door.is_it(token):

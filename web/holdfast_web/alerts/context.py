@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.answers import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast.pacing.policy import duration
-from holdfast_server.accounts.principal import Principal, Role
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
 from holdfast_server.alerts import channels, deliveries, incidents, rules
-from holdfast_server.alerts.kinds import KINDS, SEVERITIES, Kind
-from holdfast_server.alerts.settings import AlertSettings
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, Kind
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_web.shared.render import View
 

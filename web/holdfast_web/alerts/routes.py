@@ -10,18 +10,18 @@ from fastapi import APIRouter, Depends, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
-from holdfast.answers import AlertRule
-from holdfast.protocol import MAX_INTEGER
-from holdfast_server.accounts.principal import Principal
+from holdfast.protocol.administration import AlertRule
+from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.errors import AlertOver
-from holdfast_server.alerts.kinds import KINDS
 from holdfast_server.alerts.rules import RuleChanges
+from holdfast_server.core.errors import Refused, UnknownProject
+from holdfast_server.core.principal import Principal
+from holdfast_server.core.request_id import request_id
 from holdfast_server.db import Database
-from holdfast_server.dependencies import Asker, Clock, Config, Db, Who
-from holdfast_server.errors import Refused, UnknownProject
-from holdfast_server.fleet import projects_of
-from holdfast_server.requests import request_id
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
+from holdfast_server.queries.fleet import projects_of
 from holdfast_web.alerts import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path, status_of

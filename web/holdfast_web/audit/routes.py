@@ -13,13 +13,13 @@ import msgspec
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
-from holdfast.answers import AuditEntry
-from holdfast.protocol import MAX_INTEGER
-from holdfast_server import audit
-from holdfast_server.accounts.principal import Role
-from holdfast_server.audit import Question
+from holdfast.protocol.administration import AuditEntry
+from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
-from holdfast_server.dependencies import Asker, Clock, Db
+from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.records import audit
+from holdfast_server.records.audit import Question
 from holdfast_web.shared.filters import iso
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import PageRoute

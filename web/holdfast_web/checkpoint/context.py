@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.answers import CheckpointStory, Edit, Family, JobSummary, Tensors, Verification
-from holdfast.protocol import validate_job
-from holdfast_server import control, summaries, timeline
-from holdfast_server.control import MOST_LABEL
+from holdfast.protocol.jobs import Edit, Family, JobSummary, Tensors, Verification
+from holdfast.protocol.messages import validate_job
+from holdfast.protocol.questions import CheckpointStory
+from holdfast_server.control import control
+from holdfast_server.control.control import MOST_LABEL
 from holdfast_server.db import Database
-from holdfast_server.summaries import job_summary
-from holdfast_server.timeline import story
-from holdfast_server.verifications import IN_REACH
+from holdfast_server.queries import summaries, timeline
+from holdfast_server.queries.summaries import job_summary
+from holdfast_server.queries.timeline import story
+from holdfast_server.records.verifications import IN_REACH
 from holdfast_web.job.context import EDITS_MOST, ChangeStatus, FieldInput
 from holdfast_web.shared.filters import age
 from holdfast_web.shared.render import View

@@ -8,12 +8,12 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.answers import CheckpointChanges
-from holdfast_server import control
-from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.errors import InvalidSetting, NotPossible
-from holdfast_server.summaries import job_summary
-from holdfast_server.timeline import story
+from holdfast.protocol.jobs import CheckpointChanges
+from holdfast_server.control import control
+from holdfast_server.core.errors import InvalidSetting, NotPossible
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries.summaries import job_summary
+from holdfast_server.queries.timeline import story
 from holdfast_web.checkpoint import context
 from holdfast_web.job.context import FieldInput
 from holdfast_web.shared.routing import PageRoute, Text, status_of

@@ -8,12 +8,14 @@ from operator import attrgetter
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from holdfast.answers import Alert, BulkOutcome, Fleet, JobStatus, JobSummary, ShortWindow
-from holdfast_server import goodput
+from holdfast.protocol.administration import Alert
+from holdfast.protocol.jobs import BulkOutcome, Fleet, JobStatus, JobSummary
+from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.db import Database
-from holdfast_server.fleet import PAGE_ROWS, Order, Question
-from holdfast_server.fleet import fleet as fleet_of
+from holdfast_server.queries import goodput
+from holdfast_server.queries.fleet import PAGE_ROWS, Order, Question
+from holdfast_server.queries.fleet import fleet as fleet_of
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)

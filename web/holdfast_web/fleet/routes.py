@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from holdfast.protocol import DEFAULT_PORT
-from holdfast_server import control
-from holdfast_server.dependencies import Asker, Changes, Clock, Db, StreamPlace
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
-from holdfast_server.status import STATUSES
+from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast_server.control import control
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, StreamPlace
+from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, Order, Question
+from holdfast_server.records.job_status import STATUSES
 from holdfast_web.fleet import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import PageRoute, Text, local_path

@@ -6,25 +6,17 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from holdfast.answers import (
-    Alert,
-    CheckpointRow,
-    Edit,
-    Family,
-    JobPlan,
-    JobSummary,
-    NoticeRow,
-    Order,
-    RestorePreview,
-    SettingsPreview,
-)
 from holdfast.pacing.profile import Plan
-from holdfast_server import control, exports, goodput, plans, previews, summaries, timeline
+from holdfast.protocol.administration import Alert
+from holdfast.protocol.jobs import CheckpointRow, Edit, Family, JobSummary, NoticeRow, Order
+from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
+from holdfast_server.control import control, plans, previews
+from holdfast_server.core.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
 from holdfast_server.db import Database
-from holdfast_server.desired import SETTINGS
-from holdfast_server.errors import Conflict, InvalidSetting, NoSuchCheckpoint, NotRestorable, Refused
-from holdfast_server.summaries import STALL_WINDOW_ITERATIONS
+from holdfast_server.queries import exports, goodput, summaries, timeline
+from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
+from holdfast_server.records.desired_state import SETTINGS
 from holdfast_web.alerts.context import SILENCES
 from holdfast_web.fleet.context import GOODPUT_WINDOW
 from holdfast_web.job.plan_plot import PlanPlot, draw

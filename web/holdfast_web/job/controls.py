@@ -9,10 +9,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.answers import DesiredChanges, JobSummary
-from holdfast_server import control, plans, summaries
-from holdfast_server.dependencies import Clock, Db, Who
-from holdfast_server.errors import Conflict, Refused, UnknownJob, UnknownOrder
+from holdfast.protocol.jobs import DesiredChanges, JobSummary
+from holdfast_server.control import control, plans
+from holdfast_server.core.errors import Conflict, Refused, UnknownJob, UnknownOrder
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, PageRoute, Text, status_of

@@ -8,12 +8,13 @@ from typing import Annotated, ClassVar, cast, get_args
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from holdfast.answers import Goodput, RankTimes, ShortWindow, StallsOverTime, Window
-from holdfast.protocol import StallKind
-from holdfast_server.dependencies import Clock, Db
-from holdfast_server.errors import InvalidSetting
-from holdfast_server.goodput import goodput, stalls_over_time
-from holdfast_server.ranks import rank_heat, rank_times
+from holdfast.protocol.messages import StallKind
+from holdfast.protocol.questions import Goodput, RankTimes
+from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.http.dependencies import Clock, Db
+from holdfast_server.queries.goodput import goodput, stalls_over_time
+from holdfast_server.queries.ranks import rank_heat, rank_times
 from holdfast_web.shared.filters import duration
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx, PageRoute

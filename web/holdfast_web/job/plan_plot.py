@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from holdfast.pacing.outlook import Choice, Frame, Outlook
+from holdfast.pacing.what_if import Choice, Frame, Outlook
 
 CURVE_WIDTH, CURVE_HEIGHT = 1000, 100
 """The viewBox of the curve."""

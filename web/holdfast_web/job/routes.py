@@ -8,10 +8,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
-from holdfast_server import control, deletion, summaries
-from holdfast_server.api.answers import Packed, encoding_for
-from holdfast_server.dependencies import Asker, Clock, Db, SharedAnswers, Who
-from holdfast_server.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.api.responses import Packed, encoding_for
+from holdfast_server.control import control, deletion
+from holdfast_server.core.errors import NotCancellable, NotPossible, OpenOrder, Refused, UnknownJob, UnknownOrder
+from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, PageRoute, Text

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.answers import PersonRow, TokenRow
+from holdfast.protocol.administration import PersonRow, TokenRow
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.principal import Principal, Role
 from holdfast_server.accounts.projects import MemberRow, ProjectRow
 from holdfast_server.accounts.sign_ins import SignInRow
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_web.shared.render import View
 

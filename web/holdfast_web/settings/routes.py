@@ -10,10 +10,10 @@ from fastapi.responses import RedirectResponse, Response
 
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast_server.accounts import people, projects, sign_ins, tokens
-from holdfast_server.accounts.doors import SharedSecret
-from holdfast_server.accounts.principal import SCOPES, Role
-from holdfast_server.dependencies import Asker, Clock, Config, Db
-from holdfast_server.errors import InvalidSetting, NotPossible, Refused
+from holdfast_server.accounts.auth_backends import SharedSecret
+from holdfast_server.core.errors import InvalidSetting, NotPossible, Refused
+from holdfast_server.core.principal import SCOPES, Role
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db
 from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
 from holdfast_web.settings import context
 from holdfast_web.shared.routing import PageRoute, Text, headers_of, status_of

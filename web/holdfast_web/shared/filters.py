@@ -6,7 +6,7 @@ import json
 import math
 from datetime import UTC, datetime
 
-from holdfast_server.samples import is_time
+from holdfast_server.samples.limits import is_time
 
 NONE = "–"
 _DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))

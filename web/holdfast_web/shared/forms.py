@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
-from holdfast_server.errors import InvalidSetting
+from holdfast_server.core.errors import InvalidSetting
 
 MAX_SHOWN = 40
 """Maximum number of characters of the input that an error repeats."""

@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
-from holdfast_server.accounts.principal import Role, current
+from holdfast_server.core.principal import Role, current
 from holdfast_web.shared.assets import imports_of, static_url
 from holdfast_web.shared.filters import FILTERS
 from holdfast_web.shared.glossary import TERMS

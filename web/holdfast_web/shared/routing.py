@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from holdfast_server.errors import (
+from holdfast_server.core.errors import (
     Conflict,
     NotPermitted,
     NotThere,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from holdfast.commands.console import EXIT_CODES
-from holdfast.commands.stores.exporting import export
+from holdfast.commands.stores.export import export
 from holdfast.commands.stores.listing import ls, verify
-from holdfast.commands.stores.showing import show
+from holdfast.commands.stores.show import show
 from holdfast.commands.stores.tidying import gc, repair
 
 app = typer.Typer(

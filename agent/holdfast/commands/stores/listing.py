@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast import restore
-from holdfast.commands.bar import progress_bar
+from holdfast.checkpoint import restore
 from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table, size
 from holdfast.commands.options import Json, OnlyJob, StorePath
-from holdfast.commands.stores.asking import chosen, jobs_of, opened, reason
+from holdfast.commands.progress_bar import progress_bar
+from holdfast.commands.stores.arguments import chosen, jobs_of, opened, reason
 from holdfast.errors import DamagedCheckpoint, HoldfastError
-from holdfast.protocol import parse_checkpoint_id
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Store
 
 

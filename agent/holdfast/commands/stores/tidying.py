@@ -10,23 +10,15 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
-from holdfast import tidying
+from holdfast.checkpoint import garbage_collection
+from holdfast.checkpoint.garbage_collection import Item, Plan
 from holdfast.client import NotFound
-from holdfast.commands.console import (
-    EXIT_USAGE,
-    asking,
-    counted,
-    fail,
-    print_json,
-    print_table,
-    size,
-)
+from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table, size
 from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
-from holdfast.commands.stores.asking import jobs_of, opened
-from holdfast.options import Options
-from holdfast.retention import Retention
+from holdfast.commands.stores.arguments import jobs_of, opened
+from holdfast.config import Config
+from holdfast.protocol.retention import Retention
 from holdfast.store import Store
-from holdfast.tidying import Item, Plan
 
 P = TypeVar("P", bound=Plan)
 
@@ -66,7 +58,7 @@ def gc(
     with opened(path) as store:
         jobs = jobs_of(store, _dropped_from(job, drop))
         wanted = _ordered(server, token, jobs) if server else {}
-        plans = [tidying.plan(store, name, rules, drop or (), wanted.get(name, ())) for name in jobs]
+        plans = [garbage_collection.plan(store, name, rules, drop or (), wanted.get(name, ())) for name in jobs]
         _require_known(store, job, drop)
         ours = [each for each in plans if while_running or each.running is None]
         if not json:
@@ -74,7 +66,7 @@ def gc(
         if not dry_run and any(each.items for each in ours):
             if not yes:
                 typer.confirm("Remove these?", abort=True)
-            carry_out(ours, lambda each: tidying.carry_out(store, each))
+            carry_out(ours, lambda each: garbage_collection.carry_out(store, each))
     if json:
         print_json([as_carried_out(each, each in ours) for each in plans])
 
@@ -100,7 +92,7 @@ def repair(
     if json and not (dry_run or yes):
         fail("--json cannot ask: give --dry-run or --yes with it", EXIT_USAGE)
     with opened(path) as store:
-        plans = [tidying.plan_repair(store, name, has_ended=ended) for name in jobs_of(store, job)]
+        plans = [garbage_collection.plan_repair(store, name, has_ended=ended) for name in jobs_of(store, job)]
         ours = [each for each in plans if each.running is None]
         if not json:
             print_plans(plans, ours, "end it first; --ended says that it has on another machine", dry_run=dry_run)
@@ -113,14 +105,14 @@ def repair(
         if not dry_run and any(each.items or each.pins for each in ours):
             if not yes:
                 typer.confirm("Repair this?", abort=True)
-            carry_out(ours, lambda each: tidying.repair(store, each))
+            carry_out(ours, lambda each: garbage_collection.repair(store, each))
     if json:
         print_json([as_carried_out(each, each in ours) for each in plans])
 
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
     try:
-        return Options.from_arguments_and_environment(retention=retention, keep=keep).retention_rules
+        return Config.from_arguments_and_environment(retention=retention, keep=keep).retention_rules
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
 

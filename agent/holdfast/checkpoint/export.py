@@ -1,0 +1,248 @@
+"""A checkpoint for others: one safetensors file, a torch.save file, a torch.distributed.checkpoint directory."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.reading import Progress
+from holdfast.format import manifest as fmt
+from holdfast.format.dtypes import stored_as
+from holdfast.format.shards import is_module, names_in
+from holdfast.state.tree import decode
+from holdfast.state.wrappers import RESERVED
+from holdfast.store import Store
+from holdfast.system.files import Files
+from holdfast.system.host_memory import bytes_of
+from holdfast.torch_internals import with_metadata
+
+Format = Literal["safetensors", "torch", "dcp"]
+DCP_METADATA = ".metadata"
+"""What shows that a directory is a torch.distributed.checkpoint, which `force` may replace."""
+EXPORTED_RANK = 0
+
+
+@dataclass(slots=True)
+class Exported:
+    """What was written, and what the format has no room for."""
+
+    objects: list[str]
+    tensors: int = 0
+    size_bytes: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+
+def export(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    target: Path,
+    format: Format,  # noqa: A002
+    *,
+    only: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a checkpoint, verified on the way, to `target`, which is there whole or not at all.
+
+    A module's tensors have the names of its state_dict(). With `only`, one object of the session is written.
+    What several ranks stored of a tensor is put together; of what each had of its own, that of rank 0 is written.
+
+    Raises:
+        FileExistsError: there is something at `target`; with `force`, something that is no export.
+        LookupError: the checkpoint has no object `only`.
+        OSError: cannot read the store, or write to `target`; the message says which file.
+        Whatever `restore.load` raises.
+    """
+    _require_free(target, format, force)
+    manifest = restore.manifest(store, job, checkpoint)
+    state = fmt.state_for(manifest, EXPORTED_RANK)
+    trees = {keyword: tree for keyword, tree in state.items() if keyword not in RESERVED}
+    if only is not None:
+        if only not in trees:
+            raise LookupError(f"{checkpoint} has no object {only!r}; it has {', '.join(trees)}")
+        trees = {only: trees[only]}
+    wanted = names_in(list(trees.values()))
+    loaded = restore.load(store, job, checkpoint, only=wanted, rank=EXPORTED_RANK, progress=progress)
+    chosen = _Chosen(manifest, trees, loaded.tensors, alone=only is not None)
+    written = Exported(list(trees))
+    with appearing(target, force) as temporary:
+        _WRITERS[format](temporary, chosen, written)
+        written.size_bytes = sync(temporary)
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    manifest: fmt.Manifest
+    trees: dict[str, Any]
+    tensors: Mapping[str, torch.Tensor]
+    alone: bool
+    """One object, which needs no keyword in front of its names."""
+
+    def states(self) -> dict[str, Any]:
+        """What each object's state_dict() returned, by its keyword."""
+        return {keyword: _state_dict(tree, self.tensors) for keyword, tree in self.trees.items()}
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """A module's tensors by their names in its state_dict(), an optimizer's by those of their parameters."""
+        found: dict[str, torch.Tensor] = {}
+        for keyword, tree in self.trees.items():
+            if is_module(tree):
+                entries = dict(_leaves(_state_dict(tree, self.tensors), keyword))
+                found |= {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
+            else:
+                found |= {name: self.tensors[name] for name in names_in(tree)}
+        (keyword, *_) = self.trees
+        return {n.removeprefix(f"{keyword}."): t for n, t in found.items()} if self.alone else found
+
+
+def _state_dict(tree: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if is_module(tree):
+        metadata = _plain(decode(tree["metadata"], tensors, copy=False))
+        return with_metadata(_plain(decode(tree["state"], tensors, copy=False)), metadata)
+    return _plain(decode(tree, tensors, copy=False))
+
+
+def _plain(value: Any) -> Any:
+    """The same in types that torch.load(weights_only=True) takes."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, collections.deque)):
+        return [_plain(item) for item in value]
+    if type(value) is tuple:
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, frozenset):
+        return set(value)
+    if type(value).__module__ == "numpy":
+        return torch.as_tensor(value) if getattr(value, "ndim", 0) else value.item()
+    return value
+
+
+def _write_safetensors(path: Path, chosen: _Chosen, written: Exported) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in chosen.named().items()}
+    stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
+    slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
+    views = {f"view of {name}": view for name, (_, _, view) in stored.items() if view is not None}
+    about = {"format": "pt", "job": chosen.manifest.job, "iteration": str(chosen.manifest.iteration)}
+    with path.open("xb") as file:
+        file.write(fmt.payload_header(slots, about | views))
+        for slot in slots:
+            file.write(bytes_of(tensors[slot.name]))
+    written.tensors = len(slots)
+    leaves = _leaves(chosen.states(), "")
+    written.left_out = [name for name, value in leaves if not isinstance(value, torch.Tensor)]
+
+
+def _write_torch(path: Path, chosen: _Chosen, written: Exported) -> None:
+    states = chosen.states()
+    torch.save(states, path)
+    written.tensors = _count_tensors(states)
+
+
+def _write_dcp(path: Path, chosen: _Chosen, written: Exported) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    states = chosen.states()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")
+        save(states, checkpoint_id=path, no_dist=True)
+    written.tensors = _count_tensors(states)
+
+
+_WRITERS: dict[Format, Callable[..., None]] = {
+    "safetensors": _write_safetensors,
+    "torch": _write_torch,
+    "dcp": _write_dcp,
+}
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Whatever is no list or dict, by the way to it."""
+    items: Iterator[tuple[Any, Any]]
+    if isinstance(value, dict):
+        items = iter(value.items())
+    elif isinstance(value, (list, tuple)):
+        items = iter(enumerate(value))
+    else:
+        yield path, value
+        return
+    for key, item in items:
+        yield from _leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def _count_tensors(states: dict[str, Any]) -> int:
+    return sum(isinstance(value, torch.Tensor) for _, value in _leaves(states, ""))
+
+
+def _require_free(target: Path, format: Format, force: bool) -> None:  # noqa: A002
+    if not os.path.lexists(target):
+        return
+    if not force:
+        raise FileExistsError(f"{target} is there already; --force replaces it")
+    if target.is_dir() and not (format == "dcp" and (target / DCP_METADATA).is_file()):
+        raise FileExistsError(f"{target} is a directory and no {format} export: it is not replaced")
+
+
+@contextlib.contextmanager
+def appearing(target: Path, force: bool) -> Iterator[Path]:
+    """A temporary name beside `target` that takes its place at the end, and is gone if that is not reached."""
+    if not target.parent.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "there is no such directory to write to", str(target.parent))
+    temporary = _beside(target)
+    try:
+        yield temporary
+        if not force and os.path.lexists(target):
+            raise FileExistsError(f"{target} has come into being meanwhile; --force replaces it")
+        if target.is_dir():
+            _replace_directory(temporary, target)
+        else:
+            temporary.rename(target)
+        Files().sync_directory(target.parent)
+    finally:
+        _remove(temporary)
+
+
+def _replace_directory(temporary: Path, target: Path) -> None:
+    old = _beside(target)
+    target.rename(old)  # one with files in it cannot be renamed over
+    try:
+        temporary.rename(target)
+    except BaseException:  # even on Ctrl-C what was there comes back
+        old.rename(target)
+        raise
+    _remove(old)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> int:
+    """Make a file, or a directory and the files in it, durable; their bytes."""
+    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
+    for each in files:
+        with each.open("rb") as file:
+            os.fsync(file.fileno())
+    if path.is_dir():
+        Files().sync_directory(path)
+    return sum(each.stat().st_size for each in files)

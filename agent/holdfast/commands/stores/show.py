@@ -1,0 +1,348 @@
+"""`holdfast store show`: what is in a checkpoint, as a person reads it."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.reading import object_of
+from holdfast.commands.console import counted, fail, print_json, print_table, seconds, size
+from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
+from holdfast.commands.progress_bar import progress_bar
+from holdfast.commands.stores.arguments import chosen, opened
+from holdfast.format.manifest import Manifest, Tensor, state_for, tensors_for
+from holdfast.format.shards import is_module
+from holdfast.store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_TENSORS, MOST_VALUES = 20, 40
+SHOWN_RANK = 0
+AT_ONCE = 1 << 22
+"""So many elements are looked at in float64 at a time."""
+FIRST = 8
+OWN = ("rng", "session")
+"""The session's own entries: nothing that a person set."""
+MOST_ITEMS = 8
+"""Longer lists are told by their length."""
+_WORDS = ("$int", "$number", "$str", "$dtype", "$device")
+_ITEMS = ("$tuple", "$size", "$set", "$frozenset", "$deque")
+
+OneTensor = Annotated[
+    str | None, typer.Argument(metavar="[TENSOR]", help="A tensor to read: its statistics and first values.")
+]
+
+
+class ObjectRow(msgspec.Struct, kw_only=True):
+    name: str
+    tensors: int
+    size_bytes: int
+
+
+class TensorRow(msgspec.Struct, kw_only=True):
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    shards: int
+    """In so many parts it is stored."""
+    own: bool
+    """Every rank has one of its own under this name; this is that of rank 0."""
+
+
+class Shown(msgspec.Struct, kw_only=True):
+    """What a checkpoint's manifest says."""
+
+    job: str
+    checkpoint: str
+    iteration: int
+    lineage: int
+    attempt: int
+    kind: str
+    created_at: float
+    parent: str | None
+    world_size: int
+    files: dict[str, int]
+    """Their sizes in bytes."""
+    versions: dict[str, str]
+    timings: dict[str, float]
+    objects: list[ObjectRow]
+    tensors: list[TensorRow]
+    """As rank 0 sees them, largest first."""
+    values: dict[str, Any]
+    """Numbers and words of the objects' states: learning rates, counters, what a loop keeps."""
+
+
+def show(
+    path: StorePath, job: StoreJob, checkpoint: StoredCheckpoint, tensor: OneTensor = None, json: Json = False
+) -> None:
+    """Show what is in a checkpoint, or one tensor of it.
+
+    Only what is shown is read. A tensor's bytes are compared with their digest. Of a job of several ranks, what
+    each rank had of its own is shown as rank 0 had it.
+
+    Examples: holdfast store show checkpoints char-gpt latest  ·  holdfast store show checkpoints char-gpt 1200
+    model.head.weight
+    """
+    with opened(path) as store:
+        name = chosen(store, job, checkpoint)
+        manifest = restore.manifest(store, job, name)
+        if tensor is not None:
+            show_tensor(store, job, name, manifest, tensor, json=json)
+            return
+        shown = _shown(name, manifest)
+    if json:
+        print_json(shown)
+    else:
+        _print(shown)
+
+
+def _shown(checkpoint: str, manifest: Manifest) -> Shown:
+    state = state_for(manifest, SHOWN_RANK)
+    tensors = [_row(name, shards) for name, shards in tensors_for(manifest, SHOWN_RANK).items()]
+    objects: dict[str, list[int]] = {keyword: [] for keyword in state}
+    for row in tensors:
+        objects.setdefault(object_of(row.name), []).append(row.size_bytes)
+    return Shown(
+        job=manifest.job,
+        checkpoint=checkpoint,
+        iteration=manifest.iteration,
+        lineage=manifest.lineage,
+        attempt=manifest.attempt,
+        kind=manifest.kind,
+        created_at=manifest.created_at,
+        parent=manifest.parent,
+        world_size=manifest.world_size,
+        files={file.name: file.size_bytes for file in manifest.files},
+        versions=manifest.versions,
+        timings=manifest.timings,
+        objects=[ObjectRow(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
+        tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
+        values=values_of(state),
+    )
+
+
+def _row(name: str, shards: Sequence[Tensor]) -> TensorRow:
+    first = shards[0]
+    return TensorRow(
+        name=name,
+        dtype=first.view or first.dtype,
+        shape=first.global_shape,
+        size_bytes=sum(shard.end - shard.start for shard in shards),
+        shards=len(shards),
+        own=first.rank is not None,
+    )
+
+
+def _print(shown: Shown) -> None:
+    taken = size(sum(shown.files.values()))
+    tensors = counted(len(shown.tensors), "tensor")
+    print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
+    after = f", after {shown.parent}" if shown.parent else ""
+    print(f"  state     right after iteration {shown.iteration} of lineage {shown.lineage}{after}")
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created_at))
+    print(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
+    if shown.versions:
+        print(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
+    if shown.timings:
+        told = (f"{name.removesuffix('_seconds')} {seconds(took)}" for name, took in shown.timings.items())
+        print(f"  timings   {', '.join(told)}")
+    print()
+    print_table(
+        ("OBJECT", "TENSORS", "SIZE"), [(o.name, str(o.tensors), size(o.size_bytes)) for o in shown.objects]
+    )
+    _print_tensors(shown)
+    _print_values(shown)
+
+
+def _print_tensors(shown: Shown) -> None:
+    rows = shown.tensors[:MOST_TENSORS]
+    if rows:
+        print()
+        cells = [(row.name, row.dtype, _shape(row.shape), size(row.size_bytes), _stored(row)) for row in rows]
+        if shown.world_size > 1:
+            print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE", "STORED"), cells)
+        else:
+            print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE"), [each[:-1] for each in cells])
+    _print_rest(len(shown.tensors) - len(rows), "smaller one")
+
+
+def _print_values(shown: Shown) -> None:
+    rows = list(shown.values.items())[:MOST_VALUES]
+    if rows:
+        print()
+        print_table(("VALUE", ""), [(name, _value(value)) for name, value in rows])
+    _print_rest(len(shown.values) - len(rows), "more")
+
+
+def _print_rest(count: int, what: str) -> None:
+    if count:
+        print(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; --json has them all")
+
+
+def _stored(row: TensorRow) -> str:
+    return "by each rank" if row.own else "once" if row.shards == 1 else f"in {row.shards} shards"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """A tensor in numbers. Minimum, maximum, mean and norm are of its finite values, or of their magnitudes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    size_bytes: int
+    nan: int
+    infinite: int
+    minimum: float | None
+    maximum: float | None
+    mean: float | None
+    norm: float
+    first: list[Any]
+
+
+def show_tensor(store: Store, job: str, checkpoint: str, manifest: Manifest, name: str, *, json: bool) -> None:
+    names = tensors_for(manifest, SHOWN_RANK)
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        fail(f"{checkpoint} has no tensor {name!r}" + (f"; near it: {', '.join(near)}" if near else ""))
+    try:
+        with progress_bar(name) as progress:
+            tensor = restore.load(store, job, checkpoint, only=[name], progress=progress).tensors[name]
+    except ModuleNotFoundError as error:
+        fail(f"to look into a tensor, {error.name} is needed: install Holdfast with its extra `torch`")
+    found = summary(name, tensor)
+    if json:
+        print_json(found)
+    else:
+        _print_tensor(found)
+
+
+def summary(name: str, tensor: torch.Tensor) -> Summary:
+    flat = tensor.reshape(-1)
+    parts = [_part(flat[at : at + AT_ONCE]) for at in range(0, flat.numel(), AT_ONCE)]
+    finite = sum(part["finite"] for part in parts)
+    return Summary(
+        name=name,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        shape=tuple(tensor.shape),
+        size_bytes=tensor.nbytes,
+        nan=sum(part["nan"] for part in parts),
+        infinite=sum(part["infinite"] for part in parts),
+        minimum=min((part["minimum"] for part in parts if part["finite"]), default=None),
+        maximum=max((part["maximum"] for part in parts if part["finite"]), default=None),
+        mean=math.fsum(part["sum"] for part in parts) / finite if finite else None,
+        norm=math.sqrt(math.fsum(part["squares"] for part in parts)),
+        first=[str(value) if isinstance(value, complex) else value for value in _first(flat)],
+    )
+
+
+def _part(flat: torch.Tensor) -> dict[str, Any]:
+    """Of some elements: how many are what, and sums of the finite ones."""
+    import torch
+
+    values = (flat.abs() if flat.is_complex() else flat).to(torch.float64)
+    finite = values[values.isfinite()]
+    some = finite.numel() > 0
+    return {
+        "nan": int(values.isnan().sum()),
+        "infinite": int(values.isinf().sum()),
+        "finite": finite.numel(),
+        "minimum": finite.min().item() if some else 0.0,
+        "maximum": finite.max().item() if some else 0.0,
+        "sum": finite.sum().item(),
+        "squares": finite.square().sum().item(),
+    }
+
+
+def _first(flat: torch.Tensor) -> list[Any]:
+    import torch
+
+    few = flat[:FIRST]
+    return few.to(torch.float32).tolist() if few.is_floating_point() and few.itemsize < 4 else few.tolist()
+
+
+def _print_tensor(found: Summary) -> None:
+    shape = "×".join(map(str, found.shape)) or "scalar"
+    print(f"{found.name}: {found.dtype}, {shape}, {size(found.size_bytes)}, as its digest says")
+    rows = {
+        "minimum": found.minimum,
+        "maximum": found.maximum,
+        "mean": found.mean,
+        "norm": found.norm,
+        "NaN": found.nan,
+        "infinite": found.infinite,
+    }
+    for name, value in rows.items():
+        print(f"  {name:<9} {'-' if value is None else f'{value:.9g}'}")
+    more = ", …" if math.prod(found.shape) > FIRST else ""
+    first = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in found.first)
+    print(f"  first     {', '.join(first)}{more}")
+
+
+def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and words, by path: `optimizer.param_groups.0.lr`."""
+    found: dict[str, Any] = {}
+    for keyword, tree in state.items():
+        if keyword not in OWN:
+            found |= _walk(tree["state"] if is_module(tree) else tree, keyword)
+    return found
+
+
+def _walk(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, dict):
+        tag = next(iter(tree), "")
+        if tag.startswith("$"):
+            yield from _walk(tree["value"], path) if "value" in tree else _walk_tag(tag, tree[tag], path)
+        else:
+            for key, item in tree.items():
+                yield from _walk(item, f"{path}.{key}")
+    elif isinstance(tree, list):
+        yield from _walk_items(tree, path)
+    else:
+        yield path, tree
+
+
+def _walk_tag(tag: str, body: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if tag in ("$pairs", "$ordered", "$counter"):
+        for key, item in body:
+            yield from _walk(item, f"{path}.{_word(key)}")
+    elif tag in _ITEMS:
+        yield from _walk_items(body, path)
+    elif tag in _WORDS:
+        yield path, body
+    elif tag == "$complex":
+        yield path, str(complex(*map(float.fromhex, body)))
+    elif tag in ("$bytes", "$bytearray"):
+        yield path, f"{len(body) * 3 // 4} bytes"
+
+
+def _walk_items(items: list[Any], path: str) -> Iterator[tuple[str, Any]]:
+    inside = [list(_walk(item, f"{path}.{number}")) for number, item in enumerate(items)]
+    plain = all(len(found) == 1 and found[0][0] == f"{path}.{i}" for i, found in enumerate(inside))
+    if not plain:
+        yield from itertools.chain.from_iterable(inside)
+    elif len(items) > MOST_ITEMS:
+        yield path, f"{len(items)} values"
+    else:
+        yield path, [value for ((_, value),) in inside]
+
+
+def _word(key: Any) -> str:
+    return str(next(iter(key.values()))) if isinstance(key, dict) else str(key)

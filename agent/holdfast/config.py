@@ -1,0 +1,259 @@
+"""A session's settings, each declared once: argument, else environment, else default.
+
+An operator's orders come above all these, live.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import getpass
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from holdfast.pacing import Settings, parse_budget, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing.settings import DEFAULT_BUDGET
+from holdfast.protocol.messages import MOST_LABELS
+from holdfast.protocol.retention import Retention, parse_retention
+
+DEFAULT_STORE = "checkpoints"
+DEFAULT_KEEP = 12
+DEFAULT_POLICY = "checkfreq"
+BACKENDS = ("thread", "process")
+MOST_LABEL = 64
+"""Characters."""
+DEFAULT_GRACE_SECONDS = 30.0
+"""Between SIGTERM and SIGKILL, where nothing else is set: that of Kubernetes and of Slurm."""
+FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _user() -> str:
+    try:
+        return os.environ.get("SLURM_JOB_USER") or getpass.getuser()
+    except (KeyError, OSError):  # a container in which the number of the user has no name
+        return ""
+
+
+def _parse_labels(value: Mapping[str, str] | str) -> dict[str, str]:
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {key.strip(): text.strip() for key, _, text in pairs}
+    labels = {str(key): str(text) for key, text in value.items()}
+    short = all(key and len(key) <= MOST_LABEL and len(text) <= MOST_LABEL for key, text in labels.items())
+    if len(labels) > MOST_LABELS or not short:
+        raise ValueError(
+            f"labels {value!r}: give at most {MOST_LABELS}, as in team=vision, with a name and up to {MOST_LABEL} "
+            "characters on either side"
+        )
+    return labels
+
+
+def _number(name: str, kind: type[float], least: float, most: float, advice: str) -> Callable[[Any], float]:
+    """A parser for a number within bounds; its error names the setting and the value, and advises."""
+
+    def parse(value: float | str) -> float:
+        try:
+            number = kind(value)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            raise ValueError(f"{name}={value!r}: give {advice}")
+        return number
+
+    return parse
+
+
+def _count(name: str, what: str) -> Callable[[Any], float]:
+    return _number(name, int, 1, math.inf, f"a whole number of {what}, at least 1")
+
+
+def _parse_backend(value: str) -> str:
+    if value not in BACKENDS:
+        raise ValueError(f"backend {value!r}: choose one of {', '.join(BACKENDS)}")
+    return value
+
+
+def _parse_flag(name: str, value: bool | str) -> bool:
+    if isinstance(value, bool):
+        return value
+    if (found := FLAGS.get(value.strip().lower())) is None:
+        raise ValueError(f"{name}={value!r}: give one of {', '.join(FLAGS)}")
+    return found
+
+
+def setting(
+    default: Any,
+    meaning: str,
+    parse: Callable[[Any], Any] = lambda value: value,
+    *,
+    shown: str | None = None,
+    computed: Callable[[], Any] | None = None,
+) -> Any:
+    """Declare a setting. Its default is a value, or is computed.
+
+    `shown` is the default as the documentation has it, and `meaning` its sentence there.
+    """
+    declared = {"meaning": meaning, "shown": f"`{default}`" if shown is None else shown, "parse": parse}
+    if computed is not None:
+        return dataclasses.field(default_factory=computed, metadata=declared)
+    return dataclasses.field(default=default, metadata=declared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What a session was started with. `NAME` is also read from HOLDFAST_NAME."""
+
+    store: str | os.PathLike[str] = setting(
+        DEFAULT_STORE, "a directory, or [`s3://bucket/prefix`](object-stores.md)"
+    )
+    server: str | None = setting(None, "the server to report to", shown="none")
+    token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
+    budget: float = setting(DEFAULT_BUDGET, "overhead that checkpoints may cause", parse_budget, shown="`3.5%`")
+    policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
+    every: int | None = setting(None, "a fixed interval in the policy's place", parse_every, shown="none")
+    mtbf: float | None = setting(
+        None,
+        "mean time between failures of the whole job, `3.1h`; what is seen of the job corrects it",
+        parse_mtbf,
+        shown="as clusters report it",
+    )
+    keep: int = setting(
+        DEFAULT_KEEP,
+        "about how many checkpoints stay; the newest close together, older ones further apart",
+        _count("keep", "checkpoints"),
+    )
+    retention: Retention | None = setting(
+        None,
+        "[rules](#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, size 200GB`",
+        parse_retention,
+        shown="as `keep` says",
+    )
+    slots: int = setting(
+        1,
+        "how many snapshots may be in flight, each in host memory of the state's size",
+        _count("slots", "snapshots in flight"),
+    )
+    backend: str = setting(
+        "thread",
+        "what writes: `thread` or `process`",
+        _parse_backend,
+    )
+    spread: float = setting(
+        0.0,
+        "the share of the interval over which a checkpoint's writing is spread; 0: at full speed",
+        _number("spread", float, 0, 1, "a share of the interval between checkpoints, from 0 to 1"),
+        shown="`0`",
+    )
+    debug: bool = setting(
+        False,
+        "digest every tensor before and after its copy, while training waits",
+        partial(_parse_flag, "debug"),
+        shown="`off`",
+    )
+    owner: str = setting(
+        None, "who launched the job, as the fleet shows it", shown="the user it runs as", computed=_user
+    )
+    labels: dict[str, str] = setting(
+        None,
+        'what to tell it by: `{"team": "vision"}`, or `team=vision, data=v3`',
+        _parse_labels,
+        shown="none",
+        computed=dict,
+    )
+    rewinds: bool | None = setting(
+        None,
+        "whether a restore may happen [while the script runs](#three-shapes-of-loop); "
+        "one that cannot is started again for it",
+        partial(_parse_flag, "rewinds"),
+        shown="as the loop looks",
+    )
+    grace: float = setting(
+        DEFAULT_GRACE_SECONDS,
+        "seconds from SIGTERM to the kill, within which the job saves and ends; 0: SIGTERM is left alone",
+        _number(
+            "grace",
+            float,
+            0,
+            sys.float_info.max,
+            "the seconds from SIGTERM to the kill, or 0 to leave SIGTERM alone",
+        ),
+        shown="`30`",
+    )
+
+    @classmethod
+    def from_arguments_and_environment(cls, **arguments: Any) -> Self:
+        """Read these settings: what is None comes from the environment, else it is the default.
+
+        ValueError names a setting that makes no sense, and the variable where it came from one; TypeError one that
+        was given an object to checkpoint.
+        """
+        for name, value in arguments.items():
+            if hasattr(value, "state_dict"):
+                raise TypeError(
+                    f"Session({name}=...): {name} is a setting, and {type(value).__name__} is an object to "
+                    f'checkpoint: give it as state={{"{name}": ...}}'
+                )
+        if arguments.get("keep") is not None and (rules := arguments.pop("retention", None)) is not None:
+            raise ValueError(f"keep={arguments['keep']!r} and retention={str(rules)!r}: give one of them")
+        found = {}
+        for declared in dataclasses.fields(cls):
+            if declared.name in arguments:
+                value = _read(declared, arguments[declared.name])
+                if value is not None:
+                    found[declared.name] = value
+        return cls(**found)
+
+    @property
+    def pacing(self) -> Settings:
+        return Settings(budget=self.budget, policy=self.policy, every=self.every, mtbf_seconds=self.mtbf)
+
+    @property
+    def retention_rules(self) -> Retention:
+        return self.retention or Retention.keeping(self.keep)
+
+
+SETTINGS = tuple(declared.name for declared in dataclasses.fields(Config))
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return f"HOLDFAST_{name.upper()}"
+
+
+def _read(declared: dataclasses.Field[Any], given: Any) -> Any:
+    """The value, or None for the default."""
+    parse = declared.metadata["parse"]
+    if given is not None:
+        return parse(given)
+    name = variable(declared.name)
+    if not (text := os.environ.get(name)):
+        return None
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def named_objects(state: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The objects of a session by name. TypeError or ValueError names one that cannot have been meant as such."""
+    from holdfast.state.rng import is_generator  # with torch, which the command line does without
+
+    if not isinstance(state, Mapping | None):
+        raise TypeError(
+            f'state={type(state).__name__}: give names and objects, as in state={{"policy": policy_net}}'
+        )
+    for name in state or ():
+        if not isinstance(name, str) or not name or "." in name:
+            raise ValueError(f"state={{{name!r}: ...}}: give a name without dots")
+        if name in keywords:
+            raise ValueError(f"{name!r} is given twice, in state= and as a keyword: give it once")
+    for name, item in keywords.items():
+        close = difflib.get_close_matches(name, SETTINGS, n=1)
+        if close and not hasattr(item, "state_dict") and not is_generator(item):
+            raise TypeError(f"Session({name}={repr(item)[:80]}): did you mean {close[0]}=?")
+    return {**(state or {}), **keywords}

@@ -1,0 +1,163 @@
+"""What a session was not given, as far as what it was given shows it."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.data.loader import DataLoader
+from holdfast.state.rng import is_generator
+from holdfast.state.variables import Variables
+from holdfast.state.wrappers import has_no_state_dict, has_unseen_steps, is_accelerator, optimizers_in, unwrapped
+
+DEPTH = 4
+"""How many lists, dicts and objects deep it is looked for."""
+MOST_ENTRIES = 1000
+"""A list or dict of more holds data."""
+_TOLD_APART = ("_parameters", "_buffers", "_modules")
+_LEAVES = (torch.Tensor, str, bytes, int, float, type, types.FunctionType, types.MethodType, types.ModuleType)
+
+
+def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str]:
+    """In words: what the objects of a session refer to, or train, that will not be in its checkpoints.
+
+    `saved` are the objects of the checkpoint that training resumed from: one that is not given now is reported.
+    """
+    if not objects:
+        return [
+            "the session was given no objects: its checkpoints hold random states and the position in the data, "
+            "and no model. Give what training changes, Session(model=..., optimizer=...)"
+        ]
+    behind = [
+        f"the checkpoint holds {keyword!r}, which the session was not given: add it, or its state is lost"
+        for keyword in saved
+        if keyword not in objects
+    ]
+    return [*_referred_to(objects), *_untrained(objects), *_unseen(objects), *_uncounted(objects), *behind]
+
+
+def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
+    """What hides in the attributes of the objects."""
+    given = {id(each) for item in objects.values() for each in (item, unwrapped(item), *optimizers_in(item))}
+    held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
+    messages: dict[int, str] = {}
+    for keyword, item in objects.items():
+        for path, found in _reachable(keyword, item, DEPTH, {id(item)}):
+            inside = unwrapped(found)
+            name = _name_for(inside)
+            if name is not None and id(inside) not in given and not _all_held(found, held):
+                messages[id(inside)] = (
+                    f"{path} ({type(found).__name__}) is in no checkpoint: add it to the session, "
+                    f"Session({unused_keyword(name, objects)}=...), unless it never changes"
+                )
+    return messages.values()
+
+
+def unused_keyword(name: str, objects: Mapping[str, Any]) -> str:
+    """`name`, or with a number, so that no object of the session has it."""
+    numbered = (f"{name}{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in objects)
+
+
+def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
+    """Optimizers whose parameters lie in no module of the session."""
+    held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
+    for keyword, item in objects.items():
+        groups = [group for optimizer in optimizers_in(unwrapped(item)) for group in optimizer.param_groups]
+        strange = [p for group in groups for p in group["params"] if id(p) not in held]
+        if strange:
+            yield (
+                f"{keyword} trains {len(strange)} tensors, the first of shape {tuple(strange[0].shape)}, that "
+                "are in no module of the session: their values are in no checkpoint. Give their module, "
+                f"Session({unused_keyword('model', objects)}=...), or put them into holdfast.Variables"
+            )
+
+
+def _unseen(objects: Mapping[str, Any]) -> Iterator[str]:
+    """Optimizers that run no hooks: nothing can be copied during the next iteration."""
+    for keyword, item in objects.items():
+        if has_unseen_steps(unwrapped(item)):
+            yield (
+                f"{keyword} ({type(item).__name__}) runs no hooks around its step: training waits while a "
+                "checkpoint is copied. Derive it from torch.optim.Optimizer and call super().__init__"
+            )
+
+
+def _uncounted(objects: Mapping[str, Any]) -> Iterator[str]:
+    """The counter of an Accelerator that accumulates gradients, where only a wrapper of its making is given."""
+    if any(map(is_accelerator, objects.values())):
+        return
+    for keyword, item in objects.items():
+        steps = getattr(getattr(item, "gradient_state", None), "num_steps", 1)
+        if isinstance(steps, int) and steps > 1:
+            yield (
+                f"{keyword} ({type(item).__name__}) accumulates gradients over {steps} iterations; the counter "
+                "of its Accelerator is in no checkpoint: add it to the session, Session(accelerator=...)"
+            )
+            return
+
+
+def _tensors(item: Any) -> Iterator[torch.Tensor]:
+    """Parameters and buffers of a module, and the tensors in `Variables`; nothing of anything else."""
+    if isinstance(item, torch.nn.Module):
+        yield from item.parameters()
+        yield from item.buffers()
+    elif isinstance(item, Variables):
+        yield from _tensors_in(item.state_dict())
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(item)
+
+
+def _all_held(found: Any, held: Collection[int]) -> bool:
+    """A module of which nothing is missing: a part of one that was given, a wrapper of it, or a stateless one."""
+    return isinstance(found, torch.nn.Module) and all(id(tensor) in held for tensor in _tensors(found))
+
+
+def _name_for(found: Any) -> str | None:
+    """The keyword to give it under; None for what holds no state of training."""
+    if isinstance(found, torch.optim.Optimizer):
+        return None if has_no_state_dict(found) else "optimizer"
+    if isinstance(found, torch.nn.Module):
+        return "model"
+    return "generator" if is_generator(found) else None
+
+
+def _reachable(path: str, item: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if depth == 0:
+        return
+    for name, value in _parts(item):
+        if value is None or isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield f"{path}{name}", value
+        if not isinstance(value, (torch.optim.Optimizer, torch.nn.Module)) and not is_generator(value):
+            yield from _reachable(f"{path}{name}", value, depth - 1, seen)
+
+
+def _parts(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, torch.nn.Module):
+        for name, module in item.named_modules():
+            own = {key: value for key, value in vars(module).items() if key not in _TOLD_APART}
+            yield from _named(f".{name}" if name else "", own)
+    elif isinstance(item, (torch.optim.Optimizer, DataLoader)):
+        return  # its parameters are reported as such; all that is in a loader follows from its position
+    elif isinstance(item, (dict, list, tuple)):
+        if len(item) <= MOST_ENTRIES:
+            entries = item.items() if isinstance(item, dict) else enumerate(item)
+            yield from ((f"[{key!r}]", value) for key, value in entries)
+    else:
+        yield from _named("", getattr(item, "__dict__", {}))
+
+
+def _named(prefix: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{prefix}.{name}", value) for name, value in attributes.items())

@@ -1,0 +1,408 @@
+"""How an attempt starts: from which checkpoint, on which lineage, and what is told of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.restore import Loaded
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.orders import Orders
+from holdfast.engine.training import Training, left_out
+from holdfast.engine.verification_queue import Verifier
+from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
+from holdfast.memory_tier.tier import Found
+from holdfast.protocol import messages
+from holdfast.protocol.messages import RestoreOrder
+from holdfast.server_link.connection import ServerConnection
+from holdfast.server_link.http_client import Backoff
+from holdfast.server_link.spool import spool_of
+from holdfast.store import Lineage, Store, attempt_log
+from holdfast.system import supervisor_channel
+from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReport
+from holdfast.telemetry.reporter import Reporter
+
+T = TypeVar("T")
+logger = logging.getLogger("holdfast")
+
+PATIENCE_SECONDS = 30.0
+"""How long a start waits for a store that does not answer."""
+FIRST_CONTACT_SECONDS = 2.0
+"""How long a starting job waits for a server to say whether a restore is wanted."""
+HEARTBEAT_SECONDS = 3600.0
+"""The server does not ask whether ranks other than 0 live: they send when there is something to report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What is in place when training starts; by itself: nothing, a fresh start."""
+
+    loaded: Loaded | None = None
+    lineage: Lineage | None = None
+    """The one that it continues; None for a new one."""
+    order: str | None = None
+    """The order that asked for it."""
+    left: str | None = None
+    """The newest durable checkpoint of what is left for it: the way back."""
+
+
+RETOLD = 8
+"""Of the last restores, so many: an order waits until it is told what became of it, or its time is over."""
+
+
+def ordered(store: Store, job: str) -> list[Lineage]:
+    """The last lineages that orders began."""
+    return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-RETOLD:]
+
+
+class Patience:
+    """Asks a store that is away again, until it has been for so long that waiting any longer makes no sense."""
+
+    def __init__(
+        self,
+        tell: Callable[[OSError], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._tell, self._clock, self._wait = tell, clock, wait
+        self._backoff = Backoff()
+        self._until: float | None = None
+        self._told = False
+
+    def ask(self, question: Callable[[], T]) -> T:
+        """The answer, or the OSError of the last try."""
+        while True:
+            try:
+                answer = question()
+            except PermissionError:  # which time does not mend
+                raise
+            except OSError as error:
+                now = self._clock()
+                self._until = now + PATIENCE_SECONDS if self._until is None else self._until
+                if now >= self._until:
+                    raise
+                if not self._told:
+                    self._told = True
+                    self._tell(error)
+                self._wait(min(self._until - now, self._backoff.next_seconds()))
+            else:
+                self._until = None
+                self._backoff.reset()
+                return answer
+
+
+class Startup:
+    """Begins an attempt: in contact with the server, and on the checkpoint that it goes on from.
+
+    All ranks of a job go through it together, rank 0 deciding.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        checkpoints: Checkpointer,
+        orders: Orders,
+        reporter: Reporter,
+        ranks: Ranks,
+        verifier: Verifier,
+        meter: IterationMetrics,
+        *,
+        server: str | None,
+        token: str | None,
+    ) -> None:
+        self._training, self._checkpoints, self._orders = training, checkpoints, orders
+        self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
+        self._server, self._token = server, token
+        self._patience = Patience(self._tell_away)
+
+    def open(self) -> None:
+        """Become the newest attempt, and learn what is wanted before training starts."""
+        supervisor_channel.expose(self._ranks.rank)
+        checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
+        if leads:
+            supervisor_channel.announce(checkpoints.uid)
+        first = self._first_desired() if self._server and leads else None
+        # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
+        latest = first.latest_attempt if first else 0
+        at_least = latest + 1 if 0 <= latest < messages.MAX_ATTEMPT else 1
+        checkpoints.latest_lineage = first.latest_lineage if first else 0
+        wanted = first.restore.id if first is not None and first.restore is not None else None
+        checkpoints.acquire_attempt(latest + 1, order=wanted)
+        self._orders.start(first, checkpoints.attempt)
+        if self._server and leads:
+            spool = spool_of(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
+            self._reporter.link = ServerConnection(
+                server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
+                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._arrived,
+            )  # fmt: skip
+            self._reporter.link.start()
+        if first is not None:
+            self._follow(first)
+            checkpoints.retention = self._orders.retention(first)
+        if self._ranks.world_size > 1:
+            self._report_this_rank(at_least)
+        self.introduce()
+
+    def _first_desired(self) -> messages.Desired | None:
+        assert self._server is not None
+        checkpoints = self._checkpoints
+        probe = ServerConnection(
+            server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid, attempt=0, rank=0,
+            spool=None,
+        )  # fmt: skip
+        first = probe.first_desired(FIRST_CONTACT_SECONDS)
+        if first is None and (noted := supervisor_channel.noted_order()) is not None:
+            first = messages.Desired(restore=noted)
+        return first
+
+    def _follow(self, desired: messages.Desired) -> None:
+        """What holds as soon as it is known, also between two boundaries."""
+        checkpoints = self._checkpoints
+        self._protect(desired)
+        checkpoints.pinned.follow(desired.pins, checkpoints.attempt)
+        self._verifier.follow(desired.verify)
+
+    def _arrived(self, desired: messages.Desired) -> None:
+        """Called by the link's thread, before the boundary that acts on it."""
+        self._protect(desired)
+        self._orders.arrived(desired)
+        self._follow(desired)
+
+    def _protect(self, desired: messages.Desired) -> None:
+        self._checkpoints.want(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
+
+    def _report_this_rank(self, at_least: int) -> None:
+        """Have each rank report what its own iterations took, and nothing else."""
+        checkpoints, rank = self._checkpoints, self._ranks.rank
+        uid, attempt = self._ranks.decide(
+            lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
+        )
+        if not self._server:
+            return
+        link = self._reporter.link
+        if not isinstance(link, ServerConnection):
+            link = ServerConnection(
+                server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
+                spool=None, flush_seconds=HEARTBEAT_SECONDS, aside=True,
+            )  # fmt: skip
+            link.start()
+        self._meter.tally = RankReport(link, rank, self._ranks.world_size)
+        self._training.after_gradients(self._meter.clock.gradients_end)
+
+    def introduce(self) -> None:
+        """Tell the supervisor, if there is one, what is trained here."""
+        if self._ranks.leads:
+            checkpoints = self._checkpoints
+            supervisor_channel.introduce(
+                supervisor_channel.Trained(
+                    job=checkpoints.job,
+                    uid=checkpoints.uid,
+                    attempt=checkpoints.attempt,
+                    lineage=self._reporter.standing.lineage,
+                    store=checkpoints.store.url,
+                    server=self._server,
+                )
+            )
+
+    def unused(self) -> str | None:
+        """In words: the checkpoints that a start at iteration 0 leaves aside; None where there are none."""
+        unused: list[str] = []
+        with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
+            unused = self._checkpoints.store.checkpoints(self._checkpoints.job)
+        if not unused:
+            return None
+        return (
+            f"training starts at iteration 0 although the job has {len(unused)} checkpoints, the newest "
+            f"{unused[-1]}: to resume from it, call session.resume() or draw from session.batches(...) before "
+            "the first step"
+        )
+
+    def choose(self) -> Start:
+        """Load what an open order asks for, else the best sound checkpoint, and put it in place.
+
+        Raises:
+            IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be used here.
+            OSError: the store does not answer, and has not for PATIENCE_SECONDS.
+        """
+        self._patience = Patience(self._tell_away)  # anew, where a script tries once more after an error
+        return self._ordered() or self._newest()
+
+    def begin(self, start: Start) -> None:
+        """Training starts here; what it starts from is noted durably and told."""
+        checkpoints, store = self._checkpoints, self._checkpoints.store
+        loaded = start.loaded.id if start.loaded else None
+        committed: list[str] = []
+        try:
+            if start.lineage is not None:
+                checkpoints.continue_lineage(start.lineage, loaded)
+            else:
+                checkpoints.begin_lineage(self._reporter.standing.iteration, loaded, start.order, left=start.left)
+            if self._ranks.leads:
+                committed = store.checkpoints(checkpoints.job)
+        except RanksLost:
+            raise
+        except (OSError, HoldfastError) as error:
+            checkpoints.fail(f"store {store.url}: {error}")
+        checkpoints.tier.tell(committed)
+        checkpoints.save_survivor(committed)
+        if checkpoints.attempt:
+            checkpoints.tier.tidy()
+        if self._ranks.leads and start.loaded is not None:
+            first, present = start.loaded.manifest.attempt, checkpoints.attempt
+            last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
+            self._training.failed(attempt_log.failures_between(store, checkpoints.job, first, present, last))
+        self._retell()
+        self._reporter.lineage_began(checkpoints.lineage)
+        pinned, world_size = checkpoints.pinned.checkpoints, self._ranks.world_size
+        self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
+        self._reporter.order(start.order, "restored", safety=start.left)
+        if start.loaded is not None:
+            self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
+        self._training.begin()
+        if self._ranks.leads:
+            logger.info("%s: %s", checkpoints.job, self._told(loaded))
+            page = self._reporter.link.page
+            if (
+                page is not None and not supervisor_channel.is_supervised()
+            ):  # which says it, and whether a server answers
+                logger.info("%s: dashboard: %s", checkpoints.job, page)
+        self.introduce()
+        for gap in self._training.gaps():
+            self._reporter.notice("warning", "loader", gap)
+        for what in self._training.missing(start.loaded):
+            self._reporter.notice("warning", "inventory", what)
+        for what in self._training.registry.stored_by_each_rank():
+            self._reporter.notice("info", "inventory", what)
+
+    def _retell(self) -> None:
+        """Of orders that attempts before this one carried out, and perhaps did not live to say so."""
+        if not self._ranks.leads:
+            return
+        checkpoints = self._checkpoints
+        try:
+            told = ordered(checkpoints.store, checkpoints.job)
+        except OSError:  # the next start tells it
+            return
+        for lineage in told:
+            if lineage.number != checkpoints.lineage.number:
+                self._reporter.lineage_began(lineage, at=lineage.created_at)
+
+    def _ordered(self) -> Start | None:
+        """None where no order is open, or none that can be carried out now."""
+        try:
+            order = self._asked(self._orders.restore_at_start, RestoreOrder | None)
+            return self._carried_out(order) if order is not None else None
+        except OSError as error:
+            self._orders.reopen()
+            self._reporter.notice("warning", "restore", f"the order to restore waits, the store is away: {error}")
+            return None
+
+    def _carried_out(self, order: RestoreOrder) -> Start | None:
+        loaded, left = None, None
+        try:
+            left = self._asked(self._head, str | None)
+            loaded = self._load(order.checkpoint)
+            self._reporter.order(order.id, "restoring")
+            self._put_in_place(loaded)
+        except RanksLost:
+            raise
+        except Exception as error:  # whatever is wrong with an order, the job starts
+            if loaded is None and isinstance(error, OSError):
+                raise  # the store's: it says nothing of the order, which a boundary may carry out later
+            self._reporter.order(order.id, "failed", reason=str(error))
+            return None
+        return Start(loaded, order=order.id, left=left if left != order.checkpoint else None)
+
+    def _head(self) -> str | None:
+        """What the job would go on from."""
+        chain = restore.candidates(self._checkpoints.store, self._checkpoints.job)
+        return next((checkpoint for checkpoint, continues in chain if continues), None)
+
+    def _newest(self) -> Start:
+        store, job = self._checkpoints.store, self._checkpoints.job
+        candidates = self._asked(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
+        if (start := self._from_memory(candidates)) is not None:
+            return start
+        for checkpoint, continues in candidates:
+            try:
+                loaded = self._load(checkpoint)
+                self._put_in_place(loaded)
+            except IncompatibleCheckpoint as error:
+                raise IncompatibleCheckpoint(
+                    f"{error}. The checkpoint is {checkpoint} of job {job} in {store.url}. If the script changes "
+                    "its objects while it trains, make that change before session.resume(); if the script itself "
+                    "has changed, give it another job name, or another store"
+                ) from error
+            except DamagedCheckpoint as error:
+                self._checkpoints.mark_damaged(checkpoint)
+                self._reporter.damaged(checkpoint, error)
+                continue
+            if not continues:
+                self._reporter.notice("error", "stray", f"nothing else is sound: going on from {checkpoint}")
+                return Start(loaded)
+            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            return Start(loaded, lineage=lineages[-1] if lineages else None)
+        return Start()
+
+    def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:
+        """Go on from what the attempt before this one left in memory, if nothing durable is newer.
+
+        On all ranks, or on none: where one of them cannot, the store has what all can go on from.
+        """
+        store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
+        if not tier.may_have:
+            return None
+        for found in self._asked(lambda: tier.candidates(store, candidates), list[Found]):
+            load = functools.partial(tier.load, found, self._training.regions)
+            try:
+                loaded = self._ranks.together(load)
+                self._put_in_place(loaded)
+            except RanksLost:
+                raise
+            except Exception as error:  # whatever is wrong with it, of whichever rank, the store is as good
+                tier.damaged(found, error)
+                continue
+            lineages = self._asked(lambda: store.records(job, Lineage), list[Lineage])
+            return Start(loaded, lineage=lineages[-1])
+        return None
+
+    def _asked(self, question: Callable[[], T], kind: Any) -> T:
+        """What the store says to rank 0."""
+        return self._ranks.decide(lambda: self._patience.ask(question), kind)
+
+    def _load(self, checkpoint: str) -> Loaded:
+        """Verified on every rank before anything is put in place on any."""
+        store, job = self._checkpoints.store, self._checkpoints.job
+        load = functools.partial(self._training.load, store, job, checkpoint)
+        return self._ranks.together(lambda: self._patience.ask(load))
+
+    def _put_in_place(self, loaded: Loaded) -> None:
+        self._ranks.together(lambda: self._training.check(loaded.manifest))
+        for told in self._training.warm_up(loaded):
+            self._reporter.notice("warning", "reducer", told)
+        if (what := left_out(loaded, self._ranks.world_size)) is not None:
+            self._reporter.notice("warning", "gradients", what)
+        self._ranks.together(lambda: self._training.apply(loaded))
+
+    def _tell_away(self, error: OSError) -> None:
+        url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
+        message = f"store {url} does not answer: {error}; the start asks it again, for up to {seconds:.0f} s"
+        self._reporter.notice("warning", "store", message)
+
+    def _told(self, start: str | None) -> str:
+        checkpoints, standing = self._checkpoints, self._reporter.standing
+        where = f"resumed from iteration {standing.iteration:,} ({start})" if start else "starts at iteration 0"
+        if not checkpoints.attempt:  # why not, and in which store, has been said
+            return f"training {where}, without checkpoints for now"
+        store = checkpoints.store.url
+        return f"attempt {checkpoints.attempt} {where}, lineage {standing.lineage}; checkpoints in {store}"

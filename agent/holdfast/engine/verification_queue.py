@@ -1,0 +1,187 @@
+"""Carries out what people ask of stored checkpoints: read this one back. One at a time, and beside training.
+
+A thread of the pool waits for a process that does the work, see `holdfast.checkpoint.verification`; neither touches what
+training uses.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from typing import IO
+
+import msgspec
+
+from holdfast.checkpoint.retention_queue import Protector
+from holdfast.checkpoint.verification import Finding, Line
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.persist.helper_process import environment, opener
+from holdfast.protocol import messages
+from holdfast.protocol.messages import VerifyRequest
+from holdfast.system import io_pool
+from holdfast.telemetry.reporter import Reporter, text
+
+logger = logging.getLogger("holdfast")
+
+BYTES_PER_SECOND = 100e6
+"""Read so slowly, a checkpoint leaves the way to the store to those that are being written."""
+TOLD_EVERY_SECONDS = 5.0
+
+
+class Verifier:
+    """Follows what is wanted. Its methods are for the link's thread, and `close` for the training thread."""
+
+    def __init__(
+        self, checkpoints: Checkpointer, reporter: Reporter, *, bytes_per_second: float = BYTES_PER_SECOND
+    ) -> None:
+        self._checkpoints, self._reporter, self._bytes_per_second = checkpoints, reporter, bytes_per_second
+        self._wanted: tuple[VerifyRequest, ...] = ()
+        self._done: set[VerifyRequest] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._running: Future[None] | None = None
+        self._is_running = self._closed = False
+        self._lock = threading.Lock()
+
+    def follow(self, wanted: tuple[VerifyRequest, ...]) -> None:
+        """Do what is wanted and not done yet; leave what is wanted no more."""
+        with self._lock:
+            self._wanted = wanted
+            self._done &= set(wanted)
+            if self._next() is None or self._is_running or self._closed:
+                return
+            self._is_running = True
+        self._running = io_pool.submit(self._run)  # on this thread where none can be started: not under the lock
+
+    def close(self) -> None:
+        """Leave what is under way: it is still wanted at the next start."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+        if self._running is not None and not self._running.cancel():  # else no thread of the pool came to it
+            concurrent.futures.wait([self._running])
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                request = None if self._closed else self._next()
+                if request is None:
+                    self._is_running = False
+                    return
+            self._checkpoints.want(Protector.VERIFICATION, request.checkpoint)
+            try:
+                self._verify(request)
+            except Exception as error:  # a thread's edge: one that cannot be verified must not cost the next one
+                logger.exception("%s: %s was not verified", self._reporter.job, request.checkpoint)
+                self._tell(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
+            self._checkpoints.want(Protector.VERIFICATION, None)
+            with self._lock:
+                self._done.add(request)
+
+    def _next(self) -> VerifyRequest | None:
+        return next((each for each in self._wanted if each not in self._done), None)
+
+    def _given_up(self, request: VerifyRequest) -> bool:
+        return self._closed or request not in self._wanted
+
+    def _verify(self, request: VerifyRequest) -> None:
+        lines, started, told_at = msgspec.json.Decoder(Line), time.monotonic(), 0.0
+        self._tell(request)
+        with tempfile.TemporaryFile() as errors:
+            process = self._start(request, errors)
+            assert process.stdout is not None
+            finding: Finding | None = None
+            with process.stdout as output:
+                for line in output:
+                    told = lines.decode(line)
+                    if self._given_up(request):
+                        break
+                    if isinstance(told, Finding):
+                        finding = told
+                    elif time.monotonic() - told_at >= TOLD_EVERY_SECONDS:
+                        told_at = time.monotonic()
+                        self._tell(request, read_bytes=told.read_bytes, total_bytes=told.total_bytes)
+            if finding is None:
+                process.kill()
+            status = process.wait()
+            with self._lock:
+                self._process = None
+            if self._given_up(request):
+                return
+            if finding is None:
+                reason = f"the process that read it {_ended(status, errors)}"
+                finding = Finding(verdict="failed", reason=reason)
+        self._conclude(request, finding, time.monotonic() - started)
+
+    def _conclude(self, request: VerifyRequest, finding: Finding, seconds: float) -> None:
+        if finding.verdict == "damaged":
+            self._checkpoints.mark_damaged(request.checkpoint)
+            self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as reading it back shows")
+        elif finding.verdict == "sound":
+            self._checkpoints.mark_damaged(request.checkpoint, damaged=False)
+        if finding.other_damaged is not None:
+            message = f"{request.checkpoint} could not be compared with {request.against}: {finding.other_damaged}"
+            self._reporter.notice("warning", "verify", message)
+        self._tell(
+            request,
+            verdict=finding.verdict,
+            against=None if finding.other_damaged else request.against,
+            reason=finding.reason,
+            read_bytes=finding.read_bytes,
+            total_bytes=finding.total_bytes,
+            seconds=seconds,
+            tensors=finding.tensors,
+        )
+
+    def _start(self, request: VerifyRequest, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        store = self._checkpoints.store
+        if (opens := opener(store)) is None:
+            raise OSError(f"store {store.url} cannot be opened by another process")
+        words = [opens, store.url, self._checkpoints.job, request.checkpoint, str(self._bytes_per_second)]
+        with self._lock:
+            self._process = subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "holdfast.checkpoint.verification",
+                    *words,
+                    *filter(None, [request.against]),
+                ],
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+            if self._closed:
+                self._process.kill()
+            return self._process
+
+    def _tell(self, request: VerifyRequest, **what: object) -> None:
+        reason = what.pop("reason", None)
+        event = messages.Verified(
+            at=time.time(),
+            request=request.id,
+            checkpoint=request.checkpoint,
+            host=platform.node(),
+            reason=text(str(reason)) if reason else None,
+            **what,  # type: ignore[arg-type]
+        )
+        self._reporter.event(event)
+
+
+def _ended(status: int, errors: IO[bytes]) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    errors.seek(0)
+    last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+    return f"ended with exit status {status}" + "".join(f": {line}" for line in last)

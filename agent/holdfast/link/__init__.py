@@ -1,5 +1,0 @@
-"""The background conversation with the server: never blocks training, raises into it or grows without bound."""
-
-from holdfast.link.link import Link, NoLink
-
-__all__ = ["Link", "NoLink"]

@@ -1,0 +1,5 @@
+"""The newest snapshot of a job in shared memory, where it outlives the trainer.
+
+Entry point: `tier.MemoryTier`, used under `holdfast run`. May import `checkpoint`, `persist`, `snapshot` and
+what these import.
+"""

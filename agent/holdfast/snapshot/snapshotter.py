@@ -1,0 +1,268 @@
+"""Phase 1: a consistent copy of the state of one instant, made while training goes on.
+
+After iteration i, what forward mutates (buffers, random state, counters) is copied at once. What only an
+optimizer's step mutates is copied by a thread while the forward and backward pass of iteration i+1 run; the
+step of i+1 waits for it (CheckFreq, FAST'21, figure 4c: the stall is max(0, Tc - (Ti - Tw))).
+
+The copy goes into an arena that is allocated once and laid out as the data section of the payload file. There
+are as many arenas as snapshots may be in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from holdfast.errors import HoldfastError
+from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunState, SnapshotContents
+from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.layout import Layout
+from holdfast.state.registry import Captured
+
+logger = logging.getLogger("holdfast")
+
+
+@dataclass(slots=True)
+class _Copy:
+    """The copy under way."""
+
+    run: CheckpointRun
+    layout: Layout
+    started: float
+    hold_failure: Exception | None = None
+    """Why a device's next update could not be held back."""
+    update_may_begin: threading.Event = field(default_factory=threading.Event)
+    """Host tensors are copied, and the devices know what an update has to wait for."""
+
+
+class Snapshotter:
+    """Takes snapshots, one at a time, into arenas that persisting gives back.
+
+    Args:
+        slots: how many snapshots may be held at the same time, each in host memory of the state's size.
+        shared: into memory that another process can map; see `Arena`. It holds for those begun later.
+        debug: digest every tensor before and after it is copied, while training waits.
+        arenas: the memory for them, where it is to be such of a kind; by itself, this process's own.
+    """
+
+    def __init__(
+        self,
+        slots: int = 1,
+        *,
+        shared: bool = True,
+        debug: bool = False,
+        arenas: Sequence[Arena] | None = None,
+    ) -> None:
+        self.shared, self._debug = shared, debug
+        self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(slots)]]
+        self._free = list(self._layouts)
+        self._changed = threading.Condition()
+        self._tried_on_device = False
+        self._copy: _Copy | None = None
+        """The last one that began."""
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def free(self) -> bool:
+        """A snapshot can begin: there is an arena that none holds, and the copy before is complete."""
+        return bool(self._free) and not self.copying
+
+    @property
+    def has_room(self) -> bool:
+        """There is an arena that none holds: a snapshot can begin when the copy before is complete."""
+        return bool(self._free)
+
+    @property
+    def idle(self) -> bool:
+        """No snapshot is held: the ones before are durable, or given up."""
+        return len(self._free) == len(self._layouts)
+
+    @property
+    def copying(self) -> bool:
+        return self._copy is not None and self._copy.run.state is RunState.COPYING
+
+    def wait_idle(self, timeout_seconds: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.idle, timeout_seconds)
+
+    def wait_free(self, timeout_seconds: float) -> bool:
+        """Wait until a snapshot can begin; False when that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.free, timeout_seconds)
+
+    def prepare(self, captured: Captured) -> None:
+        """Allocate what snapshots of such a state need, in the background; a failure shows in `begin`."""
+        taken = list(self._free)
+
+        def reserve() -> None:
+            for layout in taken:
+                try:
+                    layout.fit(captured, shared=self.shared)
+                except Exception as error:  # a thread's edge; `begin` meets it again and reports it
+                    logger.debug("no arena yet: %s", error)
+                finally:
+                    self._give_back(layout)
+
+        self._start_thread()
+        del self._free[: len(taken)]
+        self._work.put(reserve)
+
+    def begin(self, run: CheckpointRun, captured: Captured) -> None:
+        """Copy what forward may change, and move `run` to copying; `copy` then copies the rest.
+
+        With the mode "gpu" tensors on a device are first copied within its memory, if there is room.
+
+        Raises:
+            MemoryError: there is no room for an arena.
+            TypeError: a tensor of a kind that cannot be stored.
+        """
+        assert self.free, "every arena still holds a snapshot, or the copy before is not complete"
+        started, mode = time.perf_counter(), run.request.mode
+        layout = self._free[0]  # all in turn, or one that is rarely used would keep an old state's tensors
+        try:
+            del self._free[0]
+            layout.arena.unseal()
+            layout.fit(captured, shared=self.shared)
+            if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
+                mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
+                self._tried_on_device = True
+            layout.start(captured, mode, digests=self._debug)
+            self._start_thread()
+            self._copy = _Copy(run, layout, started)
+            run.begin_copy(
+                SnapshotContents(
+                    arena=layout.arena,
+                    trees=captured.trees,
+                    slots=layout.slots,
+                    views=layout.views,
+                    shards=captured.shards,
+                    own=captured.own,
+                    alike=captured.alike,
+                    round_trip=captured.round_trip,
+                )
+            )
+        except BaseException:
+            if run.contents is None and layout not in self._free:  # else the end of the run gives it back
+                self._give_back(layout)
+            raise
+
+    def copy(self, run: CheckpointRun) -> None:
+        """Copy the rest in the background; at once, and before this returns, where the request says so.
+
+        Who is to write it should have it by now: the thread that copies would take the interpreter where this one
+        lets go of it.
+        """
+        copy = self._copy
+        assert copy is not None
+        assert copy.run is run
+        self._work.put(lambda: self._copy_rest(copy))
+        if run.request.at_once:
+            started = time.perf_counter()
+            run.wait_copied()
+            run.add_stall(time.perf_counter() - started)
+
+    def give_up(self, run: CheckpointRun, reason: str) -> None:
+        """Fail a copy that was not begun; no effect on one that was."""
+        copy = self._copy
+        assert copy is not None
+        assert copy.run is run
+
+        def fail() -> None:
+            if run.state is RunState.COPYING:
+                copy.layout.quiesce()
+                copy.update_may_begin.set()
+                run.end_copy(CopyResult(failure=HoldfastError(f"{reason} before it began")))
+
+        self._work.put(fail)
+
+    def wait_copied(self) -> float:
+        """Hold the caller (an optimizer about to step) until it may change the state; the seconds that took."""
+        copy = self._copy
+        if copy is None or copy.run.state is not RunState.COPYING:
+            return 0.0
+        started = time.perf_counter()
+        copy.update_may_begin.wait()
+        try:
+            copy.layout.hold_update()
+        except Exception as error:  # the update goes on, and the copy is worth nothing
+            copy.hold_failure = error
+        waited = time.perf_counter() - started
+        copy.run.add_stall(waited)
+        return waited
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[memoryview | None]:
+        """The memory of an arena that none holds, for something else meanwhile; None where there is none."""
+        with self._changed:
+            layout = max(self._free, key=lambda each: each.arena.size_bytes, default=None)
+            if layout is not None:
+                self._free.remove(layout)
+        if layout is None:
+            yield None
+            return
+        try:
+            room = None
+            with contextlib.suppress(OSError):  # the supervisor's memory cannot be unsealed
+                room = layout.lend() if layout.arena.size_bytes else None
+            yield room
+        finally:
+            self._give_back(layout)
+
+    def hold(self, arena: Arena) -> None:
+        """Begin no snapshot in this memory, which holds one that was not taken here, until that is released."""
+        self._free = [layout for layout in self._free if layout.arena is not arena]
+
+    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+        """Take the memory of a run that has ended, and let `wait_free` look again."""
+        if state in SETTLED and run.contents is not None:
+            self._give_back(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
+        else:
+            with self._changed:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join(timeout=60)
+
+    def _give_back(self, layout: Layout) -> None:
+        with self._changed:
+            self._free.append(layout)
+            self._changed.notify_all()
+
+    def _start_thread(self) -> None:
+        """RuntimeError where there can be no more threads."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _copy_rest(self, copy: _Copy) -> None:
+        try:
+            result = self._copied(copy)
+        except Exception as error:  # the step that waits must go on, and so must this thread
+            result = CopyResult(failure=error)
+            copy.layout.quiesce()
+        finally:
+            copy.update_may_begin.set()
+        seconds = time.perf_counter() - copy.started
+        copy.run.end_copy(replace(result, seconds=seconds, failure=result.failure or copy.hold_failure))
+
+    def _copied(self, copy: _Copy) -> CopyResult:
+        layout = copy.layout
+        torn = layout.copy_host()
+        copy.update_may_begin.set()
+        torn += layout.finish()
+        return CopyResult(
+            torn=torn, device_copy_seconds=layout.device_copy_seconds, device_memory=layout.device_memory
+        )

@@ -1,0 +1,442 @@
+"""How each kind of object goes into a checkpoint, and comes back: modules, optimizers, and whatever else has
+`state_dict` and `load_state_dict`."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import itertools
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
+from holdfast.format.manifest import MANIFEST, SMALL_BYTES
+from holdfast.format.shards import is_module, names_in
+from holdfast.state.capture import ModuleWatch, OptimizerWatch, Watch, watch_of
+from holdfast.state.encoder import Encoder
+from holdfast.state.rng import OwnGenerator
+from holdfast.state.sharding import is_sharded, local
+from holdfast.state.tree import Live, Shapes, Tree, decode, has_array, is_expanded, require_readable, unexpanded
+from holdfast.state.variables import Variables
+from holdfast.state.wrappers import Stateful, has_plain_state, require_attributes
+from holdfast.system.host_memory import copy_plain, duplicates, is_plain, one_thread_for, populate
+from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
+
+logger = logging.getLogger("holdfast")
+
+Names = Mapping[int, str]
+"""What the script calls its parameters, by their `id`."""
+
+
+class StateAdapter:
+    """An object of a session under its keyword. This one knows no more of it than its `state_dict`."""
+
+    def __init__(self, keyword: str, item: Stateful) -> None:
+        self.keyword, self._item = keyword, item
+
+    def watch(self) -> Watch | None:
+        """Tells later whether `encode_again` will do; None for what has to be encoded in full each time."""
+        return None
+
+    def state(self) -> Any:
+        """What the object's `state_dict()` returns, in the order in which its tree has it."""
+        return self._item.state_dict()
+
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
+        """The tree of what `state` returned."""
+        return encoder.encode(self.keyword, state)
+
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        """The tree as it is now, from that of a time since when `watch` has seen no change."""
+        return tree
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        """IncompatibleCheckpoint when the object cannot take it; only its own `load_state_dict` knows."""
+
+    def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
+        """Tensors of a checkpoint that are to be sharded as these are, where `encode` would not show it yet."""
+        return {}
+
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
+        """Put a checkpoint's state into the object; what its `load_state_dict` raises passes through.
+
+        With `adopt` it may go on with the memory of `tensors`. `live` are tensors of the session's other objects.
+        """
+        self._item.load_state_dict(decode(tree, tensors, copy=True))
+
+    def make_room(self) -> None:
+        """Touch the memory that `load` will copy into, without a change to what is in it."""
+
+
+class VariablesAdapter(StateAdapter):
+    """A session's `Variables`, which may hold tensors of its modules and optimizers."""
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        state = require_readable(self.keyword, tree, shapes)
+        if not isinstance(state, dict):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: Variables here, another kind of object in the checkpoint"
+            )
+        for name in state:
+            if name == "_declared" or hasattr(Variables, name):
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: Variables can have no value {name!r}")
+
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
+        self._item.load_state_dict(decode(tree, tensors, copy=True, live=live))
+
+
+class SchedulerAdapter(StateAdapter):
+    """A learning-rate scheduler of torch: its `load_state_dict` sets whatever attributes it is given."""
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        require_attributes(self.keyword, self._item, require_readable(self.keyword, tree, shapes))
+
+
+class ModuleAdapter(StateAdapter):
+    """A tree of `state`, its `metadata`, the `buffers` outside it, and `frozen`.
+
+    These are the names of parameters that require no gradient.
+    """
+
+    _item: torch.nn.Module
+
+    def watch(self) -> Watch | None:
+        return watch_of(self._item)
+
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
+        buffers = {n: b for n, b in self._buffers().items() if n not in state}
+        return {
+            "state": {name: self._encode_entry(encoder, name, value) for name, value in state.items()},
+            "metadata": encoder.encode(self.keyword, metadata_of(state)),
+            "buffers": {
+                name: encoder.encode(f"{self.keyword}.{name}", buffer, in_place=True)
+                for name, buffer in buffers.items()
+            },
+            "frozen": _frozen(self._item.named_parameters()),
+        }
+
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        assert isinstance(watch, ModuleWatch)
+        return {**tree, "frozen": _frozen(watch.parameters)}
+
+    def _encode_entry(self, encoder: Encoder, name: str, value: Any) -> Tree:
+        path = f"{self.keyword}.{name}"
+        if isinstance(value, torch.Tensor) and not is_sharded(value) and is_expanded(value):
+            raise TypeError(
+                f"{path}: torch cannot load a state_dict() into an expanded tensor, whose elements share memory; "
+                "register its clone(), or with persistent=False"
+            )
+        return encoder.encode(path, value, in_place=True)
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        if not is_module(tree):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: a module here, another kind of object in the checkpoint"
+            )
+        parts = require_readable(self.keyword, tree, shapes)
+        kinds = {"state": Mapping, "metadata": Mapping, "buffers": Mapping, "frozen": list}
+        if not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of a module")
+        if not all(isinstance(name, str) for name in parts["frozen"]):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.frozen holds other things than names")
+        own, saved = self._item.state_dict(), tree["state"]
+        if missing := sorted(own.keys() - saved.keys()) or sorted(saved.keys() - own.keys()):
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: model and checkpoint differ in {len(missing)} entries, {missing[0]!r} among them"
+            )
+        holders = {name for name, _ in self._item.named_modules(remove_duplicate=False)}
+        for holder, name in ((name.rpartition(".")[0], name) for name in tree["buffers"]):
+            if holder not in holders:
+                raise IncompatibleCheckpoint(f"{self.keyword}.{name}: the model has no module {holder!r}")
+        if not all(isinstance(parts["metadata"].get(holder, {}), Mapping) for holder in holders):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.metadata is none of a module")
+        buffers = {n: b for n, b in self._buffers().items() if n in tree["buffers"]}
+        copied_into = {n for n, _ in self._item.named_parameters(remove_duplicate=False)} | self._buffers().keys()
+        for name, value in {**parts["state"], **parts["buffers"]}.items():
+            is_tensor = name not in saved or (name in copied_into and isinstance(own[name], torch.Tensor))
+            if is_tensor and not isinstance(value, torch.Tensor):
+                raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}.{name} is no tensor")
+        for name, tensor in {**own, **buffers}.items():
+            entry = saved[name] if name in saved else tree["buffers"][name]
+            if not isinstance(tensor, torch.Tensor) or not isinstance(entry, dict) or "$tensor" not in entry:
+                continue
+            here, there = (str(tensor.dtype), tuple(tensor.shape)), shapes[entry["$tensor"]]
+            if here != there:
+                raise IncompatibleCheckpoint(
+                    f"{self.keyword}.{name}: {here[1]} of {here[0]} in the model, "
+                    f"{there[1]} of {there[0]} in the checkpoint"
+                )
+
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
+        # what the module's own code makes of an entry, it may keep
+        copy = not adopt and not all(map(only_copies, self._item.modules()))
+        state = with_metadata(
+            decode(tree["state"], tensors, copy=copy), decode(tree["metadata"], tensors, copy=False)
+        )
+        size_bytes = sum(t.nbytes for t in state.values() if isinstance(t, torch.Tensor))
+        with one_thread_for(size_bytes), self._writable():
+            self._item.load_state_dict(state)
+        holders = dict(self._item.named_modules(remove_duplicate=False))
+        for name, saved in decode(tree["buffers"], tensors, copy=False).items():  # those with persistent=False
+            holder, _, last = name.rpartition(".")
+            buffers = own_buffers(holders[holder])
+            if (own := buffers.get(last)) is None:  # one that the first use of a model makes, as caches are
+                holders[holder].register_buffer(last, saved.clone(), persistent=False)
+            elif not self._copied(own, saved):
+                buffers[last] = saved.to(own.device, copy=True)
+        self._freeze(tree["frozen"])
+
+    def _copied(self, own: torch.Tensor, saved: torch.Tensor) -> bool:
+        """Copy into a buffer; False where elements of it that share memory are to have different values."""
+        if not is_sharded(own) and is_expanded(own):
+            own, first = unexpanded(own), unexpanded(saved, own.stride())
+            if not torch.equal(first.expand_as(saved), saved):
+                return False
+            saved = first
+        with self._writable(), torch.no_grad():
+            own.copy_(saved)
+        return True
+
+    def _writable(self) -> contextlib.AbstractContextManager[Any]:
+        """Tensors that were made under `inference_mode` can be written to under it alone."""
+        tensors = itertools.chain(self._item.parameters(), self._item.buffers())
+        return torch.inference_mode() if any(map(torch.is_inference, tensors)) else contextlib.nullcontext()
+
+    def _freeze(self, frozen: Collection[str]) -> None:
+        """Have the parameters require gradients as they did."""
+        frozen = set(frozen)
+        changed = [n for n, p in self._item.named_parameters() if p.requires_grad is (n in frozen)]
+        for name in changed:
+            self._item.get_parameter(name).requires_grad_(name not in frozen)
+        if changed:
+            logger.info(
+                "%s: requires_grad of %d parameters (%s …) is again as in the checkpoint; to have it otherwise, "
+                "set it after session.resume()",
+                *(self.keyword, len(changed), changed[0]),
+            )
+
+    def make_room(self) -> None:
+        for tensor in map(local, self._item.parameters()):
+            if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
+                populate(tensor.data_ptr(), tensor.nbytes)
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        return dict(self._item.named_buffers(remove_duplicate=False))
+
+
+class OptimizerAdapter(StateAdapter):
+    """What `state_dict()` gives, its tensors named after their parameters rather than by number."""
+
+    _item: torch.optim.Optimizer
+    _encoded: tuple[bytes | None, list[list[Tree]]] = (None, [])
+    """The settings that groups were last encoded of, and what came of it."""
+
+    def watch(self) -> Watch | None:
+        return watch_of(self._item)
+
+    def state(self) -> Any:
+        state = self._item.state_dict()
+        return {"state": state["state"], **state}
+
+    def encode(self, state: Any, encoder: Encoder, names: Names) -> Tree:
+        keyword, parameters = self.keyword, self._parameters()
+        per_parameter = []
+        for index, values in state["state"].items():
+            # torch makes a dict of either; any other mapping is refused
+            if not isinstance(index, int) or type(values) not in (dict, collections.OrderedDict):
+                per_parameter.append(
+                    [encoder.encode(keyword, index), encoder.encode(f"{keyword}.{index}", values)]
+                )
+                continue
+            name = names.get(id(parameters[index]), str(index))
+            encoded = {
+                key: encoder.encode(
+                    f"{keyword}.state.{key}.{name}",
+                    value,
+                    deferred=True,
+                    shared=encoder.is_shared(parameters[index], value),
+                )
+                for key, value in values.items()
+            }
+            if type(self._item).load_state_dict is torch.optim.Optimizer.load_state_dict and has_array(encoded):
+                raise TypeError(
+                    f"{keyword}: torch cannot load a NumPy array into an optimizer's state; keep a tensor there"
+                )
+            per_parameter.append([index, encoded])
+        rest = {key: value for key, value in state.items() if key != "state"}
+        return {"$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)]}
+
+    def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
+        # a learning rate is a plain number, which no watch sees change
+        assert isinstance(watch, OptimizerWatch)
+        settings = watch.settings()
+        if settings is None or settings != self._encoded[0]:
+            groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
+            self._encoded = settings, groups
+        return {"$pairs": [tree["$pairs"][0], *self._encoded[1]]}
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        if not isinstance(tree, dict) or "$pairs" not in tree:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: an optimizer here, another kind of object in the checkpoint"
+            )
+        state = require_readable(self.keyword, tree, shapes)
+        saved, count = state.get("param_groups"), len(self._parameters())
+        if not _are_groups(saved) or not isinstance(state.get("state"), Mapping):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is no state of an optimizer")
+        numbers = [number for group in saved for number in group["params"]]
+        numbers += [number for number in state["state"] if isinstance(number, int)]
+        here = [len(group["params"]) for group in self._item.param_groups]
+        there = [len(group["params"]) for group in saved]
+        if here != there:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: parameter groups of {here} parameters here, of {there} in the checkpoint"
+            )
+        if not all(isinstance(number, int) and 0 <= number < count for number in numbers):
+            raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} numbers a parameter as none is")
+        for group, before in zip(self._item.param_groups, saved, strict=True):
+            new, gone = sorted(group.keys() - before.keys()), sorted(before.keys() - group.keys())
+            if new and gone:  # a newer torch or a schedule alone adds settings, another optimizer has others
+                raise IncompatibleCheckpoint(
+                    f"{self.keyword}: this {type(self._item).__name__} has {', '.join(new)}, "
+                    f"that of the checkpoint had {', '.join(gone)} in their place"
+                )
+
+    def load(
+        self, tree: Tree, tensors: Mapping[str, torch.Tensor], *, live: Live | None = None, adopt: bool = True
+    ) -> None:
+        # large moments stay where they were read; what else is kept is copied, or it would keep all that was
+        # read beside it
+        staying: Collection[str] = tensors.keys() if adopt else ()
+        if not adopt and self._on_host():
+            kept = self._kept(tree, tensors)
+            tensors, staying = {**tensors, **kept}, kept.keys()
+        state = decode(tree, tensors, copy=True, adopt=staying)
+        self._item.load_state_dict(state)
+        # load_state_dict casts moments to their parameter's dtype; what was saved in float32 goes on in float32
+        parameters = self._parameters()
+        for index, saved in state["state"].items():
+            if isinstance(saved, Mapping):
+                own = self._item.state[parameters[index]]
+                own.update({key: _uncast(own[key], value) for key, value in saved.items() if key in own})
+
+    def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
+        # before the first step an optimizer has no state; what is as large as its parameter goes the same way
+        found, parameters = {}, self._parameters()
+        for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
+            parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
+            if parameter is not None and is_sharded(parameter):
+                for name in names_in(values):
+                    if name in shapes and shapes[name][1] == tuple(parameter.shape):
+                        found[name] = parameter
+        return found
+
+    def _kept(self, tree: Tree, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The large ones in memory that this optimizer may keep: that of its own moments, whose values go anyway,
+        where they are alike, since memory that was never touched takes longer to come by than to fill."""
+        large = {name: tensors[name] for name in names_in(tree) if _is_large(local(tensors[name]))}
+        refilled: dict[str, torch.Tensor] = {}
+        taken: set[int] = set()
+        for name, own in self._moments(tree):
+            if name in large and _is_alike(own, large[name]) and (at := local(own).data_ptr()) not in taken:
+                taken.add(at)
+                refilled.setdefault(name, own)
+        copy_plain([(local(own), local(large.pop(name))) for name, own in refilled.items()])
+        sharded = {name: large.pop(name).clone() for name in list(large) if is_sharded(large[name])}
+        return {**refilled, **sharded, **duplicates(large)}
+
+    def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
+        """This optimizer's own tensors, under the names of those of a checkpoint that will take their place."""
+        parameters = self._parameters()
+        for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
+            own = self._item.state.get(parameters[index]) if isinstance(index, int) else None
+            if isinstance(own, Mapping) and isinstance(values, Mapping):
+                for key, value in values.items():
+                    if (
+                        isinstance(value, Mapping)
+                        and "$tensor" in value
+                        and isinstance(own.get(key), torch.Tensor)
+                    ):
+                        yield value["$tensor"], own[key]
+
+    def _on_host(self) -> bool:
+        return all(parameter.device.type == "cpu" for parameter in self._parameters())
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self._item.param_groups for parameter in group["params"]]
+
+
+class GeneratorAdapter(StateAdapter):
+    """A random generator of the script's own."""
+
+    _item: OwnGenerator
+
+    def check(self, tree: Tree, shapes: Shapes) -> None:
+        there = tree.get("kind") if isinstance(tree, dict) else None
+        if there != self._item.kind:
+            raise IncompatibleCheckpoint(
+                f"{self.keyword}: {self._item.kind} here, {there or 'something else'} in the checkpoint"
+            )
+
+
+def part_of(keyword: str, item: Stateful) -> StateAdapter:
+    if isinstance(item, torch.nn.Module):
+        return ModuleAdapter(keyword, item)
+    if has_plain_state(item):
+        return OptimizerAdapter(keyword, item)
+    if isinstance(item, Variables):
+        return VariablesAdapter(keyword, item)
+    if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
+        return SchedulerAdapter(keyword, item)
+    if isinstance(item, OwnGenerator):
+        return GeneratorAdapter(keyword, item)
+    return StateAdapter(keyword, item)
+
+
+def _are_groups(saved: Any) -> bool:
+    return isinstance(saved, list) and all(
+        isinstance(group, dict) and isinstance(group.get("params"), list) for group in saved
+    )
+
+
+def _frozen(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> list[str]:
+    return [name for name, parameter in parameters if not parameter.requires_grad]
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.nbytes >= SMALL_BYTES and is_plain(tensor)
+
+
+def _is_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Plain tensors, or parts of such, of the same kind and extent."""
+    return (
+        (one.dtype, one.shape, local(one).shape) == (other.dtype, other.shape, local(other).shape)
+        and is_sharded(one) == is_sharded(other)
+        and is_plain(local(one))
+    )
+
+
+def _uncast(own: Any, saved: Any) -> Any:
+    """What an optimizer has taken from `saved`, with every tensor in the dtype that it was saved in.
+
+    torch makes every iterable anew of its items: a str becomes that of a generator, a deque loses its `maxlen`.
+    """
+    if isinstance(saved, torch.Tensor):
+        return saved.to(own.device) if own.dtype != saved.dtype else own
+    if isinstance(saved, dict) and isinstance(own, dict):
+        items = [(key, _uncast(own[key], value)) for key, value in saved.items()]
+        return collections.Counter(dict(items)) if type(saved) is collections.Counter else type(saved)(items)
+    if type(saved) in (list, tuple, collections.deque) and type(own) is type(saved):
+        items = [_uncast(*pair) for pair in zip(own, saved, strict=False)]
+        return collections.deque(items, saved.maxlen) if type(saved) is collections.deque else type(saved)(items)
+    return saved if isinstance(saved, str) and isinstance(own, str) else own

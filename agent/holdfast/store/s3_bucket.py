@@ -1,0 +1,346 @@
+"""A prefix in a bucket: objects put and got, lists, large uploads, ranges. What fails is an OSError.
+
+obstore does the work, on threads of its own and without the interpreter's lock. It repeats what can be repeated
+after a 5xx, a cut connection or no answer; what remains is repeated here as far as that is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import logging
+import os
+import random
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+from holdfast.errors import DamagedCheckpoint
+from holdfast.store import s3_connection
+from holdfast.store.base import Pace
+from holdfast.store.s3_connection import NoSuchObject, Place, Unanswered
+
+if TYPE_CHECKING:
+    from obstore import PutMode
+    from obstore.store import S3Store
+
+PART_BYTES = 16 << 20
+PARTS_IN_FLIGHT = 8
+MOST_PARTS = 10_000
+"""More a server need not take; parts of a larger payload are larger."""
+RANGE_BYTES = 16 << 20
+MOST_COPIED_BYTES = 5 << 30
+"""A larger object no server of Amazon's copies at once."""
+PATIENCE_SECONDS = 30.0
+SIGNED_FOR = timedelta(minutes=15)
+SKIP_BYTES = 1 << 20
+_NOT_PARTIAL = "non-partial response"
+
+T = TypeVar("T")
+logger = logging.getLogger("holdfast")
+
+
+class Bucket:
+    """Connects when first used; its clients are kept."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._process = os.getpid()
+        self._random = random.Random()  # noqa: S311  # one of its own: the training process's is not ours to move
+        self._takes_conditions = True
+        self._answers_206 = True
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Names below `prefix` and their sizes, in order of the names."""
+        import obstore
+
+        with self._explained():
+            batches = list(obstore.list(self._requests, prefix))
+        return {found["path"]: found["size"] for batch in batches for found in batch}
+
+    def folders(self, prefix: str = "") -> list[str]:
+        """Names one level below `prefix` that have more below them."""
+        import obstore
+
+        with self._explained():
+            found = obstore.list_with_delimiter(self._requests, prefix or None)["common_prefixes"]
+        return [path.rpartition("/")[2] for path in found]
+
+    def get(self, name: str) -> bytes:
+        """NoSuchObject when there is none."""
+        import obstore
+
+        def get() -> bytes:
+            with self._explained():
+                return bytes(obstore.get(self._requests, name).bytes())
+
+        return self._persist(get)
+
+    def put_new(self, name: str, data: bytes) -> None:
+        """Create a small object, or find that this very one is there; FileExistsError when another has its name.
+
+        Where the server does not enforce it, whoever comes last wins: names that two may want must differ.
+        """
+        self._persist(lambda: self._put_new(name, data))
+
+    def upload(self, name: str, parts: Sequence[memoryview | bytes], pace: Pace | None) -> None:
+        """Put a large object from its parts, several requests in flight, without copying them."""
+        size = sum(len(part) for part in parts)
+        failed: list[BaseException] = []
+        try:
+            self._upload(name, _slices(parts, _part_bytes(size), pace, failed), size)
+        except BaseException as error:  # it is raised again, or what was behind it
+            if failed:
+                raise failed[0] from None
+            # the answer to the last request may be lost, and to its repetition the upload is not known any more
+            if not (isinstance(error, Unanswered) and self._arrived(name, size)):
+                raise
+        if (found := self._size(name)) != size:
+            raise self.place.error(
+                errno.EIO,
+                "{server} took {size} bytes for {name} in bucket {bucket} and holds {found}",
+                size=f"{size:,}", name=name, found=f"{found:,}",
+            )  # fmt: skip
+
+    def copy(self, source: str, target: str, size_bytes: int) -> None:
+        """Put an object again under another name: by the server itself, or through here where it does not do that.
+
+        NoSuchObject: there is no such source.
+        """
+        if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
+            self._upload(target, self._pieces(source, size_bytes), size_bytes)
+        if (found := self._size(target)) != size_bytes:
+            raise self.place.error(
+                errno.EIO,
+                "{server} copied {size} bytes to {name} in bucket {bucket} and holds {found}",
+                size=f"{size_bytes:,}", name=target, found=f"{found:,}",
+            )  # fmt: skip
+
+    def read(self, name: str, start: int, target: memoryview) -> None:
+        """Fill `target` with an object's bytes from `start` on.
+
+        Raises:
+            NoSuchObject: it is gone.
+            DamagedCheckpoint: it ends before.
+        """
+        for at in range(0, len(target), RANGE_BYTES):
+            piece = target[at : at + RANGE_BYTES]
+            self._persist(lambda at=at, piece=piece: self._read(name, start + at, piece))  # type: ignore[misc]
+
+    def delete(self, names: Iterable[str]) -> None:
+        import obstore
+
+        with self._explained():
+            for name in names:
+                obstore.delete(self._requests, name)
+
+    def wait(self, at_most_seconds: float) -> None:
+        """A random time, for those who collided to come back one by one."""
+        time.sleep(self._random.uniform(0, at_most_seconds))
+
+    def _put_new(self, name: str, data: bytes) -> None:
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        mode: PutMode = "create" if self._takes_conditions else "overwrite"
+        try:
+            with self._explained(AlreadyExistsError):
+                obstore.put(self._requests, name, data, mode=mode, use_multipart=False)
+        except AlreadyExistsError:
+            if self.get(name) != data:  # the same: an earlier try of ours, whose answer was lost
+                url = f"{self.place.url}/{name}"
+                raise FileExistsError(errno.EEXIST, "there is one of that name", url) from None
+        except OSError as error:
+            if error.errno != errno.ENOTSUP or mode == "overwrite":
+                raise
+            self._takes_conditions = False
+            self._put_new(name, data)
+
+    def _copied(self, source: str, target: str) -> bool:
+        import obstore
+
+        try:
+            with self._explained():
+                obstore.copy(self._transfers, source, target)
+        except (NoSuchObject, Unanswered):
+            raise
+        except OSError as error:  # some servers know no such request
+            logger.debug("%s: %s is copied through here: %s", self.place.url, source, error)
+            return False
+        return True
+
+    def _pieces(self, name: str, size_bytes: int) -> Iterator[memoryview]:
+        for start in range(0, size_bytes, RANGE_BYTES):
+            piece = memoryview(bytearray(min(RANGE_BYTES, size_bytes - start)))
+            self.read(name, start, piece)
+            yield piece
+
+    def _upload(self, name: str, slices: Iterator[memoryview], size: int) -> None:
+        import obstore
+
+        with self._explained():
+            if size <= PART_BYTES:
+                obstore.put(self._transfers, name, b"".join(slices), use_multipart=False)
+            else:
+                obstore.put(
+                    self._transfers, name, slices, chunk_size=_part_bytes(size), max_concurrency=PARTS_IN_FLIGHT
+                )
+
+    def _read(self, name: str, start: int, target: memoryview) -> None:
+        import obstore
+
+        if self._answers_206:
+            try:
+                with self._explained():
+                    data = obstore.get_range(self._transfers, name, start=start, length=len(target))
+            except OSError as error:
+                if _NOT_PARTIAL not in str(error):
+                    raise
+                self._answers_206 = False
+            else:
+                if len(data) != len(target):
+                    raise DamagedCheckpoint(f"{self.place.url}/{name}", f"ends at byte {start + len(data):,}")
+                target[:] = memoryview(data)
+                return
+        self._plain.read(name, start, target)
+
+    def _arrived(self, name: str, size: int) -> bool:
+        try:
+            return self._size(name) == size
+        except OSError:
+            return False
+
+    def _size(self, name: str) -> int:
+        import obstore
+
+        with self._explained():
+            return obstore.head(self._requests, name)["size"]
+
+    @property
+    def _requests(self) -> S3Store:
+        return self._clients[0]
+
+    @property
+    def _transfers(self) -> S3Store:
+        return self._clients[1]
+
+    @cached_property
+    def _clients(self) -> tuple[S3Store, S3Store]:
+        return s3_connection.connect(self.place)
+
+    @cached_property
+    def _plain(self) -> PlainRanges:
+        return PlainRanges(self.place, self._transfers)
+
+    @contextlib.contextmanager
+    def _explained(self, *but: type[Exception]) -> Iterator[None]:
+        from obstore.exceptions import BaseError
+
+        if os.getpid() != self._process:
+            raise self.place.error(
+                errno.ENOTSUP, "bucket {bucket} cannot be used by a forked process: obstore's threads stay behind"
+            )
+        try:
+            yield
+        except but:
+            raise
+        except BaseException as error:  # a panic in Rust is no Exception, and would end the thread
+            if not isinstance(error, (BaseError, FileNotFoundError)) and type(error).__name__ != "PanicException":
+                raise
+            logger.debug("%s: %s", self.place.url, error)  # a page of it
+            raise self.place.explain(error) from None
+
+    def _persist(self, call: Callable[[], T]) -> T:
+        """What can be done twice is tried again for a while when it is not known whether it was done."""
+        deadline, wait_seconds = time.monotonic() + PATIENCE_SECONDS, 0.1
+        while True:
+            try:
+                return call()
+            except Unanswered:
+                if time.monotonic() + wait_seconds > deadline:
+                    raise
+            self.wait(wait_seconds)
+            wait_seconds *= 2
+
+
+class PlainRanges:
+    """Ranges from servers that answer 200 where 206 is meant, which obstore refuses. rclone's is one.
+
+    The requests are signed by obstore and made by the standard library. Slower, and only used where it must be.
+    """
+
+    def __init__(self, place: Place, client: S3Store) -> None:
+        self._place, self._client = place, client
+
+    def read(self, name: str, start: int, target: memoryview) -> None:
+        """As `Bucket.read`, for one request."""
+        request = urllib.request.Request(  # noqa: S310  # the address is the operator's own
+            self._address(name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
+        )
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=s3_connection.TRANSFER_SECONDS, context=self._context
+            ) as response:
+                if not response.headers.get("Content-Range"):
+                    _skip(response, start)  # the whole object, from its beginning
+                got = _fill(response, target)
+                if got < len(target) and response.length:
+                    raise http.client.IncompleteRead(b"", response.length)  # cut off, which readinto hides
+        except urllib.error.HTTPError as error:
+            raise self._place.answered(str(error.code), error.read().decode(errors="replace")) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self._place.unanswered(repr(error)) from error
+        if got < len(target):
+            raise DamagedCheckpoint(f"{self._place.url}/{name}", f"ends at byte {start + got:,}")
+
+    def _address(self, name: str) -> str:
+        if s3_connection.unsigned(os.environ):
+            key = "/".join(part for part in (self._place.bucket, self._place.prefix, name) if part)
+            return f"{s3_connection.endpoint(os.environ)}/{quote(key)}"
+        import obstore
+
+        return obstore.sign(self._client, "GET", name, SIGNED_FOR)
+
+    @cached_property
+    def _context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
+
+
+def _part_bytes(size: int) -> int:
+    """A whole number of MiB, so that few slices cross from one part of the payload to the next."""
+    return max(PART_BYTES, -(-size // MOST_PARTS >> 20) << 20)
+
+
+def _slices(
+    parts: Sequence[memoryview | bytes], slice_bytes: int, pace: Pace | None, failed: list[BaseException]
+) -> Iterator[memoryview]:
+    """The bytes of `parts`, each slice once there is room for it. an error of pace's is noted in `failed`."""
+    try:
+        for part in parts:
+            for start in range(0, len(part), slice_bytes):
+                piece = memoryview(part)[start : start + slice_bytes]
+                if pace is not None:
+                    pace(len(piece))
+                yield piece
+    except BaseException as error:  # `upload` raises it again: obstore would put one of its own in its place
+        failed.append(error)
+        raise
+
+
+def _skip(response: http.client.HTTPResponse, size: int) -> None:
+    while size and (skipped := response.read(min(size, SKIP_BYTES))):
+        size -= len(skipped)
+
+
+def _fill(response: http.client.HTTPResponse, target: memoryview) -> int:
+    got = 0
+    while got < len(target) and (count := response.readinto(target[got:])):
+        got += count
+    return got

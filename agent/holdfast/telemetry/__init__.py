@@ -1,0 +1,4 @@
+"""What a job reports to the server: iteration times, metrics, checkpoint events, its environment.
+
+Entry point: `reporter.Reporter`. May import `server_link`, `pacing`, `store` and `snapshot.checkpoint_run`.
+"""

@@ -1,0 +1,182 @@
+"""What an iteration is made of: its wall time, the waits within it, the update, the metrics."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from holdfast.protocol.messages import StallKind
+
+logger = logging.getLogger("holdfast")
+
+CHECKPOINT_STALLS: tuple[StallKind, ...] = ("snapshot_wait", "persist_backpressure")
+DATA_STALLS: tuple[StallKind, ...] = ("data_fetch", "data_prep")
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One iteration, measured."""
+
+    iteration: int
+    lineage: int
+    at: float
+    """Unix time of its end."""
+    seconds: float
+    """Wall time, restores left out."""
+    update_seconds: float | None
+    stalls: dict[StallKind, float] = field(default_factory=dict)
+    barrier_seconds: float | None = None
+    """From this rank's own last gradient to the update; None where that was not seen."""
+
+    @property
+    def checkpoint_stall_seconds(self) -> float:
+        return self._waited(CHECKPOINT_STALLS)
+
+    @property
+    def data_seconds(self) -> float:
+        return self._waited(DATA_STALLS)
+
+    def _waited(self, kinds: tuple[StallKind, ...]) -> float:
+        if not self.stalls:  # asked several times in every iteration, most of which never waited
+            return 0.0
+        return sum(self.stalls.get(kind, 0.0) for kind in kinds)
+
+
+class IterationClock:
+    """Cuts wall time into iterations and books the waits on the iteration in which they fall.
+
+    An iteration runs from the boundary in one `step` to that in the next, so that whatever `step` itself
+    does for a checkpoint counts, in the iteration that the checkpoint overlaps.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began: float | None = None
+        self._stalls: dict[StallKind, float] = {}
+        self._update_seconds: float | None = None
+        self._update_began = 0.0
+        self._gradients_at: float | None = None
+        self._barrier_seconds: float | None = None
+
+    def begin(self) -> None:
+        """Time before the first batch (imports, building the model) belongs to no iteration."""
+        if self._began is None:
+            self._began = self._clock()
+
+    def stall(self, kind: StallKind, seconds: float) -> None:
+        self._stalls[kind] = self._stalls.get(kind, 0.0) + seconds
+
+    def restart(self) -> None:
+        """Begin the next iteration now: what passed since the last one was a restore, not training."""
+        self._began, self._stalls, self._update_seconds = self._clock(), {}, None
+        self._gradients_at = self._barrier_seconds = None
+
+    def leave_out(self, seconds: float) -> None:
+        """Of the time since the last iteration ended, so much was no training."""
+        if self._began is not None:
+            self._began += seconds
+
+    def gradients_end(self) -> None:
+        """This rank has its last gradient of a backward pass; what follows is for all ranks together."""
+        self._gradients_at = self._clock()
+
+    def update_begins(self) -> None:
+        self._update_began = self._clock()
+        if self._gradients_at is not None:
+            waited = self._update_began - self._gradients_at
+            self._barrier_seconds = (self._barrier_seconds or 0.0) + waited
+            self._gradients_at = None
+
+    def update_ends(self) -> None:
+        self._update_seconds = (self._update_seconds or 0.0) + self._clock() - self._update_began
+
+    def end(self, iteration: int, lineage: int) -> Iteration | None:
+        """The iteration that ends now; None for one whose beginning was not seen."""
+        now = self._clock()
+        began, self._began = self._began, now
+        stalls, self._stalls = self._stalls, {}
+        update, self._update_seconds = self._update_seconds, None
+        barrier, self._barrier_seconds = self._barrier_seconds, None
+        self._gradients_at = None
+        if began is None:
+            return None
+        return Iteration(iteration, lineage, time.time(), now - began, update, stalls, barrier)
+
+
+_FLOAT = frozenset({float})
+_NUMBERS = object()
+
+
+class MetricReader:
+    """Turns what a loop hands to `step` into numbers, without making it wait for a device.
+
+    A tensor on a device is copied to pinned memory behind the kernels already queued; `ready` gives out
+    iterations in order, as soon as their copies have arrived.
+    """
+
+    def __init__(self) -> None:
+        self._pending: collections.deque[tuple[Iteration, dict[str, Any], Any]] = collections.deque()
+        """With the event that its copies arrive with; None: there are none; _NUMBERS: all are numbers already."""
+        self._warned: set[str] = set()
+        self._checked: set[str] = set()
+
+    def check(self, metrics: Mapping[str, Any]) -> None:
+        """Warn of metrics that are no scalars, where nothing reads their values: of each name the first."""
+        for name in metrics.keys() - self._checked:
+            self._checked.add(name)
+            value = metrics[name]
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:  # one on a device is not waited for
+                self._number(name, value)
+
+    def add(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
+        if _FLOAT.issuperset(map(type, metrics.values())):
+            self._pending.append((iteration, dict(metrics), _NUMBERS))
+            return
+        values, on_device = {}, False
+        for name, value in metrics.items():
+            if isinstance(value, torch.Tensor) and value.is_cuda:
+                value = torch.empty_like(value, device="cpu", pin_memory=True).copy_(
+                    value.detach(), non_blocking=True
+                )
+                on_device = True
+            values[name] = value
+        event: Any = None
+        if on_device:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._pending.append((iteration, values, event))
+
+    def ready(self, *, wait: bool = False) -> list[tuple[Iteration, dict[str, float]]]:
+        found = []
+        while self._pending:
+            iteration, values, event = self._pending[0]
+            if event is _NUMBERS:
+                self._pending.popleft()
+                found.append((iteration, values))
+                continue
+            if event is not None and not event.query():
+                if not wait:
+                    break
+                event.synchronize()
+            self._pending.popleft()
+            found.append((iteration, {name: self._number(name, value) for name, value in values.items()}))
+        return found
+
+    def _number(self, name: str, value: Any) -> float:
+        try:
+            return float(value.detach() if isinstance(value, torch.Tensor) else value)
+        except Exception:  # whatever a loop hands over must not stop it
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "metric %s is not a scalar (%s), and recorded as NaN: give a number or a one-element tensor",
+                    *(name, type(value).__name__),
+                )
+            return math.nan

@@ -1,0 +1,175 @@
+"""What if: the job's measured profile under other budgets, intervals, failure rates and sizes of the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from holdfast.pacing import DEFAULT_BUDGET, History, Settings, parse_budget, parse_every, plan
+from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, Failures
+from holdfast.pacing.policy import usable_iteration
+from holdfast.pacing.quantities import parse_seconds
+from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.what_if import at_world_size, outlook
+from holdfast.protocol.messages import Paced
+from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.db import Database
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records.failures import Seen, failures_of
+from holdfast_server.records.interval_status import in_force, paced_of, profile_of
+
+MAX_RANKS = 10_000_000
+MAX_TYPED = 40
+"""Characters of what was typed that are read, and repeated where they cannot be."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What is asked to be otherwise; None: as it is."""
+
+    budget: float | None = None
+    every: int | None = None
+    """An interval to look at beside the others."""
+    mtbf_seconds: float | None = None
+    ranks: int | None = None
+    restart_seconds: float | None = None
+
+
+AS_IT_IS = WhatIf()
+
+
+def what_if(
+    *,
+    budget: str | None = None,
+    every: str | None = None,
+    mtbf: str | None = None,
+    ranks: str | None = None,
+    restart: str | None = None,
+    bare: str = "fraction",
+) -> WhatIf:
+    """From text, of which an empty one asks for nothing; InvalidSetting names the field that cannot be.
+
+    `bare`: what a budget without a % sign means, as for `parse_budget`.
+    """
+    return WhatIf(
+        budget=_read("budget", budget, lambda text: parse_budget(text, bare=bare)),
+        every=_read("every", every, parse_every),
+        mtbf_seconds=_read("mtbf", mtbf, parse_mtbf),
+        ranks=_read("ranks", ranks, _ranks),
+        restart_seconds=_read("restart", restart, lambda text: parse_seconds(text, "restart")),
+    )
+
+
+def _read(field: str, text: str | None, parse: Callable[[str], T]) -> T | None:
+    if text is None or not text.strip():
+        return None
+    try:
+        return parse(text.strip()[:MAX_TYPED])
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+
+
+def _ranks(text: str) -> int:
+    digits = text.replace(",", "")
+    if not (digits.isascii() and digits.isdigit()) or not 1 <= int(digits) <= MAX_RANKS:
+        raise ValueError(f"ranks {text!r} is not a whole number from 1 to {MAX_RANKS:,}")
+    return int(digits)
+
+
+async def preview_settings(
+    db: Database, job: str, *, budget: float | None, every: int | None, now: float
+) -> SettingsPreview:
+    """The plan that these settings would lead to; None leaves what is in force. Raises InvalidSetting."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+    paced = paced_of(row)
+    settings = _preview_settings(row, paced, budget, every)
+    profile = profile_of(paced)
+    return SettingsPreview(
+        plan=plan(profile, settings) if profile else None,
+        in_force=in_force(paced),
+        why_none="" if profile else "the job is still measuring its iterations",
+        measured_overhead=paced.measured_overhead if paced and profile else None,
+    )
+
+
+def _preview_settings(
+    job: models.JobRecord, paced: Paced | None, budget: float | None, every: int | None
+) -> Settings:
+    try:
+        chosen = None if budget is None else parse_budget(budget)
+        interval = None if every is None else parse_every(every)
+    except ValueError as error:
+        raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
+    present = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
+    return Settings(budget=chosen or present, policy=job.policy or "checkfreq", every=interval)
+
+
+async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:
+    """Raises UnknownJob."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        seen = await failures_of(session, row)
+    paced = paced_of(row)
+    profile = profile_of(paced)
+    if profile is not None and not usable_iteration(profile):
+        profile = None
+    failures = _failures(seen, paced, what_if)
+    restart = what_if.restart_seconds
+    if restart is None:
+        restart = seen.restart_seconds if seen.restart_seconds is not None else ASSUMED_RESTART_SECONDS
+    return JobPlan(
+        job=job,
+        outlook=None
+        if paced is None or profile is None
+        else outlook(
+            profile,
+            _settings(row, paced, what_if),
+            History(failures=failures, restart_seconds=restart),
+            present=paced.interval,
+            asked=() if what_if.every is None else (what_if.every,),
+        ),
+        why_none="" if profile else "the job is still measuring its iterations",
+        held_by_hand=row.every is not None,
+        failures=seen.count,
+        running_seconds=seen.running_seconds,
+        restarts=seen.restarts,
+        origins=_origins(seen, paced, what_if),
+    )
+
+
+def _failures(seen: Seen, paced: Paced | None, what_if: WhatIf) -> Failures:
+    """A mean time that is asked about stands for itself; one that the script stated is bent by what was seen."""
+    ranks = what_if.ranks or seen.failures.world_size
+    if what_if.mtbf_seconds is not None:
+        return Failures(world_size=ranks, mean_seconds=what_if.mtbf_seconds)
+    if paced is None or paced.mtbf_seconds is None:
+        return at_world_size(seen.failures, ranks)
+    # stated for the ranks that there are; on others it changes as that of any job does
+    here, there = seen.failures, replace(seen.failures, world_size=ranks)
+    stated = paced.mtbf_seconds * there.prior_seconds / here.prior_seconds
+    return replace(at_world_size(here, ranks), mean_seconds=stated)
+
+
+def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> Settings:
+    budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
+    return Settings(budget=budget, policy=job.policy or paced.policy)
+
+
+def _origins(seen: Seen, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
+    mtbf: Origin = "estimated" if seen.count else "assumed"
+    if what_if.mtbf_seconds or (paced is not None and paced.mtbf_seconds and not seen.count):
+        mtbf = "stated"
+    return {
+        "mtbf_seconds": mtbf,
+        "restart_seconds": "stated"
+        if what_if.restart_seconds is not None
+        else ("measured" if seen.restarts else "assumed"),
+        "world_size": "stated" if what_if.ranks else "measured",
+        "budget": "stated" if what_if.budget else "set",
+    }

@@ -1,0 +1,109 @@
+"""What a restore would do, said before it is done."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from operator import itemgetter
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.questions import RestorePreview
+from holdfast_server import models
+from holdfast_server.db import Database
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records.ancestry import Ancestry, ancestry_of
+from holdfast_server.records.checkpoints import DURABLE, as_row, find, on_the_way
+from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of
+
+RESTORES_LOOKED_AT = 5
+
+
+async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
+    """What a restore to this checkpoint would give up, and take. Raises NoSuchCheckpoint."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        target = await find(session, row, checkpoint)
+        attempt = await session.get(models.AttemptRecord, (job, row.uid))
+        here = await ancestry_of(session, row)
+        there = await ancestry_of(session, row, target.lineage)
+        fork = here.fork(there, min(target.iteration, row.iteration))
+        alive = status_of(row, attempt, now=now).alive
+        mode = restore_mode(attempt, alive=alive)
+        estimate, rests_on = await _estimate(session, target)
+        if mode == "relaunch":
+            estimate, rests_on = _start(attempt)
+        seconds = await _seconds(session, row, here, fork)
+        world_size = max(1, attempt.world_size) if attempt else 1
+        return RestorePreview(
+            checkpoint=as_row(target, here),
+            from_iteration=row.iteration,
+            to_iteration=target.iteration,
+            iterations_abandoned=row.iteration - fork,
+            seconds_abandoned=seconds,
+            gpu_hours_abandoned=None if seconds is None else seconds * world_size / 3600,
+            points_abandoned=await _points(session, row, here, fork),
+            attempt=attempt.attempt if attempt else row.attempt,
+            host=attempt.host if attempt else "",
+            world_size=world_size,
+            supervised=attempt is not None and attempt.supervised,
+            estimated_seconds=estimate,
+            estimated_from=rests_on,
+            alive=alive,
+            mode=mode,
+            what=restore_mode_text(attempt, alive=alive),
+            safety_checkpoint=mode != "next_start",
+        )
+
+
+async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:
+    """What the iterations after `fork` took, on the way to where the job is; of repeated ones the last time."""
+    rows = models.ChunkRecord
+    newest_first = ((rows.uid == job.uid).desc(), rows.attempt.desc(), rows.uid)
+    query = (
+        select(rows.uid, rows.lineage, rows.first_iteration, rows.last_iteration, rows.seconds)
+        .where(rows.job == job.name, rows.rank == 0, rows.last_iteration > fork, rows.lineage.in_(here.upto))
+        .order_by(*newest_first)
+    )
+    ends = {lineage: min(end, job.iteration) for lineage, end in here.upto.items()}
+    seconds, found = 0.0, False
+    for _, chunks in groupby(await session.execute(query), key=itemgetter(0)):
+        begins = dict(ends)
+        for _, lineage, first, last, spent in chunks:
+            inside = min(last, ends[lineage]) - max(first, fork + 1) + 1
+            begins[lineage] = min(begins[lineage], first - 1)
+            if inside > 0:
+                seconds, found = seconds + spent * inside / (last - first + 1), True
+        # From where this attempt began, it has repeated what earlier ones did.
+        ends = begins
+    return seconds if found else None
+
+
+async def _points(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> int:
+    rows = models.CheckpointRecord
+    query = select(func.count()).where(rows.job == job.name, rows.state == DURABLE, rows.iteration > fork)
+    return await session.scalar(query.where(on_the_way(here))) or 0
+
+
+def _start(attempt: models.AttemptRecord | None) -> tuple[float | None, str]:
+    """Seconds that another start takes, as this one did; what is saved before it comes to that."""
+    seconds = None if attempt is None else attempt.start_seconds
+    return seconds, "" if seconds is None else "the start of this attempt, up to its first iteration"
+
+
+async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> tuple[float | None, str]:
+    """Seconds to come back, from what restores of this job took; before the first, from what writing it took."""
+    orders = models.RestoreOrderRecord
+    query = (
+        select(orders.seconds)
+        .where(orders.job == target.job, orders.state == "restored", orders.seconds.is_not(None))
+        .order_by(orders.created_at.desc())
+        .limit(RESTORES_LOOKED_AT)
+    )
+    earlier = [seconds for seconds in await session.scalars(query) if seconds is not None]
+    if earlier:
+        times = "the last restore" if len(earlier) == 1 else f"the last {len(earlier)} restores"
+        return sum(earlier) / len(earlier), f"{times} of this job"
+    if target.persist_seconds is None:
+        return None, ""
+    return target.persist_seconds + (target.snapshot_seconds or 0.0), "the time that writing it took"

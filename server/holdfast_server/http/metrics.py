@@ -1,0 +1,182 @@
+"""What the server counts, and what Prometheus reads of it and of the jobs.
+
+Names say what is measured and in which unit, counters end in `_total`, and no label takes a value that somebody
+outside can make up, but the names of jobs: of these only the newest are told, and how many are not is told too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from holdfast.protocol.jobs import JobStatus, JobSummary
+from holdfast_server.ingest.admission import TooMuch
+from holdfast_server.samples.batches import Received
+
+# When a counter was made is of use to nobody here, and is told by a series beside each.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+MOST_JOBS = 200
+"""Of so many jobs, the ones heard last, every figure is told; each has about twenty."""
+BUCKETS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+_Read = Callable[[JobSummary], float | None]
+
+_JOB_GAUGES: tuple[tuple[str, str, _Read], ...] = (
+    ("iteration", "Last finished iteration", lambda job: job.iteration),
+    ("attempt", "Number of the newest attempt", lambda job: job.attempt),
+    ("ranks", "Processes of the newest attempt", lambda job: job.world_size),
+    ("last_contact_age_seconds", "Time since the job was last heard", lambda job: job.last_contact_seconds),
+    ("loss", "The newest loss", lambda job: job.loss),
+    ("iterations_per_second", "Over the newest iterations", lambda job: job.iterations_per_second),
+    ("overhead_ratio", "Measured overhead of checkpointing", lambda job: job.measured_overhead),
+    ("budget_ratio", "Allowed overhead", lambda job: job.budget),
+    ("interval_iterations", "Iterations between checkpoints", lambda job: job.interval),
+    ("exposure_iterations", "Iterations lost if it died now", lambda job: job.exposure_iterations),
+    ("exposure_seconds", "Work lost if it died now", lambda job: job.exposure_seconds),
+    ("exposure_gpu_hours", "The same, of all ranks together", lambda job: job.exposure_gpu_hours),
+    ("checkpoints_durable", "Durable checkpoints", lambda job: job.checkpoints_total),
+    (
+        "checkpoints_failing",
+        "Checkpoints that failed since the last durable one",
+        lambda job: job.failing.count if job.failing else 0,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """What is looked at when somebody asks for the figures."""
+
+    jobs: Sequence[JobSummary]
+    """Those that are told of one by one."""
+    by_status: Mapping[JobStatus, int]
+    """All jobs."""
+    listeners: int
+    database_bytes: int | None
+    writes_waiting: int
+    alerts_by_severity: Mapping[str, int] = field(default_factory=dict)
+
+
+class ServerMeasures:
+    """One registry an app, so that two in a process do not count for each other."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        Gauge("holdfast_build_info", "1, for the version that runs", ["version"], registry=registry).labels(
+            version("holdfast")
+        ).set(1)
+        self._batches = Counter("holdfast_ingest_batches_total", "Batches", ["result"], registry=registry)
+        self._samples = Counter("holdfast_ingest_samples_total", "Samples stored", registry=registry)
+        self._events = Counter("holdfast_ingest_events_total", "Events stored", registry=registry)
+        self._unknown = Counter(
+            "holdfast_ingest_unknown_events_total", "Events not understood, left out", registry=registry
+        )
+        self._seconds = Histogram(
+            "holdfast_ingest_duration_seconds",
+            "From a batch to its commit",
+            buckets=BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._requests = Counter(
+            "holdfast_http_requests_total", "Requests answered", ["method", "route", "status"], registry=registry
+        )
+        self._request_seconds = Histogram(
+            "holdfast_http_request_duration_seconds",
+            "From a request to the end of its answer; long polls and streams are left out",
+            ["method", "route"],
+            buckets=BUCKETS_SECONDS,
+            registry=registry,
+        )
+        self._deliveries = Counter(
+            "holdfast_alert_deliveries_total",
+            "Attempts to deliver a message",
+            ["channel", "result"],
+            registry=registry,
+        )
+
+    @contextmanager
+    def ingesting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        except TooMuch:
+            self._batches.labels("put_off").inc()
+            raise
+        except Exception:  # whatever refused it, it is counted; what is answered is decided further out
+            self._batches.labels("refused").inc()
+            raise
+        self._seconds.observe(time.perf_counter() - started)
+
+    def ingested(self, received: Received) -> None:
+        self._batches.labels("acknowledged").inc()
+        self._samples.inc(len(received.samples) if received.samples else 0)
+        self._events.inc(len(received.batch.events))
+        self._unknown.inc(received.unknown_events)
+
+    def answered(self, *, method: str, route: str, status: int, seconds: float | None) -> None:
+        """`seconds` is None where the length of an answer is up to whoever listens."""
+        method = method if method in METHODS else "other"
+        self._requests.labels(method, route, f"{status // 100}xx" if status else "gone").inc()
+        if seconds is not None:
+            self._request_seconds.labels(method, route).observe(seconds)
+
+    def delivered(self, *, channel: str, taken: bool) -> None:
+        self._deliveries.labels(channel, "delivered" if taken else "refused").inc()
+
+    def exposition(self, seen: Now) -> bytes:
+        """The server's counters and the jobs as they are now; a job that is gone leaves no figure behind."""
+        now = CollectorRegistry()
+        Gauge("holdfast_listeners", "Open streams and long polls", registry=now).set(seen.listeners)
+        Gauge("holdfast_database_writes_waiting", "Writes that wait for the disk", registry=now).set(
+            seen.writes_waiting
+        )
+        if seen.database_bytes is not None:
+            Gauge("holdfast_database_size_bytes", "All that is stored", registry=now).set(seen.database_bytes)
+        told = {job.job for job in seen.jobs}
+        Gauge("holdfast_jobs_not_exported", "Jobs beyond those told of one by one", registry=now).set(
+            sum(seen.by_status.values()) - len(told)
+        )
+        by_status = Gauge("holdfast_jobs", "Jobs by status", ["status"], registry=now)
+        for status, count in seen.by_status.items():
+            by_status.labels(status).set(count)
+        alerts = Gauge("holdfast_alerts_open", "Alerts that have not resolved", ["severity"], registry=now)
+        for severity, count in seen.alerts_by_severity.items():
+            alerts.labels(severity).set(count)
+        _of_jobs(now, seen.jobs)
+        return generate_latest(self.registry) + generate_latest(now)
+
+
+def _of_jobs(registry: CollectorRegistry, jobs: Sequence[JobSummary]) -> None:
+    status = Gauge("holdfast_job_status", "1 for the status the job has", ["job", "status"], registry=registry)
+    durable = Gauge(
+        "holdfast_job_last_durable_timestamp_seconds",
+        "When the last checkpoint became durable",
+        ["job"],
+        registry=registry,
+    )
+    for job in jobs:
+        status.labels(job.job, job.status).set(1)
+        if job.last_durable is not None:
+            durable.labels(job.job).set(job.last_durable.at)
+    for name, meaning, read in _JOB_GAUGES:
+        gauge = Gauge(f"holdfast_job_{name}", meaning, ["job"], registry=registry)
+        for job in jobs:
+            value = read(job)
+            if value is not None:
+                gauge.labels(job.job).set(value)

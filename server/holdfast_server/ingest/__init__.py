@@ -1,0 +1,5 @@
+"""From a batch of reports to one transaction.
+
+Entry point: `transaction`; `admission` limits what is accepted at a time, `events` says what each event changes.
+May import `records` and what that imports.
+"""

@@ -1,0 +1,160 @@
+"""What each event changes in the tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol import messages
+from holdfast.protocol.messages import MOST_LABELS
+from holdfast_server import models
+from holdfast_server.db import on_connection
+from holdfast_server.records import (
+    checkpoints,
+    desired_state,
+    job_position,
+    rank_totals,
+    restore_orders,
+    verifications,
+)
+from holdfast_server.samples.batches import MAX_LABEL
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The batch that events came in."""
+
+    session: AsyncSession
+    job: models.JobRecord
+    attempt: models.AttemptRecord
+    rank: int
+    sequence: int
+    ahead: bool
+    """It is the newest that this job has sent; one from a spool that is replayed is not."""
+    now: float
+
+    @property
+    def current(self) -> bool:
+        """It speaks for the job: rank 0 of the attempt that registered last."""
+        return self.rank == 0 and self.attempt.uid == self.job.uid
+
+
+async def record(source: Source, event: messages.Event) -> None:
+    session, job, attempt = source.session, source.job, source.attempt
+    match event:
+        case messages.AttemptStarted():
+            _started(attempt, event)
+            await restore_orders.take_back(session, job, attempt=attempt.attempt, now=source.now)
+            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt)
+            await job_position.prune_names(session, job.name)
+        case messages.AttemptFinished():
+            attempt.finished_at, attempt.finished = event.at, event.reason
+            attempt.last_iteration = event.iteration
+            # Its own too: an agent says that it ends when it has stopped writing.
+            await checkpoints.give_up(session, job.name, before_attempt=attempt.attempt + 1)
+            reason = f"attempt {attempt.attempt} ended ({event.reason}) without a word of it"
+            await restore_orders.lose_open(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
+        case messages.LineageStarted():
+            await _lineage(source, event)
+        case messages.Checkpoint():
+            await checkpoints.record(
+                session,
+                job.name,
+                event,
+                attempt=attempt.attempt,
+                sequence=source.sequence,
+                ended=attempt.finished is not None or attempt.uid != job.uid,
+            )
+        case messages.Inventory() if source.ahead:
+            await checkpoints.take_inventory(
+                session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
+            )
+            await desired_state.adopt_pins(session, job, event, now=source.now)
+        case messages.Verified() if source.rank == 0:
+            await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
+        case messages.Stall():
+            _stall(source, event)
+        case messages.Paced():
+            _paced(source, event)
+        case messages.RankWork():
+            await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
+        case messages.Applied() if source.current:
+            await desired_state.stamp(session, job, event.version, event.iteration, event.at)
+        case messages.OrderMoved():
+            await restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
+        case messages.Restores() if source.rank == 0:
+            attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
+            attempt.start_seconds = event.start_seconds
+        case messages.Notice():
+            notice(session, job.name, event)
+
+
+def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
+    session.add(
+        models.NoticeRecord(
+            job=job,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            level=event.level,
+            code=event.code,
+            message=event.message,
+        )
+    )
+
+
+def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> None:
+    # What was heard before it loaded its checkpoint belongs to it, too.
+    attempt.started_at = min(attempt.started_at, event.at)
+    attempt.iteration, attempt.lineage = event.iteration, event.lineage
+    attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
+    attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
+    attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
+    attempt.owner = event.owner[:MAX_LABEL] or None
+    labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MOST_LABELS]}
+    attempt.labels = msgspec.msgpack.encode(labels) if labels else None
+
+
+async def _lineage(source: Source, event: messages.LineageStarted) -> None:
+    await on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
+    row = await source.session.get_one(
+        models.LineageRecord, (source.job.name, event.lineage), populate_existing=True
+    )
+    source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
+    row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
+    row.last_iteration = max(row.last_iteration, event.iteration)
+    if event.origin is not None:
+        origin = event.origin
+        row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
+    await restore_orders.note(source.session, source.job, event, attempt=source.attempt.attempt, now=source.now)
+
+
+def _stall(source: Source, event: messages.Stall) -> None:
+    source.session.add(
+        models.StallRecord(
+            job=source.job.name,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            kind=event.kind,
+            seconds=event.seconds,
+        )
+    )
+
+
+def _paced(source: Source, event: messages.Paced) -> None:
+    if source.ahead:
+        source.job.paced = msgspec.msgpack.encode(event)
+    source.session.add(
+        models.PacingRecord(
+            job=source.job.name,
+            at=event.at,
+            iteration=event.iteration,
+            lineage=event.lineage,
+            interval=event.interval,
+            budget=event.budget,
+            measured_overhead=event.measured_overhead,
+        )
+    )

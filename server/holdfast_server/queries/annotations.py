@@ -1,0 +1,290 @@
+"""What a timeline draws one by one: checkpoints, stalls, decisions, gaps. Of too many, how dense they lie."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, case, cast, func, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
+
+from holdfast.protocol.messages import StallKind
+from holdfast.protocol.timeline import Density, GapRow, PacedRow, StallDensity, StallRow
+from holdfast_server import models
+from holdfast_server.records.ancestry import END, Ancestry
+from holdfast_server.records.checkpoints import DURABLE, taken_at
+
+Axis = Literal["iteration", "time"]
+Moment = ColumnElement[float] | InstrumentedAttribute[float]
+View = TypeVar("View", bound=msgspec.Struct)
+
+BAR_PX = 3
+"""Narrower than this, a bar says nothing by itself."""
+FAILED = ("failed", "torn", "damaged")
+_TELLING = (*FAILED, "snapshot", "persisting")
+"""States that are drawn one by one, as far as there is room, however dense the others lie."""
+_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A window of a timeline: iterations, or seconds since the epoch, both ends inclusive."""
+
+    axis: Axis
+    first: float
+    last: float
+    points: int
+    """How many of its parts can be told apart: pixels."""
+    marks: int
+    """Most rows of a kind that are drawn one by one."""
+    digits: int | None = None
+    """Significant ones of figures that are told by column; None: all."""
+
+    def holds(self, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
+        if self.axis == "time":
+            return and_(at >= self.first, at <= self.last)
+        return and_(iteration >= int(self.first), iteration <= int(self.last))
+
+    def values(self, job: str) -> dict[str, Any]:
+        """For questions that are put together once: see `_held`."""
+        ends = (self.first, self.last) if self.axis == "time" else (int(self.first), int(self.last))
+        return {"job": job, "first": ends[0], "last": ends[1], "most": self.marks}
+
+    @property
+    def bar(self) -> float:
+        """Of what is too dense, the width of one bar; fixed while the window grows by less than it again."""
+        bars = max(1, self.points // BAR_PX)
+        if self.axis == "time":
+            return max(1, -(-int((self.last - self.first) * _MS) // bars)) / _MS
+        return float(1 << max(0, -(-int(self.last - self.first + 1) // bars) - 1).bit_length())
+
+    def bucket(self, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[int]:
+        """The number of the bar that a row belongs to. In whole numbers, which every database divides alike."""
+        if self.axis == "time":
+            return cast((at - self.first) * _MS, BigInteger) // round(self.bar * _MS)
+        return iteration // int(self.bar)
+
+    def start(self, bucket: int) -> float:
+        return round(bucket * self.bar + self.first, 3) if self.axis == "time" else int(bucket * self.bar)
+
+    def figure(self, value: float | None) -> float:
+        return float(f"{value or 0.0:.{self.digits or 17}g}")
+
+
+async def totals(session: AsyncSession, job: str, reach: Reach) -> tuple[int, int]:
+    """How many checkpoints and stalls there are in the window."""
+    checkpoints, stalls = (await session.execute(_of_totals(reach.axis), reach.values(job))).one()
+    return checkpoints, stalls
+
+
+@cache
+def _of_totals(axis: Axis) -> Select[int, int]:
+    points, stalls = models.CheckpointRecord, models.StallRecord
+    first = select(func.count()).where(points.job == bindparam("job"), _held(axis, points.iteration, taken_at()))
+    second = select(func.count()).where(stalls.job == bindparam("job"), _held(axis, stalls.iteration, stalls.at))
+    return select(first.scalar_subquery(), second.scalar_subquery())
+
+
+def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
+    """In a window whose ends are given with the question."""
+    if axis == "time":
+        return and_(at >= bindparam("first"), at <= bindparam("last"))
+    return and_(iteration >= bindparam("first"), iteration <= bindparam("last"))
+
+
+async def checkpoints(
+    session: AsyncSession, job: str, reach: Reach, total: int, *, lineage: int
+) -> Sequence[models.CheckpointRecord]:
+    """Those in the window; of too many, the newest of every stretch and lineage, and what is pinned, labelled
+    or not simply durable or gone. `lineage`: where the job is; the newest durable one there is always told."""
+    if not total:
+        return []
+    rows = models.CheckpointRecord
+    within = _checkpoints_in(job, reach)
+    query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
+    if total <= reach.marks:
+        return (await session.scalars(query)).all()
+    # A checkpoint's id begins with its iteration, so that the last of a stretch is its newest.
+    stretch = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("stretch")
+    chosen = select(stretch, rows.lineage, func.max(rows.id).label("id")).where(*within)
+    newest = chosen.group_by(stretch, rows.lineage).subquery()
+    standing = case((newest.c.lineage == lineage, 0), else_=1)
+    some = select(rows).join(newest, newest.c.id == rows.id).where(rows.job == job)
+    some = some.order_by(standing, rows.iteration.desc()).limit(2 * reach.marks)
+    durable = query.where(rows.lineage == lineage, rows.state == DURABLE).order_by(None)
+    last = durable.order_by(rows.iteration.desc()).limit(1)
+    named = or_(rows.pinned_at.is_not(None), rows.label.is_not(None))
+    odd = or_(rows.state.in_(_TELLING), rows.kind == "safety", named)
+    telling = select(rows).where(*within, odd).order_by(rows.iteration.desc()).limit(reach.marks // 2)
+    found = {row.id: row for query in (some, telling, last) for row in await session.scalars(query)}
+    return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
+
+
+async def checkpoint_density(session: AsyncSession, job: str, reach: Reach) -> Density:
+    rows = models.CheckpointRecord
+    bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
+    query = (
+        select(
+            bucket,
+            func.count(),
+            _count(rows.state == DURABLE),
+            _count(rows.state.in_(FAILED)),
+            func.max(rows.snapshot_seconds),
+            func.max(rows.persist_seconds),
+        )
+        .where(*_checkpoints_in(job, reach))
+        .group_by(bucket)
+        .order_by(bucket)
+    )
+    columns: list[list[Any]] = [list(column) for column in zip(*await session.execute(query), strict=True)]
+    starts, count, durable, failed, snapshot, persist = columns
+    return Density(
+        width=reach.bar,
+        start=[reach.start(bucket) for bucket in starts],
+        count=count,
+        durable=durable,
+        failed=failed,
+        snapshot_seconds=[*map(reach.figure, snapshot)],
+        persist_seconds=[*map(reach.figure, persist)],
+    )
+
+
+async def stalls(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry) -> list[StallRow]:
+    """The longest, in the order in which they happened."""
+    rows = models.StallRecord
+    query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
+    found = [
+        as_view(StallRow, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        for row in await session.scalars(query)
+    ]
+    return sorted(found, key=lambda stall: stall.at)
+
+
+async def stall_density(session: AsyncSession, job: str, reach: Reach) -> list[StallDensity]:
+    """By kind."""
+    rows = models.StallRecord
+    bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
+    query = (
+        select(rows.kind, bucket, func.count(), func.sum(rows.seconds), func.max(rows.seconds))
+        .where(*_stalls_in(job, reach))
+        .group_by(rows.kind, bucket)
+        .order_by(rows.kind, bucket)
+    )
+    made: dict[str, StallDensity] = {}
+    for kind, number, count, seconds, longest in await session.execute(query):
+        one = made.setdefault(kind, StallDensity(kind=typing.cast("StallKind", kind), width=reach.bar))
+        one.start.append(reach.start(number))
+        one.count.append(count)
+        one.seconds.append(reach.figure(seconds))
+        one.longest_seconds.append(reach.figure(longest))
+    return list(made.values())
+
+
+async def paced(session: AsyncSession, job: str, reach: Reach, ancestry: Ancestry | None = None) -> list[PacedRow]:
+    """In the window, and the one in force when it begins; of too many, what changed something and every n-th."""
+    rows, values = models.PacingRecord, reach.values(job)
+    within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
+    if len(within) > reach.marks:
+        held = reach.holds(rows.iteration, rows.at)
+        within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
+    before = await session.scalars(_paced_before(reach.axis), values)
+    found = (*before, *within)
+    stands = _standing(found, ancestry) if ancestry else set()
+    return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
+
+
+def _standing(rows: Iterable[models.PacingRecord], ancestry: Ancestry) -> set[int]:
+    """Decisions on the way that stands; where iterations were repeated, the newer ones."""
+    found: set[int] = set()
+    earliest = END
+    for row in sorted(rows, key=lambda row: row.at, reverse=True):
+        if (row.iteration, row.lineage) in ancestry and row.iteration < earliest:
+            found.add(row.id)
+            earliest = row.iteration
+    return found
+
+
+@cache
+def _first_paced(axis: Axis) -> Select[models.PacingRecord]:
+    rows = models.PacingRecord
+    held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
+    return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
+
+
+@cache
+def _paced_before(axis: Axis) -> Select[models.PacingRecord]:
+    rows = models.PacingRecord
+    earlier = rows.at < bindparam("first") if axis == "time" else rows.iteration < bindparam("first")
+    query = select(rows).where(rows.job == bindparam("job"), earlier)
+    return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
+
+
+def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
+    rows = models.PacingRecord
+    order = rows.id
+    numbered = (
+        select(
+            rows.id,
+            func.row_number().over(order_by=order.desc()).label("place"),
+            func.count().over().label("total"),
+            rows.interval.is_distinct_from(func.lag(rows.interval).over(order_by=order)).label("paced_anew"),
+            rows.budget.is_distinct_from(func.lag(rows.budget).over(order_by=order)).label("budgeted_anew"),
+        )
+        .where(rows.job == job, held)
+        .subquery()
+    )
+    c = numbered.c
+    chosen = (
+        select(
+            c.id, func.row_number().over(order_by=c.id.desc()).label("place"), func.count().over().label("total")
+        )
+        .where(or_(_nth(c, marks), c.paced_anew, c.budgeted_anew))
+        .subquery()
+    )
+    some = select(rows).join(chosen, chosen.c.id == rows.id).where(_nth(chosen.c, 2 * marks))
+    return some.order_by(order)
+
+
+def _nth(columns: Any, most: int) -> ColumnElement[bool]:
+    """At most so many, the newest among them."""
+    kept: ColumnElement[bool] = (columns.place - 1) % ((columns.total + most - 1) // most) == 0
+    return kept
+
+
+async def gaps(session: AsyncSession, job: str, reach: Reach) -> list[GapRow]:
+    """The widest, in the order of their iterations. Of a window in time, all of the job's: they carry no time."""
+    found = [as_view(GapRow, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
+    return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
+
+
+@cache
+def _of_gaps(axis: Axis) -> Select[models.GapRecord]:
+    rows = models.GapRecord
+    query = select(rows).where(rows.job == bindparam("job"), rows.rank == 0)
+    if axis == "iteration":
+        query = query.where(rows.first_iteration <= bindparam("last"), rows.last_iteration >= bindparam("first"))
+    return query.order_by(rows.dropped.desc()).limit(bindparam("most", type_=Integer))
+
+
+def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
+    names = (name for name in view.__struct_fields__ if name not in derived)
+    return view(**{name: getattr(row, name) for name in names}, **derived)
+
+
+def _checkpoints_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+    rows = models.CheckpointRecord
+    return (rows.job == job, reach.holds(rows.iteration, taken_at()))
+
+
+def _stalls_in(job: str, reach: Reach) -> tuple[ColumnElement[bool], ...]:
+    rows = models.StallRecord
+    return (rows.job == job, reach.holds(rows.iteration, rows.at))
+
+
+def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.sum(case((condition, 1), else_=0))

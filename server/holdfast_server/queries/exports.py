@@ -1,0 +1,300 @@
+"""A window of a job as files: its samples and its checkpoints, row by row.
+
+Samples are read and sent a part at a time, so that a million of them take no more room than a few thousand. What
+retention has thinned comes as what is left of it: a row for a bucket, which says how many iterations that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import importlib.util
+import io
+import math
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, TypeVar
+
+import numpy as np
+from sqlalchemy import select
+
+from holdfast.protocol.jobs import CheckpointRow
+from holdfast_server import models
+from holdfast_server.core.errors import NotPossible
+from holdfast_server.db import Database
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records.ancestry import Ancestry, ancestry_of
+from holdfast_server.records.checkpoints import as_row
+from holdfast_server.samples import read_plan, reading, rollups
+from holdfast_server.samples.rollups import LAST, MAXIMUM, MINIMUM, SUM, Rollup
+from holdfast_server.samples.sample_codec import BUILT_IN
+from holdfast_server.samples.sample_series import names_of
+from holdfast_server.samples.series import AT, DATA_SECONDS, SECONDS, STALL_SECONDS, Contents
+
+AT_ONCE = 2
+"""Parts that one server makes at the same time, for all who export together: each keeps a processor busy."""
+PART_ITERATIONS = 8192
+PART_CHECKPOINTS = 2000
+SENT_BYTES = 2**18
+NO_PARQUET = (
+    "this server has no pyarrow to write Parquet: install Holdfast there with its extra `parquet`, or ask for CSV"
+)
+_BUILT_IN = (
+    *("lineage", "abandoned", "iteration", "iterations", "at", "seconds", "seconds_max"),
+    *("stall_seconds", "data_seconds"),
+)
+_ENDS = ("", "_min", "_max")
+
+Columns = Mapping[str, Sequence[Any]]
+Made = TypeVar("Made")
+
+
+def writes_parquet() -> bool:
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What there is to be sent of a window, and under which names."""
+
+    job: models.JobRecord
+    stretches: Sequence[models.StretchRecord]
+    columns: Mapping[str, str]
+    """By metric, the column of its means; `_min` and `_max` are added for the two beside it."""
+    first: int
+    last: int
+
+    @property
+    def names(self) -> list[str]:
+        return [*_BUILT_IN, *(f"{name}{end}" for name in self.columns.values() for end in _ENDS)]
+
+
+async def samples(db: Database, job: str, first: int | None, last: int | None) -> Samples:
+    """Raises UnknownJob."""
+    async with db.read() as session:
+        found = await find_job(session, job)
+        stretches = await reading.stretches(session, job)
+    begin = min((one.first_iteration for one in stretches), default=1)
+    end = max((one.last_iteration for one in stretches), default=0)
+    columns = _columns_of({name for one in stretches for name in names_of(one.metrics)})
+    return Samples(found, stretches, columns, max(begin, first or begin), min(end, end if last is None else last))
+
+
+def _columns_of(metrics: Iterable[str]) -> dict[str, str]:
+    """By metric its column; one whose columns are others' already is told apart by `metric.` before its name."""
+    taken, made = set(_BUILT_IN), dict[str, str]()
+    for metric in sorted(metrics):
+        name = metric
+        while not taken.isdisjoint(f"{name}{end}" for end in _ENDS):
+            name = f"metric.{name}"
+        taken.update(f"{name}{end}" for end in _ENDS)
+        made[metric] = name
+    return made
+
+
+def spans(stretches: Sequence[models.StretchRecord], first: int, last: int) -> Iterator[tuple[int, int]]:
+    """The parts that a window is read in: so many iterations, and where rows are few among them, so many rows."""
+    begin = first
+    while begin <= last:
+        here = [one for one in stretches if one.first_iteration <= begin <= one.last_iteration]
+        later = [one.first_iteration for one in stretches if one.first_iteration > begin]
+        if not here:
+            begin = min(later, default=last + 1)
+            continue
+        # Up to the next stretch that begins or ends, rows lie as dense as here.
+        edge = min([*later, *(one.last_iteration + 1 for one in here)]) - 1
+        density = sum(read_plan.rows_between(one, begin, begin) for one in here)
+        thin = begin + int(PART_ITERATIONS / density) - 1 if density else edge
+        end = min(max(begin + PART_ITERATIONS - 1, min(thin, edge)), last)
+        yield begin, end
+        begin = end + 1
+
+
+async def parts(
+    db: Database, room: asyncio.Semaphore, wanted: Samples, told: Callable[[Columns], Made]
+) -> AsyncIterator[Made]:
+    """What `told` makes of its columns, some thousand iterations at a time."""
+    for first, last in spans(wanted.stretches, wanted.first, wanted.last):
+        async with room:
+            async with db.read() as session:
+                # Anew for each part: what retention takes meanwhile lies elsewhere from then on.
+                stretches = await reading.stretches(session, wanted.job.name)
+                plans = _plans(wanted.job, stretches, first, last)
+                reads = [read for plan in plans for read in plan.segments]
+                contents = await reading.contents(session, wanted.job.name, reads)
+            # Off the event loop: a part is some hundred thousand figures to be made and written.
+            made = await asyncio.to_thread(_made, plans, contents, wanted, told)
+        for one in made:
+            yield one
+
+
+def _plans(
+    job: models.JobRecord, stretches: Sequence[models.StretchRecord], first: int, last: int
+) -> list[read_plan.PlannedRead]:
+    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
+    # With room for more than a part is expected to hold, so that all of it is read as it is.
+    window = read_plan.Window(first, last, 2 * PART_ITERATIONS)
+    reached = max([job.iteration, *own])
+    found = read_plan.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+    return [read_plan.plan(line, window.points) for line in found]
+
+
+def _made(
+    plans: Iterable[read_plan.PlannedRead], contents: Contents, wanted: Samples, told: Callable[[Columns], Made]
+) -> list[Made]:
+    found = (_columns(plan, contents, wanted) for plan in plans)
+    return [told(columns) for columns in found if columns is not None]
+
+
+def _columns(plan: read_plan.PlannedRead, contents: Contents, wanted: Samples) -> Columns | None:
+    found = [part for read in plan.segments if (part := contents.part(read, 1)) is not None]
+    if not found:
+        return None
+    metrics = list(wanted.columns)
+    buckets = rollups.combined([rollups.aligned(rollup, names, metrics) for names, rollup in found], 1)
+    count = len(buckets)
+    stats = buckets.stats
+    made: dict[str, Sequence[Any]] = {
+        "lineage": [plan.lineage] * count,
+        "abandoned": [plan.abandoned] * count,
+        "iteration": buckets.last.tolist(),
+        "iterations": buckets.rows.tolist(),
+        "at": stats[:, AT, LAST].tolist(),
+        "seconds": _means(buckets, SECONDS),
+        "seconds_max": stats[:, SECONDS, MAXIMUM].tolist(),
+        "stall_seconds": stats[:, STALL_SECONDS, SUM].tolist(),
+        "data_seconds": stats[:, DATA_SECONDS, SUM].tolist(),
+    }
+    for column, name in enumerate(wanted.columns.values(), len(BUILT_IN)):
+        made[name] = _means(buckets, column)
+        for end, kind in (("_min", MINIMUM), ("_max", MAXIMUM)):
+            values = stats[:, column, kind]
+            made[f"{name}{end}"] = np.where(buckets.finite[:, column] > 0, values, np.nan).tolist()
+    return made
+
+
+def _means(buckets: Rollup, column: int) -> list[Any]:
+    """Of what is finite; of what nothing is, the last as it was."""
+    count = buckets.finite[:, column]
+    sums = buckets.stats[:, column, SUM] / np.maximum(count, 1)
+    return list(np.where(count > 0, sums, buckets.stats[:, column, LAST]).tolist())
+
+
+async def csv_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> AsyncIterator[bytes]:
+    names = wanted.names
+
+    def told(columns: Columns) -> bytes:
+        return _written(zip(*(map(_told, columns[name]) for name in names), strict=True))
+
+    yield _written([map(_told, names)])
+    async for part in parts(db, room, wanted, told):
+        yield part
+
+
+async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: Samples) -> IO[bytes]:
+    """A file without a name, gone when it is closed. Raises NotPossible where pyarrow is not installed."""
+    if not writes_parquet():
+        raise NotPossible(NO_PARQUET)
+    file = await asyncio.to_thread(tempfile.TemporaryFile)
+    try:
+        await _write_parquet(file, db, room, wanted)
+    except BaseException:  # a cancelled export leaves no file behind either
+        file.close()
+        raise
+    return file
+
+
+async def _write_parquet(file: IO[bytes], db: Database, room: asyncio.Semaphore, wanted: Samples) -> None:
+    arrow, parquet = await asyncio.to_thread(_arrow)
+    kinds = {
+        "lineage": arrow.int64(),
+        "abandoned": arrow.bool_(),
+        "iteration": arrow.int64(),
+        "iterations": arrow.int64(),
+    }
+    schema = arrow.schema([(name, kinds.get(name, arrow.float64())) for name in wanted.names])
+    writer = parquet.ParquetWriter(file, schema, compression="zstd")
+
+    def told(columns: Columns) -> None:
+        writer.write_table(arrow.table({name: columns[name] for name in wanted.names}, schema=schema))
+
+    async for _ in parts(db, room, wanted, told):
+        pass
+    await asyncio.to_thread(writer.close)
+
+
+def _arrow() -> tuple[Any, Any]:
+    import pyarrow
+    from pyarrow import parquet
+
+    return pyarrow, parquet
+
+
+async def sent(file: IO[bytes]) -> AsyncIterator[bytes]:
+    """The content of a file from its beginning; then it is closed, as it is when nobody listens any more."""
+    with file:
+        file.seek(0)
+        while part := await asyncio.to_thread(file.read, SENT_BYTES):
+            yield part
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Which checkpoints there are to be sent."""
+
+    job: str
+    ancestry: Ancestry
+    first: int | None
+    last: int | None
+
+
+async def taken(db: Database, job: str, first: int | None, last: int | None) -> Taken:
+    """Raises UnknownJob."""
+    async with db.read() as session:
+        found = await find_job(session, job)
+        return Taken(job, await ancestry_of(session, found), first, last)
+
+
+async def checkpoints_csv(db: Database, room: asyncio.Semaphore, wanted: Taken) -> AsyncIterator[bytes]:
+    """In the order of their ids, which begin with the iteration."""
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == wanted.job).order_by(rows.id).limit(PART_CHECKPOINTS)
+    if wanted.first is not None:
+        query = query.where(rows.iteration >= wanted.first)
+    if wanted.last is not None:
+        query = query.where(rows.iteration <= wanted.last)
+    names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
+
+    def told(part: Sequence[models.CheckpointRecord]) -> bytes:
+        made = (as_row(row, wanted.ancestry) for row in part)
+        return _written([_told(getattr(row, name)) for name in names] for row in made)
+
+    yield _written([names])
+    after = ""
+    while True:
+        async with room:
+            async with db.read() as session:
+                part = (await session.scalars(query.where(rows.id > after))).all()
+            content = await asyncio.to_thread(told, part)
+        if not part:
+            return
+        yield content
+        after = part[-1].id
+
+
+def _told(value: Any) -> Any:
+    """As a spreadsheet and pandas read it. Text that a spreadsheet would take for a formula is told to be text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value
+
+
+def _written(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,218 @@
+"""How the ranks of a job compare over a window."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.questions import RankRow, RankTimes
+from holdfast.protocol.timeline import ShortWindow
+from holdfast_server import models
+from holdfast_server.db import Database
+from holdfast_server.queries.goodput import begin_of
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records.rank_totals import bucket_of
+
+DEVIATIONS = 3.0
+LEAST_SHARE = 0.05
+"""A rank is slow that takes longer than the median by both: so many median deviations, and this share of it."""
+OWN = "its own time: the iteration without the wait for other ranks"
+WHOLE = "whole iterations; where ranks wait for each other, these are alike"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeans:
+    """Of one rank, seconds an iteration."""
+
+    rank: int
+    iterations: int
+    iteration_seconds: float
+    longest_seconds: float
+    stall_seconds: float
+    data_seconds: float
+    barrier_seconds: float | None
+
+    @property
+    def own_seconds(self) -> float:
+        return max(0.0, self.iteration_seconds - (self.barrier_seconds or 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    measure: str
+    median_seconds: float
+    deviation_seconds: float
+    slow: dict[int, str]
+    """What most of the difference is, by rank."""
+    waited_for: int | None
+    waits_seconds: dict[int, float]
+    """By rank, how much longer it stands at the barrier than the one that is waited for."""
+
+
+async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
+    """Of the current attempt: another one may have placed its ranks elsewhere. Raises UnknownJob."""
+    async with db.read() as session:
+        found = await find_job(session, job)
+        attempt = await session.get(models.AttemptRecord, (job, found.uid))
+        means = await _means(session, found, since=begin_of(window, now=now))
+    world_size = max(1, attempt.world_size) if attempt else 1
+    return _answer(job, window, world_size, means)
+
+
+async def rank_heat(
+    db: Database, job: str, ranks: Collection[int], window: ShortWindow, measure: str, *, now: float
+) -> dict[int, list[float | None]]:
+    """Seconds an iteration of each of these ranks in every ten minutes of the window.
+
+    By the `measure` of `rank_times`. None: it told of no iteration. Of the current attempt, as `rank_times`.
+    """
+    rows = models.WorkRecord
+    async with db.read() as session:
+        found = await find_job(session, job)
+        first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
+        query = (
+            select(
+                rows.rank,
+                rows.bucket,
+                func.sum(rows.iterations),
+                func.sum(rows.seconds),
+                func.sum(rows.barrier_seconds),
+                func.sum(rows.barrier_iterations),
+            )
+            .where(rows.job == job, rows.rank.in_(list(ranks)), rows.bucket >= first, rows.bucket <= last)
+            .where(rows.uid == found.uid)
+            .group_by(rows.rank, rows.bucket)
+            .having(func.sum(rows.iterations) > 0)
+        )
+        told = (await session.execute(query)).all()
+    heat: dict[int, list[float | None]] = {rank: [None] * (last - first + 1) for rank in ranks}
+    for rank, bucket, iterations, seconds, barrier, measured in told:
+        waited = barrier / int(measured) if measured and measure == OWN else 0.0
+        heat[rank][bucket - first] = max(0.0, seconds / int(iterations) - waited)
+    return heat
+
+
+async def _means(session: AsyncSession, job: models.JobRecord, *, since: float) -> list[RankMeans]:
+    """Whole rows of ten minutes: the window begins with the one in which it does."""
+    rows = models.WorkRecord
+    query = (
+        select(
+            rows.rank,
+            func.sum(rows.iterations).label("iterations"),
+            func.sum(rows.seconds).label("seconds"),
+            func.max(rows.longest_seconds).label("longest_seconds"),
+            func.sum(rows.stall_seconds).label("stall_seconds"),
+            func.sum(rows.data_seconds).label("data_seconds"),
+            func.sum(rows.barrier_iterations).label("barrier_iterations"),
+            func.sum(rows.barrier_seconds).label("barrier_seconds"),
+        )
+        .where(rows.job == job.name, rows.bucket >= bucket_of(since), rows.uid == job.uid)
+        .group_by(rows.rank)
+        .having(func.sum(rows.iterations) > 0)
+        .order_by(rows.rank)
+    )
+    return [
+        RankMeans(
+            rank=row.rank,
+            iterations=int(row.iterations),
+            iteration_seconds=row.seconds / int(row.iterations),
+            longest_seconds=row.longest_seconds,
+            stall_seconds=row.stall_seconds / int(row.iterations),
+            data_seconds=row.data_seconds / int(row.iterations),
+            barrier_seconds=row.barrier_seconds / int(row.barrier_iterations) if row.barrier_iterations else None,
+        )
+        for row in await session.execute(query)
+    ]
+
+
+def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[RankMeans]) -> RankTimes:
+    found = compare(means) if means else None
+    waits = found.waits_seconds if found else {}
+    waited_for = found.waited_for if found else None
+    middle = found.median_seconds if found else 0.0
+    own = found is not None and found.measure == OWN
+    compared = {rank.rank: rank.own_seconds if own else rank.iteration_seconds for rank in means}
+    slow = found.slow if found else {}
+    rows = [
+        RankRow(
+            rank=rank.rank,
+            iterations=rank.iterations,
+            iteration_seconds=rank.iteration_seconds,
+            longest_seconds=rank.longest_seconds,
+            stall_seconds=rank.stall_seconds,
+            data_seconds=rank.data_seconds,
+            barrier_seconds=rank.barrier_seconds,
+            own_seconds=compared[rank.rank],
+            waits_seconds=waits.get(rank.rank),
+            deviation=compared[rank.rank] / middle - 1 if middle else 0.0,
+            straggler=rank.rank in slow,
+            cause=slow.get(rank.rank, ""),
+        )
+        for rank in means
+    ]
+    return RankTimes(
+        job=job,
+        window=window,
+        world_size=world_size,
+        reporting=len(means),
+        measure=found.measure if found else "",
+        median_seconds=found.median_seconds if found else None,
+        deviation_seconds=found.deviation_seconds if found else None,
+        waited_for=waited_for,
+        waiting_gpu_seconds=sum(waits.values()) if waited_for is not None else None,
+        stragglers=sorted(slow),
+        ranks=sorted(rows, key=lambda row: (-row.own_seconds, row.rank)),
+    )
+
+
+# ---- which ranks hold up the others, by their means over a window -----------------------------------
+#
+# Ranks that train together finish every iteration together: a slow one shows by what it takes itself, before it
+# meets the others, and by how little it waits for them there.
+
+
+def compare(ranks: Sequence[RankMeans]) -> Comparison:
+    """Of at least one rank. The lower of two middles is the median, so that of two ranks the slower one shows."""
+    measured = all(rank.barrier_seconds is not None for rank in ranks)
+    times = {rank.rank: rank.own_seconds if measured else rank.iteration_seconds for rank in ranks}
+    middle = median_low(times.values())
+    deviation = median_low(abs(seconds - middle) for seconds in times.values())
+    limit = middle + max(DEVIATIONS * deviation, LEAST_SHARE * middle)
+    usual_data = median_low(rank.data_seconds for rank in ranks)
+    usual_stall = median_low(rank.stall_seconds for rank in ranks)
+    slow = {
+        rank.rank: _cause(
+            times[rank.rank] - middle, rank.data_seconds - usual_data, rank.stall_seconds - usual_stall
+        )
+        for rank in ranks
+        if times[rank.rank] > limit
+    }
+    waited_for, waits = _waits(ranks) if measured and len(ranks) > 1 else (None, {})
+    return Comparison(
+        measure=OWN if measured else WHOLE,
+        median_seconds=middle,
+        deviation_seconds=deviation,
+        slow=slow,
+        waited_for=waited_for,
+        waits_seconds=waits,
+    )
+
+
+def _cause(excess: float, data: float, stall: float) -> str:
+    if data >= excess / 2:
+        return "waiting for batches"
+    return "waiting for its checkpoints" if stall >= excess / 2 else "its own work"
+
+
+def _waits(ranks: Sequence[RankMeans]) -> tuple[int | None, dict[int, float]]:
+    """The last to come waits for nobody: exchanging gradients takes all of them as long as it stands there."""
+    barriers = {rank.rank: rank.barrier_seconds or 0.0 for rank in ranks}
+    last = min(barriers, key=barriers.__getitem__)
+    waits = {rank: seconds - barriers[last] for rank, seconds in barriers.items()}
+    usual = median_low(rank.iteration_seconds for rank in ranks)
+    noted = median_low(waits[rank] for rank in waits if rank != last) > LEAST_SHARE * usual
+    return (last if noted else None), waits

@@ -1,0 +1,270 @@
+"""How jobs are doing: the rows of a page of the fleet, and the head of a job's page."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+from sqlalchemy import Select, and_, func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.jobs import (
+    CheckpointRow,
+    Failing,
+    Family,
+    ForkRow,
+    ForkSource,
+    JobSummary,
+    LongestStall,
+    Order,
+)
+from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast_server import models
+from holdfast_server.core.errors import UnknownJob
+from holdfast_server.db import Database, named_jobs
+from holdfast_server.records import checkpoints, desired_state, restore_orders
+from holdfast_server.records.ancestry import Ancestry, ancestries, branches
+from holdfast_server.records.interval_status import paced_of, reason_of
+from holdfast_server.records.job_position import recent_of
+from holdfast_server.records.job_status import (
+    current_attempt,
+    iterations_per_second,
+    restore_mode,
+    restore_reason,
+    seconds_of_last,
+    sparkline,
+    status_of,
+)
+from holdfast_server.samples.limits import Recent
+
+_labels = msgspec.msgpack.Decoder(dict[str, str])
+
+MOST_FORKS = 200
+STALL_WINDOW_ITERATIONS = 1000
+"""Over which the longest stall is looked for."""
+
+
+async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
+    """Raises UnknownJob."""
+    async with db.read() as session:
+        return (await summaries(session, [await find_job(session, job)], now=now))[0]
+
+
+async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
+    row = await session.get(models.JobRecord, job)
+    if row is None:
+        raise UnknownJob(job)
+    return row
+
+
+async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
+    """In as many statements for many jobs as for one."""
+    names = [job.name for job in jobs]
+    attempts = await _current_attempts(session, names)
+    starts = await _starts(session, names)
+    known = await branches(session, names)
+    durable = await checkpoints.count(session, names)
+    open_orders = await restore_orders.open_orders(session, names)
+    asked = await desired_state.checkpoint_requests(session, names)
+    last_durable = await checkpoints.last_durable(session, names)
+    failing = await checkpoints.failing(session, names)
+    stalls = await _longest_stalls(session, names)
+    rows = []
+    for job in jobs:
+        lineages = known.get(job.name, [])
+        ancestry = Ancestry(lineages, job.lineage)
+        last = last_durable.get(job.name)
+        facts = _Facts(
+            job=job,
+            attempt=attempts.get((job.name, job.uid)),
+            recent=recent_of(job),
+            last_durable=checkpoints.as_row(last, ancestry) if last else None,
+            failing=failing.get(job.name),
+            open_order=open_orders.get(job.name),
+            asked=asked.get(job.name, desired_state.NOTHING_ASKED),
+            attempts=starts.get(job.name, 0),
+            lineages=len(lineages),
+            durable=durable.get(job.name, 0),
+            longest_stall=stalls.get(job.name),
+        )
+        rows.append(_summary(facts, now=now))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Facts:
+    job: models.JobRecord
+    attempt: models.AttemptRecord | None
+    recent: Recent
+    last_durable: CheckpointRow | None
+    failing: Failing | None
+    open_order: Order | None
+    asked: desired_state.CheckpointRequests
+    attempts: int
+    lineages: int
+    durable: int
+    longest_stall: LongestStall | None
+
+
+def _summary(facts: _Facts, *, now: float) -> JobSummary:
+    job, recent = facts.job, facts.recent
+    status = status_of(job, facts.attempt, now=now)
+    paced = paced_of(job)
+    exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
+    exposed_seconds = seconds_of_last(recent, exposed)
+    world_size = max(1, facts.attempt.world_size) if facts.attempt else 1
+    return JobSummary(
+        job=job.name,
+        project=job.project,
+        owner=(facts.attempt.owner if facts.attempt else None) or "",
+        labels=_labels.decode(facts.attempt.labels) if facts.attempt and facts.attempt.labels else {},
+        status=status.status,
+        status_reason=status.reason,
+        alive=status.alive,
+        restore_mode=restore_mode(facts.attempt, alive=status.alive),
+        restore_reason=restore_reason(facts.attempt, alive=status.alive),
+        iteration=job.iteration,
+        lineage=job.lineage,
+        attempt=facts.attempt.attempt if facts.attempt else job.attempt,
+        restarts=max(0, facts.attempts - 1),
+        world_size=world_size,
+        iterations_per_second=iterations_per_second(recent),
+        last_contact_seconds=max(0.0, now - job.last_contact_at),
+        started_at=facts.attempt.started_at if facts.attempt else None,
+        loss=recent.metrics.get("loss"),
+        metrics=list(recent.metrics),
+        paced=paced,
+        measured_overhead=paced.measured_overhead if paced else None,
+        measured_window_iterations=paced.measured_window_iterations if paced else 0,
+        budget=paced.budget if paced else None,
+        interval=paced.interval if paced else None,
+        policy=paced.policy if paced else None,
+        interval_reason=reason_of(paced),
+        exposure_iterations=exposed,
+        exposure_seconds=exposed_seconds,
+        exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
+        last_durable=facts.last_durable,
+        failing=facts.failing,
+        desired=desired_state.of(job, facts.open_order, facts.asked, now=now),
+        every_until=job.every_until,
+        delivered_version=job.delivered_version,
+        applied_version=job.applied_version,
+        applied_iteration=job.applied_iteration,
+        applied_at=job.applied_at,
+        open_order=facts.open_order,
+        checkpoints_total=facts.durable,
+        longest_stall=facts.longest_stall,
+        sparkline=sparkline(recent),
+        lineages=facts.lineages,
+    )
+
+
+async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.AttemptRecord]:
+    found = await session.scalars(_of_current_attempts(), {"jobs": jobs})
+    return {(row.job, row.uid): row for row in found}
+
+
+@cache
+def _of_current_attempts() -> Select[models.AttemptRecord]:
+    attempts = models.AttemptRecord
+    return select(attempts).join(models.JobRecord, current_attempt()).where(attempts.job.in_(named_jobs()))
+
+
+async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
+    """Of each job, over its last iterations; a restore is a wait that somebody asked for."""
+    return {
+        row.job: LongestStall(seconds=row.seconds, kind=row.kind, iteration=row.iteration)  # type: ignore[arg-type]
+        for row in await session.scalars(_of_longest_stalls(), {"jobs": jobs})
+    }
+
+
+@cache
+def _of_longest_stalls() -> Select[models.StallRecord]:
+    rows, job, way = models.StallRecord, models.JobRecord, ancestries(named_jobs())
+    place = func.row_number().over(partition_by=rows.job, order_by=(rows.seconds.desc(), rows.id.desc()))
+    ranked = (
+        select(rows.id, place.label("place"))
+        .join(job, job.name == rows.job)
+        .join(way, and_(way.c.job == rows.job, way.c.lineage == rows.lineage))
+        .where(rows.iteration > job.iteration - STALL_WINDOW_ITERATIONS, rows.iteration <= way.c.upto)
+        .where(rows.kind != "restore")
+        .subquery()
+    )
+    return select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
+
+
+async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
+    found = await session.execute(_of_starts(), {"jobs": jobs})
+    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
+
+
+@cache
+def _of_starts() -> Select[str, int]:
+    attempts = models.AttemptRecord
+    # a fork is told of as an attempt that has ended; nothing has trained
+    trained = attempts.finished.is_distinct_from("forked")
+    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
+
+
+# ---- forks --------------------------------------------------------------------------------------
+
+
+async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> Family:
+    """Where a job comes from, and its forks, the newest first.
+
+    `visible`: the projects of which names may be told; None: of all. Raises UnknownJob.
+    """
+    async with db.read() as session:
+        await find_job(session, job)
+        found = Family(origin=await _origin(session, job), forks=await _forks(session, job, visible))
+    return found if visible is None else _as_seen(found, visible)
+
+
+async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
+    rows, jobs = models.LineageRecord, models.JobRecord
+    query = (
+        select(rows.from_job, rows.from_checkpoint, rows.from_digest, jobs.project)
+        .outerjoin(jobs, jobs.name == rows.from_job)
+        .where(rows.job == job, rows.from_job.is_not(None))
+        .order_by(rows.lineage)
+        .limit(1)
+    )
+    found = (await session.execute(query)).first()
+    if found is None:
+        return None
+    name, checkpoint, digest, project = found
+    assert checkpoint is not None  # the three are written together
+    iteration, lineage = parse_checkpoint_id(checkpoint)
+    return ForkSource(
+        job=name, project=project, checkpoint=checkpoint, iteration=iteration, lineage=lineage, digest=digest or ""
+    )
+
+
+async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkRow]:
+    rows, jobs = models.LineageRecord, models.JobRecord
+    query = (
+        select(rows, jobs.project)
+        .join(jobs, jobs.name == rows.job)
+        .where(rows.from_job == job)
+        .order_by(rows.at.desc(), rows.job)
+        .limit(MOST_FORKS)
+    )
+    if visible is not None:
+        query = query.where(jobs.project.in_(visible))
+    return [
+        ForkRow(
+            job=row.job, project=project, checkpoint=row.from_checkpoint or "", iteration=row.iteration,
+            lineage=row.lineage, at=row.at,
+        )
+        for row, project in await session.execute(query)
+    ]  # fmt: skip
+
+
+def _as_seen(found: Family, visible: Collection[str]) -> Family:
+    """What is in another project is not named: not even that it is there, but for that this one comes from it."""
+    origin = found.origin
+    if origin is not None and origin.project is not None and origin.project not in visible:
+        origin = msgspec.structs.replace(origin, job=None, project=None)
+    return Family(origin=origin, forks=found.forks)

@@ -1,0 +1,314 @@
+"""Questions asked of what was ingested."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import msgspec
+from sqlalchemy import Select, bindparam, func, select, tuple_
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.jobs import CheckpointRow, Edit, NoticeRow, Order
+from holdfast.protocol.messages import MOST_RANKS_TOLD, parse_checkpoint_id
+from holdfast.protocol.questions import CheckpointStory
+from holdfast.protocol.timeline import AttemptRow, LineageRow, Series, Timeline
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.db import Database
+from holdfast_server.queries import annotations as marked
+from holdfast_server.queries.annotations import Axis, Reach, as_view
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
+from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
+from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
+from holdfast_server.records.job_status import status_of
+from holdfast_server.samples import read_plan, reading, series
+from holdfast_server.samples.sample_series import names_of
+
+MAX_POINTS = 2000
+MAX_MARKS = 500
+"""Most checkpoints, stalls and decisions told one by one in one window; of more, a selection."""
+RANKS_TOLD, RANKS_OF = 8, 60
+"""Of how many ranks, the slowest, in a window of at most so many checkpoints."""
+MAX_ROWS = 200
+ORDERS_TOLD = 20
+"""Restore orders to one checkpoint."""
+
+
+async def restore_points(
+    db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
+) -> list[CheckpointRow]:
+    """On all lineages and in every state, the last taken first: after a restore, what goes on from there.
+
+    `in_store`: only those that are in the store or on their way there, damaged ones too; neither those that
+    failed nor those that are gone. `before`: the id that the page before ended with. Raises UnknownJob;
+    InvalidSetting for another `before`.
+    """
+    rows = models.CheckpointRecord
+    async with db.read() as session:
+        found = await find_job(session, job)
+        order = (taken_at(), rows.iteration, rows.lineage)
+        query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
+        if in_store:
+            query = query.where(rows.state.in_(IN_STORE))
+        if before is not None:
+            last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
+            if last is None:
+                raise InvalidSetting("before", f"no checkpoint {before!r}: give the id that a page ended with")
+            query = query.where(tuple_(*order) < tuple_(*last))
+        ancestry = await ancestry_of(session, found)
+        found_rows = await session.scalars(query.limit(min(limit, MAX_MARKS)))
+        return [as_row(row, ancestry) for row in found_rows]
+
+
+async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointRow | None:
+    async with db.read() as session:
+        found = await find_job(session, job)
+        row = await session.get(models.CheckpointRecord, (job, checkpoint))
+        return as_row(row, await ancestry_of(session, found)) if row else None
+
+
+async def orders(db: Database, job: str, *, limit: int = 20) -> list[Order]:
+    async with db.read() as session:
+        await find_job(session, job)
+        return await restore_orders.order_rows(session, job, limit=min(limit, MAX_ROWS))
+
+
+async def order(db: Database, job: str, order: str) -> Order:
+    """Raises UnknownOrder."""
+    async with db.read() as session:
+        await find_job(session, job)
+        return await restore_orders.find(session, job, order)
+
+
+async def edits(db: Database, job: str, *, limit: int = 20) -> list[Edit]:
+    async with db.read() as session:
+        await find_job(session, job)
+        return await desired_state.edit_rows(session, job, limit=min(limit, MAX_ROWS))
+
+
+async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]:
+    rows = models.NoticeRecord
+    async with db.read() as session:
+        await find_job(session, job)
+        query = select(rows).where(rows.job == job).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
+        return [as_view(NoticeRow, row) for row in await session.scalars(query)]
+
+
+async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
+    """Raises UnknownJob, NoSuchCheckpoint with the nearest earlier one, and InvalidSetting for what is no id."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        found = await checkpoints.find(session, row, checkpoint)
+        begun = await lineages_of(session, job)
+        here = Ancestry(begun, row.lineage)
+        lineages = {one.lineage: here.as_row(one) for one in begun}
+        return CheckpointStory(
+            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
+            lineage=_descent(lineages, found.lineage),
+            begun_here=[one for one in lineages.values() if one.parent == found.id],
+            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=ORDERS_TOLD),
+            before=await _neighbour(session, found, here, later=False),
+            after=await _neighbour(session, found, here, later=True),
+            edit=await _edit(session, found),
+            verification=await verifications.find(session, job, found.id),
+        )
+
+
+def _descent(lineages: dict[int, LineageRow], number: int) -> list[LineageRow]:
+    found: list[LineageRow] = []
+    while (row := lineages.get(number)) is not None and row not in found:
+        found.append(row)
+        number = parse_checkpoint_id(row.parent)[1] if row.parent else 0
+    return found
+
+
+async def _neighbour(
+    session: AsyncSession, point: models.CheckpointRecord, here: Ancestry, *, later: bool
+) -> CheckpointRow | None:
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == point.job, rows.lineage == point.lineage, rows.state == DURABLE)
+    if later:
+        query = query.where(rows.iteration > point.iteration).order_by(rows.iteration)
+    else:
+        query = query.where(rows.iteration < point.iteration).order_by(rows.iteration.desc())
+    found = (await session.scalars(query.limit(1))).first()
+    return None if found is None else as_row(found, here)
+
+
+async def _edit(session: AsyncSession, point: models.CheckpointRecord) -> Edit | None:
+    """By the clock: checkpoints tell no version."""
+    versions = models.SettingsVersionRecord
+    query = (
+        select(versions)
+        .where(versions.job == point.job, versions.who != desired_state.AGENT)
+        .where(versions.applied_at <= (point.snapshot_started_at or point.at))
+        .order_by(versions.version.desc())
+        .limit(1)
+    )
+    found = (await session.scalars(query)).first()
+    return None if found is None else desired_state.as_edit(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What of a timeline is asked for."""
+
+    start: float | None = None
+    """An iteration, or a time; None: where the job begins."""
+    end: float | None = None
+    """Inclusive; None: where the job is."""
+    axis: Axis = "iteration"
+    points: int = 1200
+    """Most points of a series."""
+    metrics: Sequence[str] | None = None
+    """None: all. One that there is not is no error."""
+    marks: int = MAX_MARKS
+    """About how many checkpoints, stalls and decisions are told one by one."""
+    digits: int | None = None
+    """Significant ones of the series' figures; None: all."""
+
+
+async def timeline(db: Database, job: str, asked: Question | None = None, *, now: float | None = None) -> Timeline:
+    asked = Question() if asked is None else asked
+    now = time.time() if now is None else now
+    axis = asked.axis
+    async with db.read() as session:
+        found = await find_job(session, job)
+        begun = await lineages_of(session, job)
+        ancestry = Ancestry(begun, found.lineage)
+        stretches = await reading.stretches(session, job)
+        starts = await _starts(session, job)
+        attempts = [as_view(AttemptRow, row) for row in starts]
+        extent, times = _extent(begun, stretches), await _times(session, job, stretches, starts)
+        first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
+        reach = Reach(
+            axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
+        )
+        plans = await _plans(session, found, stretches, attempts, reach)
+        contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
+        total, stalled = await marked.totals(session, job, reach)
+        rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
+        answer = Timeline(
+            job=job,
+            lineage=found.lineage,
+            extent=extent,
+            window=(int(first), int(last)) if extent and axis == "iteration" else None,
+            times=times,
+            time_window=(first, last) if extent and axis == "time" else None,
+            silent_since=await _silent_since(session, found, starts, now=now),
+            now=now,
+            bucketed=False,
+            metrics=list(dict.fromkeys(name for one in stretches for name in names_of(one.metrics))),
+            series=[],
+            lineages=[ancestry.as_row(one) for one in begun],
+            checkpoints=[as_row(row, ancestry, ranks=RANKS_TOLD if total <= RANKS_OF else 0) for row in rows],
+            checkpoints_total=total,
+            checkpoint_density=(
+                await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
+            ),
+            stalls=await marked.stalls(session, job, reach, ancestry) if stalled else [],
+            stalls_total=stalled,
+            stall_density=await marked.stall_density(session, job, reach) if stalled > reach.marks else [],
+            attempts=attempts,
+            edits=await desired_state.edit_rows(session, job, limit=MAX_ROWS),
+            orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
+            paced=await marked.paced(session, job, reach, ancestry),
+            gaps=await marked.gaps(session, job, reach),
+        )
+    drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
+    # Off the event loop: a window may be many thousands of numbers to look at.
+    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
+    stands = {row.lineage: row.stands_until for row in answer.lineages}
+    found_series = [
+        msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
+        for one, _ in made
+    ]
+    return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
+
+
+def _bounds(extent: tuple[float, float] | None, start: float | None, end: float | None) -> tuple[float, float]:
+    first, last = extent or (0, 0)
+    return (first if start is None else start), (last if end is None else end)
+
+
+def _extent(
+    begun: Sequence[models.LineageRecord], stretches: Sequence[models.StretchRecord]
+) -> tuple[int, int] | None:
+    if not stretches or not begun:
+        return None
+    return min(one.first_iteration for one in stretches), max(one.last_iteration for one in begun)
+
+
+async def _times(
+    session: AsyncSession,
+    job: str,
+    stretches: Sequence[models.StretchRecord],
+    starts: Sequence[models.AttemptRecord],
+) -> tuple[float, float] | None:
+    if not starts or not stretches:
+        return None
+    began = min(one.started_at for one in starts)
+    if len(starts) == MAX_ROWS:  # there may be earlier ones
+        rows = models.AttemptRecord
+        began = await session.scalar(select(func.min(rows.started_at)).where(rows.job == job)) or began
+    return began, max(began, *(one.last_at for one in stretches))
+
+
+async def _silent_since(
+    session: AsyncSession, job: models.JobRecord, starts: Sequence[models.AttemptRecord], *, now: float
+) -> float | None:
+    attempt = next((one for one in starts if one.uid == job.uid), None)
+    if attempt is None:
+        attempt = await session.get(models.AttemptRecord, (job.name, job.uid))
+    return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
+
+
+async def _plans(
+    session: AsyncSession,
+    job: models.JobRecord,
+    stretches: Sequence[models.StretchRecord],
+    attempts: Sequence[AttemptRow],
+    reach: Reach,
+) -> list[read_plan.PlannedRead]:
+    own = (one.last_iteration for one in stretches if (one.lineage, one.uid) == (job.lineage, job.uid))
+    # What its lineage has beyond where the current attempt has got to was lost with an earlier one.
+    reached = max([job.iteration, *own])
+    if reach.axis == "iteration":
+        window = read_plan.Window(int(reach.first), int(reach.last), reach.points)
+        found = read_plan.lines(stretches, window, uid=job.uid, lineage=job.lineage, reached=reached)
+        return [read_plan.plan(line, reach.points) for line in found]
+    began = {one.attempt: one.started_at for one in attempts}
+    cuts = {}
+    for one in stretches:
+        since = began.get(one.attempt, reach.first)
+        cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
+        if cut is not None:
+            cuts[one.id] = cut
+    found = read_plan.lines_in_time(stretches, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
+    # In time they lie side by side, and share the points.
+    rows = sum(line.rows for line in found)
+    return [read_plan.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
+
+
+def _series(
+    plans: Sequence[read_plan.PlannedRead], contents: series.Contents, points: int, drawn: Mapping[str, Any]
+) -> list[tuple[Series, bool]]:
+    made = (series.series(plan, contents, points, **drawn) for plan in plans)
+    return [one for one in made if one is not None]
+
+
+async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
+    """The newest, oldest first."""
+    return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
+
+
+@cache
+def _of_starts(most: int) -> Select[models.AttemptRecord]:
+    rows = models.AttemptRecord
+    return select(rows).where(rows.job == bindparam("job")).order_by(rows.attempt.desc()).limit(most)

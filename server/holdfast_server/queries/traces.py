@@ -1,0 +1,277 @@
+"""An attempt as a trace in Chrome's format, which Perfetto (ui.perfetto.dev) opens.
+
+One track each for iterations, the stages of checkpoints and the kinds of stall; what people ordered as instants;
+loss and measured overhead as counters. Times are microseconds since the attempt began. What is no number is left
+out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.jobs import Edit, Order
+from holdfast.protocol.messages import MAX_ITERATION
+from holdfast.protocol.timeline import PacedRow
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.db import Database
+from holdfast_server.queries import annotations as marks
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
+from holdfast_server.records import desired_state, restore_orders
+from holdfast_server.samples import read_plan, reading, rollups
+from holdfast_server.samples.limits import TIMES_END
+from holdfast_server.samples.rollups import LAST, SUM, Rollup
+from holdfast_server.samples.sample_codec import BUILT_IN
+from holdfast_server.samples.series import AT, SECONDS, Contents
+
+TRACKS = ("iterations", "snapshot", "persist", "stalls", "orders")
+MOST_ROWS = 20_000
+"""Checkpoints, and stalls, in one trace; the first of more."""
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """What of a job belongs into the trace."""
+
+    attempt: int
+    uid: str
+    begin: float
+    end: float
+    """When the next began, or it ended."""
+    first: int
+    last: int
+
+    def lasts(self, at: float) -> bool:
+        return self.begin <= at <= self.end
+
+    def us(self, at: float) -> float:
+        return round(1e6 * (at - self.begin), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was read of it."""
+
+    plans: Sequence[read_plan.PlannedRead]
+    contents: Contents
+    checkpoints: Sequence[models.CheckpointRecord]
+    stalls: Sequence[models.StallRecord]
+    edits: Sequence[Edit]
+    orders: Sequence[Order]
+    paced: Sequence[PacedRow]
+
+
+async def trace(
+    db: Database, room: asyncio.Semaphore, job: str, attempt: int | None, first: int | None, last: int | None
+) -> dict[str, Any]:
+    """Of an attempt, or of some iterations of it; without a number, of the one that reported the last of these, or
+    of the newest. Raises UnknownJob, InvalidSetting."""
+    async with room:
+        async with db.read() as session:
+            stretches = await reading.stretches(session, job)
+            within = await _within(session, job, stretches, attempt, first, last)
+            plans = _plans(stretches, within)
+            found = _Found(
+                plans,
+                await reading.contents(session, job, [read for plan in plans for read in plan.segments]),
+                await _checkpoints_of(session, job, within),
+                await _stalls_of(session, job, within),
+                await desired_state.edit_rows(session, job, limit=MAX_ROWS),
+                await restore_orders.order_rows(session, job, limit=MAX_ROWS),
+                await _paced_of(session, job, within),
+            )
+        # Off the event loop: a trace may have many thousands of events.
+        return await asyncio.to_thread(_told, job, within, found)
+
+
+def _told(job: str, within: _Within, found: _Found) -> dict[str, Any]:
+    rows = {"checkpoints": found.checkpoints, "stalls": found.stalls}
+    events = [
+        *_names(job, within.attempt),
+        *_iterations(found, within),
+        *_checkpoints(found.checkpoints[:MOST_ROWS], within),
+        *_stalls(found.stalls[:MOST_ROWS], within),
+        *_orders(found, within),
+    ]
+    about = {"job": job, "attempt": within.attempt}
+    cut = [name for name, some in rows.items() if len(some) > MOST_ROWS]
+    return {
+        "traceEvents": [made for event in events if (made := _of_numbers(event)) is not None],
+        "displayTimeUnit": "ms",
+        "otherData": about | ({"only_the_first": MOST_ROWS, "of": cut} if cut else {}),
+    }
+
+
+def _of_numbers(event: Event) -> Event | None:
+    """As it can be drawn; None: it cannot, for its time is no number."""
+    if not all(math.isfinite(event.get(name, 0.0)) for name in ("ts", "dur")):
+        return None
+    odd = [name for name, one in event["args"].items() if isinstance(one, float) and not math.isfinite(one)]
+    return event | {"args": event["args"] | dict.fromkeys(odd)} if odd else event
+
+
+async def _within(
+    session: AsyncSession,
+    job: str,
+    stretches: Iterable[models.StretchRecord],
+    attempt: int | None,
+    first: int | None,
+    last: int | None,
+) -> _Within:
+    found, rows = await find_job(session, job), models.AttemptRecord
+    query = select(rows).where(rows.job == job).order_by(rows.started_at, rows.attempt)
+    known = (await session.scalars(query)).all()
+    if attempt is None:
+        uid = found.uid if last is None else _uid_at(stretches, last, found)
+        chosen = next((row for row in known if row.uid == uid), None)
+    else:
+        chosen = next((row for row in reversed(known) if row.attempt == attempt), None)
+    if chosen is None:
+        raise InvalidSetting("attempt", f"no attempt {found.attempt if attempt is None else attempt} of {job!r}")
+    later = (row.started_at for row in known if row.started_at > chosen.started_at)
+    end = next(later, TIMES_END if chosen.finished_at is None else chosen.finished_at)
+    return _Within(
+        chosen.attempt, chosen.uid, chosen.started_at, end, first or 0, MAX_ITERATION if last is None else last
+    )
+
+
+def _uid_at(stretches: Iterable[models.StretchRecord], iteration: int, job: models.JobRecord) -> str:
+    """Of the attempt that reported an iteration; of several the newest on the lineage where the job is."""
+    there = [one for one in stretches if one.first_iteration <= iteration <= one.last_iteration]
+    newest = max(there, key=lambda one: (one.lineage == job.lineage, one.uid == job.uid, one.id), default=None)
+    return job.uid if newest is None else newest.uid
+
+
+def _plans(stretches: Iterable[models.StretchRecord], within: _Within) -> list[read_plan.PlannedRead]:
+    found = []
+    for one in stretches:
+        first, last = max(one.first_iteration, within.first), min(one.last_iteration, within.last)
+        if one.uid == within.uid and first <= last:
+            found.append(read_plan.PlannedRead(one.lineage, False, False, [read_plan.Segment(one, first, last)]))
+    # One after the other, as they are, they share the points.
+    rows = sum(line.rows for line in found)
+    return [read_plan.plan(line, max(2, math.ceil(MAX_POINTS * line.rows / rows))) for line in found]
+
+
+async def _checkpoints_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.CheckpointRecord]:
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == job, rows.attempt == within.attempt)
+    query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.iteration)
+    return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
+
+
+async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequence[models.StallRecord]:
+    rows = models.StallRecord
+    query = select(rows).where(rows.job == job, rows.at.between(within.begin, within.end))
+    query = query.where(rows.iteration.between(within.first, within.last)).order_by(rows.at)
+    return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
+
+
+async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[PacedRow]:
+    reach = marks.Reach("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
+    if (within.first, within.last) == (0, MAX_ITERATION):
+        reach = marks.Reach("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
+    found = await marks.paced(session, job, reach)
+    return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
+
+
+def _names(job: str, attempt: int) -> Iterator[Event]:
+    yield {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": f"{job}, attempt {attempt}, rank 0"}}
+    for number, name in enumerate(TRACKS, 1):
+        yield {"ph": "M", "pid": 1, "tid": number, "name": "thread_name", "args": {"name": name}}
+
+
+def _span(track: str, name: str, start_us: float, seconds: float, **args: Any) -> Event:
+    number = TRACKS.index(track) + 1
+    told = {"ph": "X", "pid": 1, "tid": number, "name": name, "ts": start_us, "dur": round(1e6 * seconds, 1)}
+    return told | {"args": args}
+
+
+def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
+    """Each, where there is room for each; else stretches of them, as long as what was measured in them."""
+    for plan in found.plans:
+        if (made := _buckets(plan, found.contents)) is None:
+            continue
+        names, buckets = made
+        columns = zip(
+            buckets.first.tolist(),
+            buckets.last.tolist(),
+            buckets.rows.tolist(),
+            buckets.stats[:, AT, LAST].tolist(),
+            buckets.stats[:, SECONDS, SUM].tolist(),
+            buckets.finite[:, SECONDS].tolist(),
+            strict=True,
+        )
+        for first, last, count, at, seconds, measured in columns:
+            name = f"iteration {last:,}" if first == last else f"iterations {first:,}–{last:,}"
+            about = {"lineage": plan.lineage, "iterations": count}
+            if measured:
+                yield _span("iterations", name, within.us(at - seconds), seconds, **about)
+        if "loss" in names:
+            yield from _losses(buckets, len(BUILT_IN) + names.index("loss"), within)
+
+
+def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
+    times, sums = buckets.stats[:, AT, LAST].tolist(), buckets.stats[:, column, SUM].tolist()
+    for at, loss, count in zip(times, sums, buckets.finite[:, column].tolist(), strict=True):
+        if count:
+            yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
+
+
+def _buckets(plan: read_plan.PlannedRead, contents: Contents) -> tuple[Sequence[str], Rollup] | None:
+    width = 1 if plan.each else plan.width
+    parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
+    if not parts:
+        return None
+    names = list(dict.fromkeys(name for metrics, _ in parts for name in metrics))
+    whole = [rollups.aligned(rollup, metrics, names) for metrics, rollup in parts]
+    return names, rollups.combined(whole, plan.width if sum(map(len, whole)) > MAX_POINTS else width)
+
+
+def _checkpoints(taken: Iterable[models.CheckpointRecord], within: _Within) -> Iterator[Event]:
+    for row in taken:
+        about = {
+            "kind": row.kind,
+            "state": row.state,
+            "bytes": row.payload_bytes,
+            "blocking_seconds": row.stall_seconds,
+        }
+        name = f"checkpoint {row.iteration:,}"
+        begin = row.at if row.snapshot_started_at is None else row.snapshot_started_at
+        if row.snapshot_seconds is not None:
+            yield _span("snapshot", name, within.us(begin), row.snapshot_seconds, **about)
+        if row.persist_seconds is not None:
+            written = begin + (row.snapshot_seconds or 0.0)
+            start = written if row.persist_started_at is None else row.persist_started_at
+            yield _span("persist", name, within.us(start), row.persist_seconds, **about)
+
+
+def _stalls(waited: Iterable[models.StallRecord], within: _Within) -> Iterator[Event]:
+    for row in waited:
+        yield _span("stalls", row.kind, within.us(row.at - row.seconds), row.seconds, iteration=row.iteration)
+
+
+def _orders(told: _Found, within: _Within) -> Iterator[Event]:
+    moments = [(edit.applied_at, f"v{edit.version} {edit.summary}", edit.who) for edit in told.edits]
+    moments += [
+        (order.created_at, f"restore to {order.iteration:,}: {order.state}", order.who) for order in told.orders
+    ]
+    for at, name, who in moments:
+        if at is not None and within.lasts(at):
+            number = TRACKS.index("orders") + 1
+            instant = {"ph": "i", "s": "p", "pid": 1, "tid": number, "name": name, "ts": within.us(at)}
+            yield instant | {"args": {"who": who}}
+    for row in told.paced:
+        if row.measured_overhead is not None:
+            counted = {"ph": "C", "pid": 1, "name": "overhead", "ts": within.us(row.at)}
+            yield counted | {"args": {"measured": row.measured_overhead, "budget": row.budget}}

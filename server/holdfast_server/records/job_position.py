@@ -1,0 +1,289 @@
+"""Where a job stands by what is stored of it, and how a batch moves it on: names of batches, position, samples.
+
+Core, in few statements, and synchronous: on SQLite a whole group of batches is stored by one thread at one go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
+
+from holdfast.protocol import messages
+from holdfast_server import models
+from holdfast_server.db import Statement, insert
+from holdfast_server.records import job_status, rank_totals
+from holdfast_server.samples import limits, sample_codec, sample_series
+from holdfast_server.samples.batches import Received
+from holdfast_server.samples.sample_codec import Taken
+
+ATTEMPTS_KEPT = 3
+NAMES_KEPT = 1000
+"""Of each rank and lane; it is looked after when as many have come since."""
+
+_recent = msgspec.msgpack.Decoder(limits.Recent)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPosition:
+    project: str
+    version: int
+    uid: str
+    last_contact_at: float
+    sequence: int
+    samples_sequence: int
+    iteration: int
+    lineage: int
+    latest_lineage: int
+    attempt: int
+    """The largest attempt number of the job."""
+    progressed_at: float | None
+    recent: bytes
+    longest_seconds: float
+    attempt_uid: str | None
+    """Of the batch's own attempt; None where it is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    ahead: bool
+    left_out: bool
+    """Metrics, for there were too many."""
+
+
+_jobs, _attempts = models.table(models.JobRecord), models.table(models.AttemptRecord)
+_OF_JOB = tuple(JobPosition.__dataclass_fields__)[:-1]
+_lineages, _gaps = models.table(models.LineageRecord), models.table(models.GapRecord)
+_CHANGING = (
+    "last_contact_at",
+    "sequence",
+    "samples_sequence",
+    "iteration",
+    "lineage",
+    "latest_lineage",
+    "progressed_at",
+    "recent",
+    "longest_seconds",
+)
+_FIND = Statement(
+    select(*(_jobs.c[name] for name in _OF_JOB), _attempts.c.uid)
+    .join_from(
+        _jobs, _attempts, and_(_attempts.c.job == _jobs.c.name, _attempts.c.uid == bindparam("uid")), isouter=True
+    )
+    .where(_jobs.c.name == bindparam("job"))
+)
+_MOVE = Statement(
+    update(_jobs)
+    .where(_jobs.c.name == bindparam("job"))
+    .values({name: bindparam(f"new_{name}") for name in _CHANGING})
+)
+_COUNT = (
+    update(_attempts)
+    .where(_attempts.c.job == bindparam("of_job"), _attempts.c.uid == bindparam("of_uid"))
+    .values(iterations=_attempts.c.iterations + bindparam("more"))
+)
+_MOVE_ATTEMPT, _REACH_ATTEMPT = Statement(_COUNT), Statement(_COUNT.values(last_iteration=bindparam("reached")))
+_REACH_LINEAGE = Statement(
+    update(_lineages)
+    .where(_lineages.c.job == bindparam("of_job"), _lineages.c.lineage == bindparam("of_lineage"))
+    .where(_lineages.c.last_iteration < bindparam("least"))
+    .values(last_iteration=bindparam("reached"))
+)
+_ENSURE_LINEAGE = Statement(
+    lambda connection: (
+        insert(connection, models.LineageRecord)
+        .values({name: bindparam(name) for name in ("job", "lineage", "at", "iteration", "last_iteration")})
+        .on_conflict_do_nothing()
+    )
+)
+_GAP = Statement(
+    _gaps.insert().values({column.name: bindparam(column.name) for column in _gaps.c if column.name != "id"})
+)
+
+_OF = ("job", "uid", "rank", "lane")
+_batches = models.table(models.BatchRecord)
+_of_one_lane = tuple(_batches.c[name] == bindparam(name) for name in _OF)
+# No name is kept before one that stands for all before it, so that the next one says it all.
+_KNOWN = Statement(
+    select(_batches.c.sequence, _batches.c.digest, _batches.c.all_before)
+    .where(*_of_one_lane, _batches.c.sequence >= bindparam("sequence"))
+    .order_by(_batches.c.sequence)
+    .limit(1)
+)
+_REMEMBER = Statement(_batches.insert())
+_NEWEST_TO_PRUNE = Statement(
+    select(func.max(_batches.c.sequence)).where(*_of_one_lane, _batches.c.sequence <= bindparam("sequence"))
+)
+_PRUNE = Statement(delete(_batches).where(*_of_one_lane).where(_batches.c.sequence < bindparam("sequence")))
+_STAND_FOR_ALL = Statement(
+    update(_batches)
+    .where(*(_batches.c[name] == bindparam(f"of_{name}") for name in (*_OF, "sequence")))
+    .values(all_before=bindparam("yes"))
+)
+
+
+def find(connection: Connection, job: str, uid: str) -> JobPosition | None:
+    row = _FIND.first(connection, {"job": job, "uid": uid})
+    return None if row is None else JobPosition(*row)
+
+
+def found(connection: Connection, job: str, uid: str) -> JobPosition:
+    """Of a job that is stored."""
+    standing = find(connection, job, uid)
+    assert standing is not None
+    return standing
+
+
+def _name_of(batch: messages.Batch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in (*_OF, "sequence")}
+
+
+def known(connection: Connection, received: Received) -> bool | None:
+    """Whether this batch is stored: True; None: another one is, under its name. False: it is new."""
+    row = _KNOWN.first(connection, _name_of(received.batch))
+    if row is None:
+        return False
+    sequence, first, all_before = row
+    if sequence != received.batch.sequence:
+        return bool(all_before)
+    return True if bytes(first) == received.digest else None
+
+
+def remember(connection: Connection, received: Received, *, now: float) -> None:
+    """Its name is never forgotten; that of one long before it stands for all before that.
+
+    That is as safe as the order in which an agent sends: each when the one before is acknowledged or refused.
+    """
+    named = _name_of(received.batch)
+    _REMEMBER.run(connection, {**named, "received_at": now, "digest": received.digest, "all_before": False})
+    sequence = received.batch.sequence
+    if sequence and sequence % NAMES_KEPT == 0:
+        (oldest,) = _NEWEST_TO_PRUNE.first(connection, {**named, "sequence": sequence - NAMES_KEPT})
+        if oldest is not None:
+            place = {**named, "sequence": oldest}
+            _STAND_FOR_ALL.run(connection, {"yes": True, **{f"of_{name}": place[name] for name in place}})
+            _PRUNE.run(connection, place)
+
+
+async def prune_names(session: AsyncSession, job: str) -> None:
+    """Of attempts before the last three, keep the last name of each rank and lane, which stands for all before it.
+
+    An agent sends in order, and what earlier attempts have left before its own: of such an attempt, what comes
+    up to its last name comes a second time, and what comes after it is new.
+    """
+    attempts, rows, later = models.AttemptRecord, models.BatchRecord, aliased(models.BatchRecord)
+    newest = select(attempts.attempt).where(attempts.job == job).distinct().order_by(attempts.attempt.desc())
+    oldest_kept = newest.offset(ATTEMPTS_KEPT - 1).limit(1).scalar_subquery()
+    ended = (
+        rows.job == job,
+        rows.uid.in_(select(attempts.uid).where(attempts.job == job, attempts.attempt < oldest_kept)),
+    )
+    last = (
+        select(func.max(later.sequence))
+        .where(later.job == rows.job, later.uid == rows.uid, later.rank == rows.rank, later.lane == rows.lane)
+        .scalar_subquery()
+    )
+    quietly = {"synchronize_session": False}
+    await session.execute(delete(rows).where(*ended, rows.sequence < last), execution_options=quietly)
+    await session.execute(update(rows).where(*ended).values(all_before=True), execution_options=quietly)
+
+
+def move_on(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> Moved:
+    """Store what a new batch measured, and where it says that the job is. Its attempt and job are known."""
+    batch, measured = received.batch, received.samples
+    changes: dict[str, Any] = {}
+    speaks = batch.rank == 0 and batch.uid == standing.uid
+    if speaks:
+        changes["last_contact_at"] = now
+    reached = "sequence" if batch.lane == "control" else "samples_sequence"
+    ahead = speaks and batch.sequence > getattr(standing, reached)
+    if ahead and not received.empty:
+        changes[reached] = batch.sequence
+        changes |= _position(standing, batch, now=now)
+    latest = max([standing.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
+    if "lineage" in changes and batch.lineage > latest:
+        latest = batch.lineage
+        ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
+    left_out = _measured(connection, received)
+    if ahead and measured is not None:
+        recent = _moved(_recent.decode(standing.recent) if standing.recent else limits.Recent(), measured)
+        changes |= {
+            "recent": msgspec.msgpack.encode(recent),
+            "longest_seconds": job_status.longest_seconds(recent),
+        }
+    if latest > standing.latest_lineage:
+        changes["latest_lineage"] = latest
+    if changes:
+        moved = {f"new_{name}": changes.get(name, getattr(standing, name)) for name in _CHANGING}
+        _MOVE.run(connection, {"job": batch.job, **moved})
+    more = len(measured) if measured is not None and batch.rank == 0 else 0
+    place = {"of_job": batch.job, "of_uid": batch.uid, "more": more}
+    if "iteration" in changes:
+        _REACH_ATTEMPT.run(connection, {**place, "reached": batch.iteration})
+    elif more:
+        _MOVE_ATTEMPT.run(connection, place)
+    return Moved(ahead, left_out)
+
+
+def _position(standing: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
+    """The lanes overtake each other: of what they say the furthest counts, and a restore begins a new lineage."""
+    here, there = (standing.lineage, standing.iteration), (batch.lineage, batch.iteration)
+    shows_life_only = max(standing.sequence, standing.samples_sequence) < 0
+    if there < here and not shows_life_only:
+        return {}
+    moved = {"iteration": batch.iteration, "lineage": batch.lineage}
+    return moved if here == there else {**moved, "progressed_at": now}
+
+
+def _measured(connection: Connection, received: Received) -> bool:
+    """Whether metrics were left out."""
+    batch, left_out = received.batch, False
+    key = {"job": batch.job, "uid": batch.uid, "rank": batch.rank}
+    for lineage, table in received.samples.tables if received.samples is not None else ():
+        place = {**key, "attempt": batch.attempt, "sequence": batch.sequence, "lineage": lineage}
+        added = sample_series.add(connection, place, table)
+        left_out = left_out or added.left_out
+        rank_totals.add_samples(connection, key, lineage, table)
+        if added.new:
+            ensure_lineage(connection, batch.job, lineage, at=float(table.at[0]))
+        last = int(table.iteration[-1])
+        _REACH_LINEAGE.run(
+            connection, {"of_job": batch.job, "of_lineage": lineage, "least": last, "reached": last}
+        )
+    if batch.gaps:
+        told = {**key, "at": batch.sent_at}
+        _GAP.run(connection, *({**told, **msgspec.structs.asdict(gap)} for gap in batch.gaps))
+    return left_out
+
+
+def ensure_lineage(connection: Connection, job: str, lineage: int, *, at: float) -> None:
+    """Its samples may be here before its beginning is: batches need not come in order."""
+    row = {"job": job, "lineage": lineage, "at": at, "iteration": 0, "last_iteration": 0}
+    _ENSURE_LINEAGE.run(connection, row)
+
+
+def _moved(recent: limits.Recent, found: Taken) -> limits.Recent:
+    newest = found.tables[-1][1]
+    if len(newest) < limits.RECENT_ITERATIONS and len(found.tables) > 1:
+        names = list(dict.fromkeys(name for _, table in found.tables for name in table.metrics))
+        metrics = [sample_codec.aligned(table.values, table.metrics, names) for _, table in found.tables]
+        whole = np.concatenate(metrics, axis=1)
+        newest = sample_codec.Table(np.arange(whole.shape[1]), tuple(names), whole)
+    last = dict(zip(newest.metrics, newest.values[len(sample_codec.BUILT_IN) :, -1].tolist(), strict=True))
+    loss = newest.metric(limits.LOSS)
+    return limits.latest(
+        recent,
+        newest.seconds[-limits.RECENT_ITERATIONS :].tolist(),
+        [] if loss is None else loss[-limits.RECENT_ITERATIONS :].tolist(),
+        last,
+    )
+
+
+def recent_of(job: models.JobRecord) -> limits.Recent:
+    return _recent.decode(job.recent) if job.recent else limits.Recent()
