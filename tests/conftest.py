@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import in_memory
 import pytest
-from clusters import Cluster, NoPostgres
 from hypothesis import settings
+
+from tests.support import in_memory
+from tests.support.postgres import Cluster, NoPostgres
 
 ROOM_BYTES = 256 << 20
 # Before torch is imported: OpenMP's threads spin while they wait for each other, and take the processors from the
@@ -19,6 +20,8 @@ ROOM_BYTES = 256 << 20
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The same examples each time, and as long as they take: neither a busy machine nor a new example is a fault of the
 # change that is tested.
+# The programs that tests start import `tests.support` as well.
+os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.load_profile("tests")
 
@@ -33,7 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `--dist loadfile` one that gets to its end when a worker has died."""
     if config.getoption("dist") != "loadfile":
         return None
-    from scheduling import ByFile  # pytest-xdist is there
+    from tests.support.scheduling import ByFile  # pytest-xdist is there
 
     return ByFile(config, log)
 

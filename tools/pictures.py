@@ -23,7 +23,7 @@ from holdfast.protocol.messages import AttemptFinished
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "web"))
 
-from fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
+from tests.support.fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
 
 JOB = "char-gpt"
 RESTORED = 560

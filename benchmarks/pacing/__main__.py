@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from benchmarks.checkpoint.calling import ROOT
-
 from holdfast.pacing import History, Profile, Settings, plan, policies
 from holdfast.pacing.failures import Failures
 

@@ -112,9 +112,9 @@ def _trainer(budget: float, folder: Path) -> Iterator[_Trainer]:
 def _train(connection: Connection, budget: float, store: str) -> None:
     """The process that trains, until the connection closes."""
     import torch
-    from benchmarks.checkpoint.training import Training
 
     import holdfast
+    from benchmarks.checkpoint.training import Training
 
     torch.set_num_threads(1)
     training = Training(SCALE)

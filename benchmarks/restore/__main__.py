@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ingest.running import free_port, running
-
 from holdfast.client import CheckpointRow, Client, ServerError
 from holdfast.snapshot.shared_buffers import Held
 

@@ -8,9 +8,10 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from chaos import Case, Chaos, Ended, Struck, undisturbed
-from nursery import Nursery
-from sweep import LONG, Pool
+
+from tests.support.chaos import Case, Chaos, Ended, Struck, undisturbed
+from tests.support.fork_server import Nursery
+from tests.support.sweep import LONG, Pool
 
 pytestmark = pytest.mark.processes
 
@@ -45,7 +46,7 @@ FEW = [
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[Pool]:
-    pool = Pool("struck_server")
+    pool = Pool("tests.support.struck_server")
     yield pool
     pool.close()
 

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chaos import HERE, read, undisturbed
-from stage import HOLDFAST, environment, known, spawned, until
-from sweep import LONG
 
 from holdfast.client import Client, Conflict, Order
 from holdfast.store import Lineage, open_store
+from tests.support.chaos import HERE, read, undisturbed
+from tests.support.stage import HOLDFAST, environment, known, spawned, until
+from tests.support.sweep import LONG
 
 pytestmark = pytest.mark.processes
 

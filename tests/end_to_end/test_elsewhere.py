@@ -12,12 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from object_servers import moto, rclone, use, variables  # noqa: F401 - the first two are fixtures
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, known, read_ledger, spawned, until
-from sweep import LONG
 
 from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
+from tests.support.object_servers import moto, rclone, use, variables  # noqa: F401 - the first two are fixtures
+from tests.support.stage import (
+    HOLDFAST,
+    PATIENCE_SECONDS,
+    TRAINER,
+    Step,
+    environment,
+    known,
+    read_ledger,
+    spawned,
+    until,
+)
+from tests.support.sweep import LONG
 
 pytestmark = pytest.mark.processes
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
 
 from holdfast.client import Client
 from holdfast.store import open_store
+from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
 
 pytestmark = pytest.mark.processes
 

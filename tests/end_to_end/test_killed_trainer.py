@@ -12,7 +12,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stage import (
+
+from holdfast.client import Client
+from tests.support.stage import (
     HOLDFAST,
     PATIENCE_SECONDS,
     SAMPLES,
@@ -24,8 +26,6 @@ from stage import (
     spawned,
     until,
 )
-
-from holdfast.client import Client
 
 pytestmark = pytest.mark.processes
 

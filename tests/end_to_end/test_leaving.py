@@ -14,17 +14,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import leaving_ranks
 import pytest
-from crowd import Crowd
-from crowd import crowd as crowd
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_ledger, spawned, until
 
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
 from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
 from holdfast.system.processes import below
+from tests.support import leaving_ranks
+from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import crowd as crowd
+from tests.support.stage import (
+    HOLDFAST,
+    PATIENCE_SECONDS,
+    TRAINER,
+    environment,
+    known,
+    read_ledger,
+    spawned,
+    until,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -63,7 +72,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
 
 @pytest.mark.parametrize("told", [0, 2])
 def test_all_ranks_end_at_one_boundary_whichever_is_told(crowd: Crowd, tmp_path: Path, told: int) -> None:
-    done = crowd.run(3, "leaving_ranks.train", store=str(tmp_path), told=told)
+    done = crowd.run(3, "tests.support.leaving_ranks.train", store=str(tmp_path), told=told)
     assert [each["exit"] for each in done] == [EXIT_ASKED] * 3
     (last,) = {each["iteration"] for each in done}
     assert last > leaving_ranks.TOLD_AT
@@ -247,7 +256,7 @@ def test_the_grace_runs_from_the_signal() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "slurm.sh"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "slurm.sh"
 SLURM = {
     "srun": 'exec "$@"',
     "scontrol": 'echo "$@" >> "$ASKED"',

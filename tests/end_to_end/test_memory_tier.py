@@ -13,14 +13,15 @@ import time
 from pathlib import Path
 
 import pytest
-from stage import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
-from tier_ends import Ended, assert_nothing_left
 
 from holdfast.client import Client
+from tests.support import SUPPORT
+from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
+from tests.support.tier_ends import Ended, assert_nothing_left
 
 pytestmark = pytest.mark.processes
 
-TRAINER = Path(__file__).with_name("tier_trainer.py")
+TRAINER = SUPPORT / "tier_trainer.py"
 ITERATIONS = 30
 
 

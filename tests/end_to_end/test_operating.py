@@ -13,9 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, known, read_ledger, spawned, until
 
 from holdfast.client import Client, JobSummary
+from tests.support.stage import (
+    HOLDFAST,
+    PATIENCE_SECONDS,
+    TRAINER,
+    Step,
+    environment,
+    known,
+    read_ledger,
+    spawned,
+    until,
+)
 
 pytestmark = pytest.mark.processes
 

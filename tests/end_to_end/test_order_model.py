@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
-from order_world import ITERATIONS, Agent, Ground, World
 
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server.records.restore_orders import FROM
+from tests.support.order_world import ITERATIONS, Agent, Ground, World
 
 ENDED = ("restored", "superseded")
 """States that nothing takes an order out of."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from chaos import HERE, read
-from crowd import Crowd
-from crowd import crowd as crowd
-from stage import HOLDFAST, PATIENCE_SECONDS, environment, spawned
-from tier_ends import Ended, assert_nothing_left
-from tier_ranks_trainer import AT, EVERY, ITERATIONS
+
+from tests.support.chaos import HERE, read
+from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import crowd as crowd
+from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, environment, spawned
+from tests.support.tier_ends import Ended, assert_nothing_left
+from tests.support.tier_ranks_trainer import AT, EVERY, ITERATIONS
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +59,7 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_seale
     assert ended.rescued == ([AT] if start == AT else [])
     assert ("in memory is not used" in said) is (end == "damaged")
 
-    undisturbed = crowd.run(ranks, "tier_ranks_trainer.alone", kind=kind)
+    undisturbed = crowd.run(ranks, "tests.support.tier_ranks_trainer.alone", kind=kind)
     for rank, expected in enumerate(undisturbed):
         lines = read(tmp_path / f"ledger-{rank}")
         assert [line for line in lines if line.outcome != expected[line.iteration - 1]] == []

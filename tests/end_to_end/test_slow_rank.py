@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import slow_rank
-from crowd import Crowd
-from crowd import crowd as crowd
 
 from holdfast.client import Client
+from tests.support import slow_rank
+from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import crowd as crowd
 
 pytestmark = pytest.mark.processes
 
 
 def test_the_rank_that_the_other_waits_for_is_named(crowd: Crowd, server: Client, tmp_path: Path) -> None:
-    done = crowd.run(2, "slow_rank.train", server=server.server, store=str(tmp_path))
+    done = crowd.run(2, "tests.support.slow_rank.train", server=server.server, store=str(tmp_path))
     assert done == [{"iteration": slow_rank.ITERATIONS}] * 2
     answer = server.get("/jobs/two-ranks/ranks")
     job = server.job("two-ranks")

@@ -14,14 +14,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from chaos import HERE, read
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, read_ledger, spawned, until
-from sweep import LONG
 
 from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
 from holdfast.system.supervisor_channel import EXIT_FENCED
 from holdfast_server.ingest.transaction import OVERLAP_SECONDS
+from tests.support.chaos import HERE, read
+from tests.support.stage import (
+    HOLDFAST,
+    PATIENCE_SECONDS,
+    TRAINER,
+    environment,
+    known,
+    read_ledger,
+    spawned,
+    until,
+)
+from tests.support.sweep import LONG
 
 pytestmark = pytest.mark.processes
 

@@ -9,13 +9,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from object_servers import moto as moto
-from object_servers import variables
-from stage import PATIENCE_SECONDS, environment, spawned
 
 from holdfast.client import Client
+from tests.support import SUPPORT
+from tests.support.object_servers import moto as moto
+from tests.support.object_servers import variables
+from tests.support.stage import PATIENCE_SECONDS, environment, spawned
 
-HERE = Path(__file__).parent
+HERE = SUPPORT
 DOCUMENT = HERE.parents[1] / "docs" / "internals" / "threads.md"
 LISTED = re.compile(r"^\| `(holdfast-[a-z-]+?)(?:-N)?` ", re.MULTILINE)
 MOST_STARTED = 20

@@ -7,16 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from chaos import HERE, read
-from crowd import Crowd
-from crowd import crowd as crowd
-from stage import PATIENCE_SECONDS, environment, spawned
-from sweep import LONG
-from torchrun_trainer import DIES_AT, EVERY, HANGS_AT, ITERATIONS
 
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
+from tests.support.chaos import HERE, read
+from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import crowd as crowd
+from tests.support.stage import PATIENCE_SECONDS, environment, spawned
+from tests.support.sweep import LONG
+from tests.support.torchrun_trainer import DIES_AT, EVERY, HANGS_AT, ITERATIONS
 
 pytestmark = [pytest.mark.processes, *LONG]
 
@@ -44,7 +44,7 @@ def test_a_rank_that_dies_or_hangs_is_started_again_and_goes_on_as_if_nothing_ha
     assert ("the trainer ended (exit status 1)" in said) is ("dies" in ends)
     assert "because it hung" in said
 
-    undisturbed = crowd.run(2, "torchrun_trainer.alone")
+    undisturbed = crowd.run(2, "tests.support.torchrun_trainer.alone")
     for rank, expected in enumerate(undisturbed):
         lines = read(tmp_path / f"ledger-{rank}")
         assert [line for line in lines if line.outcome != expected[line.iteration - 1]] == []

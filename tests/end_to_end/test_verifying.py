@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
 
 from holdfast.client import Client, Conflict
 from holdfast.format.manifest import decode_manifest
+from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
 
 pytestmark = pytest.mark.processes
 
@@ -29,7 +29,7 @@ def verify(server: Client, folder: Path, *arguments: str) -> subprocess.Complete
 def train(folder: Path, server: Client) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
     trainer = [sys.executable, str(TRAINER), str(folder / "ledger.txt"), "--job", JOB, "--epochs", "100000",
                "--every", "5", "--slowly"]  # fmt: skip
-    return spawned(trainer, folder / "trainer.log", environment(folder / "store", server.server))
+    return spawned(trainer, folder / "tests.support.trainer.log", environment(folder / "store", server.server))
 
 
 def damage(folder: Path, checkpoint: str) -> str:

@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.support.exact_fixtures import *  # noqa: F403

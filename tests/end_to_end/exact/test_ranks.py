@@ -1,0 +1,189 @@
+"""Whatever becomes of a job of several ranks: each iteration of each rank comes out as if nothing had."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.store import open_store
+from tests.support.everything import SAMPLES
+from tests.support.multi_rank import Crowd
+from tests.support.oracle import Log, first_difference
+from tests.support.parallel import EPOCHS, batches_of
+
+MOMENTS = ("drawn", "backward", "updated", "recorded", "stepped")
+KINDS = ("SIGKILL", "SIGKILL of all", "SIGTERM of all", "exception")
+MORE = [pytest.param("ddp", 4, marks=pytest.mark.long), pytest.param("fsdp", 4, marks=pytest.mark.long)]
+JOBS = [("ddp", 3), ("fsdp", 2), *MORE]
+
+
+@dataclass(frozen=True)
+class Death:
+    kind: str
+    rank: int
+    iteration: int
+    moment: str
+
+
+def deaths(chance: random.Random, world_size: int, count: int) -> list[Death]:
+    """So many in a row; the first and the last batch and the epoch's edge are likelier than others."""
+    last = batches_of(world_size)
+    spots = [1, last // 2, last // 2 + 1, last, *range(1, last + 1)]
+    return [
+        Death(chance.choice(KINDS), chance.randrange(world_size), spot, chance.choice(MOMENTS))
+        for spot in sorted(chance.choices(spots, k=count))
+    ]
+
+
+def once(logs: list[Log]) -> list[int]:
+    """The samples of all ranks, in the order in which they are dealt out."""
+    found: list[int] = []
+    for iteration in sorted(logs[0]):
+        shares = [list(map(int, log[iteration]["samples"].split(","))) for log in logs]
+        found += [index for turn in zip(*shares, strict=True) for index in turn]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "world_size"), JOBS)
+def test_an_undisturbed_run_takes_every_sample_once_an_epoch(kind, world_size, undisturbed_ranks):
+    seen = once(undisturbed_ranks(kind, world_size))
+    padding = -SAMPLES % world_size
+    assert sorted(seen[:SAMPLES]) == list(range(SAMPLES))
+    assert seen[SAMPLES : SAMPLES + padding] == seen[:padding]
+    assert len(seen) == EPOCHS * (SAMPLES + padding)
+
+
+@pytest.mark.parametrize(("kind", "world_size"), JOBS)
+def test_a_job_whose_ranks_die_goes_on_as_if_they_had_not(kind, world_size, ranks, undisturbed_ranks, tmp_path):
+    last = batches_of(world_size)
+    plan = [
+        Death("SIGKILL", 1, 1, "backward"),
+        Death("exception", 0, last // 2, "updated"),
+        Death("SIGKILL of all", world_size - 1, last // 2 + 1, "drawn"),
+        Death("SIGTERM of all", 0, last - 1, "recorded"),
+        Death("SIGKILL", 0, last, "stepped"),
+    ]
+    judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "options"),
+    [
+        ("fsdp", 2, {"accumulation": 2}),
+        ("ddp", 3, {"syncs_buffers": True, "own_head": True, "workers": 2}),
+        pytest.param("ddp", 3, {"accumulation": 2}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"syncs_buffers": True}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"own_head": True}, marks=pytest.mark.long),
+        pytest.param("ddp", 3, {"workers": 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturbed_ranks, tmp_path):
+    plan = [Death("SIGKILL of all", 1, 5, "stepped"), Death("exception", 1, 8, "backward")]
+    judge(ranks, tmp_path, undisturbed_ranks(kind, world_size, **options), plan, kind=kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "backend"),
+    [
+        ("fsdp", 2, "process"),
+        pytest.param("ddp", 3, "process", marks=pytest.mark.long),
+    ],
+)
+def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undisturbed_ranks, tmp_path):
+    plan = [Death("SIGKILL of all", 1, 6, "backward"), Death("SIGKILL", 0, 7, "updated")]
+    judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind, backend=backend)
+
+
+@pytest.mark.parametrize(("kind", "world_size"), [("ddp", 3), ("fsdp", 2)])
+def test_checkpoints_of_each_iteration_change_no_bit(kind, world_size, ranks, undisturbed_ranks, tmp_path):
+    """Beside a run that knows nothing of Holdfast."""
+    expected = undisturbed_ranks(kind, world_size)
+    judge(ranks, tmp_path, expected, [], kind=kind, slots=3)
+    taken = len(open_store(str(tmp_path)).checkpoints("job"))
+    assert taken > batches_of(world_size) / 4  # they were written while it trained
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "by_all"),
+    [
+        ("ddp", 3, False),
+        ("fsdp", 2, True),
+        pytest.param("ddp", 3, True, marks=pytest.mark.long),
+        pytest.param("fsdp", 2, False, marks=pytest.mark.long),
+    ],
+)
+def test_all_ranks_are_taken_back_together_and_do_again_what_they_did(
+    kind, world_size, by_all, ranks, undisturbed_ranks, tmp_path
+):
+    expected, times = undisturbed_ranks(kind, world_size), 10
+    options = {"store": str(tmp_path), "seed": world_size, "times": times, "by_all": by_all}
+    found = ranks.run(world_size, "tests.support.ranks_work.taken_back", kind=kind, **options)
+    spots = [[(begun, max(log)) for begun, log in stretches] for stretches, _ in found]
+    assert spots == [spots[0]] * world_size
+    assert [lineage for _, lineage in found] == [times + 1] * world_size
+    for number, (stretches, _) in enumerate(found):
+        for begun, log in stretches:
+            assert sorted(log) == list(range(begun + 1, max(log) + 1))
+            assert first_difference(expected[number], log) is None
+    assert spots[0][-1][1] == batches_of(world_size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "world_size", "damaged_rank"),
+    [
+        ("ddp", 3, 1),
+        ("fsdp", 2, 0),
+        pytest.param("ddp", 3, 0, marks=pytest.mark.long),
+        pytest.param("fsdp", 2, 1, marks=pytest.mark.long),
+    ],
+)
+def test_what_one_rank_cannot_verify_is_refused_by_all_and_training_goes_on(
+    kind, world_size, damaged_rank, ranks, undisturbed_ranks, tmp_path
+):
+    found = ranks.run(
+        world_size, "tests.support.ranks_work.refused", kind=kind, store=str(tmp_path), damaged_rank=damaged_rank
+    )
+    assert [log for log, _, _ in found] == undisturbed_ranks(kind, world_size)
+    assert [lineage for _, lineage, _ in found] == [1] * world_size
+    (refusal,) = [text for _, _, told in found for text in told if "refused" in text]  # rank 0 tells, once
+    assert f"rank-{damaged_rank}.safetensors" in refusal
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("kind", "world_size"), JOBS)
+def test_twenty_deaths_change_no_bit(kind, world_size, ranks, undisturbed_ranks, tmp_path):
+    seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
+    print(f"repeat these deaths with HOLDFAST_TEST_SEED={seed}")
+    chance = random.Random(f"{seed} {kind} {world_size}")
+    expected = undisturbed_ranks(kind, world_size)
+    for case, count in enumerate([1, 3, 4, 5, 7]):
+        plan = deaths(chance, world_size, count)
+        options = {"every": chance.choice([1, 2, 3]), "meets_always": chance.random() < 0.7}
+        judge(ranks, tmp_path / str(case), expected, plan, kind=kind, **options)
+
+
+def judge(crowd: Crowd, place: Path, expected: list[Log], plan: list[Death], **options: Any) -> None:
+    """Put a job through these deaths and to its end, each start in new processes with other random numbers."""
+    seen: list[Log] = [{} for _ in expected]
+    for number, death in enumerate([*plan, None]):
+        orders = {"start": number, "death": asdict(death) if death is not None else None}
+        orders |= {"store": str(place), "meets_always": True} | options
+        with crowd.start(len(expected), "tests.support.ranks_work.live", **orders) as ranks:
+            statuses = [rank.wait() for rank in ranks]
+            account = "\n".join(rank.account() for rank in ranks)
+            logs = [dict(map(json.loads, rank.said("iteration "))) for rank in ranks]
+        assert (statuses[death.rank] != 0) if death is not None else not any(statuses), account
+        for rank, log in enumerate(logs):
+            difference = first_difference(expected[rank], log)
+            assert difference is None, f"rank {rank}: {difference}; start {number} of {plan} with {options}"
+            seen[rank] |= log
+    assert seen == expected

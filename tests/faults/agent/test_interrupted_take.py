@@ -1,0 +1,67 @@
+"""Ctrl-C while a checkpoint begins: whatever it cuts short, that one settles, and the next one is taken."""
+
+import contextlib
+import linecache
+import sys
+from pathlib import Path
+
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.protocol.messages import parse_checkpoint_id
+from tests.support.small_session import iterate, session_of
+
+CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpoints.py", "persister.py", "snapshot.py")
+
+
+class Interrupting:
+    """Raises KeyboardInterrupt before one of the lines that a checkpoint takes on the training thread."""
+
+    def __init__(self, at):
+        self._left = at
+        self.where = None
+
+    def __enter__(self):
+        sys.settrace(self._trace)
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+
+    def _trace(self, frame, event, argument):
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        if Path(file).name not in CUT_SHORT or "holdfast" not in file:
+            return None
+        # also traced when the block ends, where no signal is handled before the lock is released
+        if event == "line" and not linecache.getline(file, line).lstrip().startswith("with "):
+            self._left -= 1
+            if not self._left:
+                self.where = f"{file}:{line}"
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, monkeypatch):
+    model, optimizer, session = session_of(str(tmp_path), keep=3)
+    checkpoints, take = session._checkpoints, Checkpointer.take
+    session.resume()
+    while checkpoints.head is None:
+        iterate(model, optimizer, session)
+        checkpoints.wait_settled(10)
+    lines, cut = 0, Interrupting(1)
+    while lines == 0 or cut.where is not None:
+        lines, cut = lines + 1, Interrupting(lines + 1)
+
+        def take_cut_short(*arguments, cut=cut, **options):
+            with cut:
+                return take(*arguments, **options)
+
+        session.checkpoint()
+        with monkeypatch.context() as patch:
+            patch.setattr(Checkpointer, "take", take_cut_short)
+            with contextlib.suppress(KeyboardInterrupt):
+                iterate(model, optimizer, session)
+        assert checkpoints.wait_settled(10), cut.where
+        iterate(model, optimizer, session)
+        assert checkpoints.wait_settled(10), cut.where
+        assert parse_checkpoint_id(checkpoints.head)[0] == session.iteration, cut.where
+    assert lines > 60
+    session.close()

@@ -1,0 +1,23 @@
+"""What a checkpoint holds is the state of its instant, whatever training does the moment after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.sweep import Pool
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
+    trainers: Pool, fast_path: Path, backend: str, slots: int
+) -> None:
+    rounds = 5
+    options = {"root": str(fast_path / "store"), "rounds": rounds, "backend": backend, "slots": slots}
+    with trainers.one().hatch("tests.support.train_work.overwrite", fast_path / "log", **options) as child:
+        assert child.run() == 0, child.account()
+    assert child.all("round ") == [f"{number} the same" for number in range(1, rounds + 1)]

@@ -1,0 +1,389 @@
+"""Snapshots of several ranks in memory that a supervisor holds: which of them make a checkpoint together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import pytest
+import torch
+
+from holdfast.checkpoint import restore
+from holdfast.distributed.ranks import Ranks as OneRank
+from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
+from holdfast.memory_tier.complete_snapshot import complete, sealed_in
+from holdfast.memory_tier.tier import MemoryTier
+from holdfast.persist.completion_marker import seals_of
+from holdfast.persist.task import Task
+from holdfast.persist.two_phase_commit import NotPrepared
+from holdfast.persist.writer import _Writing
+from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.shared_buffers import COUNT, Held, SharedBuffer, claim
+from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.state.registry import Captured
+from holdfast.store import open_store
+from holdfast.supervisor.crash_commit import rescue
+from holdfast.system import supervisor_channel
+from holdfast.system.supervisor_channel import Trained
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support import persisting
+from tests.support.persisting import JOB
+from tests.support.supervised_memory import flip, folder, lineage_of
+
+__all__ = ["folder"]
+
+WORLD = 3
+
+
+class Dead:
+    """An attempt of several ranks, of which some have left sealed parts in memory."""
+
+    def __init__(self, folder, tmp_path, world_size=WORLD):
+        self.folder, self.store, self.world_size = folder, open_store(tmp_path / "store"), world_size
+        self.begin("dead")
+        self.store.append(JOB, lineage_of(1, self.attempt))
+
+    def begin(self, uid):
+        self.uid, self.attempt = uid, self.store.acquire_attempt(JOB, uid).number
+
+    def leave(self, iteration, ranks=range(WORLD), *, place="there", lineage=1, **changes):
+        """What these ranks have sealed of a checkpoint."""
+        for rank in ranks:
+            (slot,) = claim(self.folder, [], 1)
+            snapshots = Snapshotter(arenas=[Arena(slot)])
+            captured = Captured(**self._captured(rank, iteration) | changes)
+            origin = persisting.origin(
+                attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
+            )
+            run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
+            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
+            snapshots.close()
+            slot.release()
+
+    def _captured(self, rank, iteration):
+        shared = torch.full((5, rank + 1), float(iteration))
+        tensors = {f"model.{rank}": shared, "noise": torch.full((4,), float(rank))}
+        trees = {"model": {str(each): {"$tensor": f"model.{each}"} for each in range(self.world_size)}}
+        return {
+            "trees": trees | {"noise": {"$tensor": "noise"}}, "tensors": tensors, "deferred": set(tensors),
+            "own": {"noise"}, "alike": {"data": f"{iteration} batches"},
+        }  # fmt: skip
+
+    def slot(self, iteration, rank):
+        seals = seals_of(self.folder, JOB)
+        found = next(s for s in seals if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
+        return SharedBuffer(self.folder, found.number)
+
+    @property
+    def trained(self):
+        return Trained(
+            job=JOB, uid=self.uid, attempt=self.attempt, lineage=1, store=self.store.url, server=None
+        )  # fmt: skip
+
+    def rescue(self):
+        return rescue(self.folder, self.trained)
+
+    def introduce(self):
+        """As its rank 0 did when it began."""
+        supervisor_channel.introduce(self.trained)
+
+
+@pytest.fixture
+def dead(folder, tmp_path):
+    return Dead(folder, tmp_path)
+
+
+def test_what_all_ranks_have_sealed_is_rescued_as_an_ordinary_checkpoint(dead):
+    dead.leave(3)
+    saved = dead.rescue()
+    assert (saved.task.id, saved.before) == ("000000000003-1", 0)
+    manifest = restore.verify(dead.store, JOB, saved.task.id)
+    assert (manifest.attempt, manifest.world_size) == (dead.attempt, WORLD)
+    assert saved.size_bytes == sum(file.size_bytes for file in manifest.files)
+    for rank in range(WORLD):
+        loaded = restore.load(dead.store, JOB, saved.task.id, rank=rank)
+        assert loaded.tensors["noise"].tolist() == [rank] * 4
+        assert loaded.tensors["model.1"].tolist() == [[3.0, 3.0]] * 5
+    assert dead.rescue() is None, "it is durable by now"
+
+
+@pytest.mark.parametrize("missing", range(WORLD))
+def test_a_checkpoint_that_one_rank_has_not_sealed_is_none(dead, missing):
+    dead.leave(6, [rank for rank in range(WORLD) if rank != missing])
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_the_newest_that_is_complete_is_rescued(dead):
+    dead.leave(3)
+    dead.leave(6, place="elsewhere")
+    dead.leave(9, [0, 2], place="nowhere")
+    assert dead.rescue().task.iteration == 6
+
+
+@pytest.mark.parametrize("rank", range(WORLD))
+def test_where_one_rank_s_bytes_are_damaged_the_one_before_is_rescued(dead, rank):
+    dead.leave(3)
+    dead.leave(6)
+    flip(dead.slot(6, rank), 8)
+    assert dead.rescue().task.iteration == 3
+    flip(dead.slot(3, rank), 8)
+    assert dead.rescue() is None, "one that is durable wins"
+
+
+def test_where_all_there_is_is_damaged_nothing_is_written(dead):
+    dead.leave(3)
+    flip(dead.slot(3, 1), 8)
+    with pytest.raises(DamagedCheckpoint):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+    assert not list((dead.store.root / JOB).glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("change", ["uid", "attempt", "place", "world_size", "id"])
+def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
+    dead = Dead(folder, tmp_path)
+    dead.leave(3, [0, 1])
+    match change:
+        case "uid":
+            dead.uid = "another"
+        case "attempt":
+            dead.begin(dead.uid)
+        case "world_size":
+            dead.world_size += 1
+    dead.leave(*((4,) if change == "id" else (3,)), [2], place="elsewhere" if change == "place" else "there")
+    assert len(seals_of(folder, JOB)) == WORLD
+    assert sealed_in(folder, JOB) == []
+    dead.uid = "dead"
+    assert dead.rescue() is None
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_two_tries_of_one_iteration_stay_apart(dead, folder):
+    dead.leave(3, [0, 1], place="first")
+    dead.leave(3, place="second")
+    dead.leave(3, [2], place="third")
+    (sealed,) = sealed_in(folder, JOB)
+    assert {seal.task.origin.place for seal in sealed.seals} == {"second"}
+
+
+def test_ranks_that_were_not_at_the_same_data_make_nothing(dead):
+    dead.leave(6, [0, 1])
+    dead.leave(6, [2], alike={"data": "5 batches"})
+    with pytest.raises(NotPrepared):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+
+
+def test_parts_that_do_not_make_a_whole_are_not_committed(dead):
+    dead.leave(6, [0, 1])
+    dead.leave(6, [2], tensors={"noise": torch.zeros(4)}, deferred={"noise"})
+    with pytest.raises(IncompleteParts, match=r"model\.2"):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+    assert not list((dead.store.root / JOB).glob(".tmp-*"))
+
+
+def test_a_part_that_is_there_twice_makes_nothing(dead, folder):
+    dead.leave(3)
+    dead.leave(3, [1])
+    assert sealed_in(folder, JOB) == []
+
+
+def test_in_whatever_order_seals_are_found_ranks_have_their_own(dead, folder):
+    dead.leave(3)
+    for seals in itertools.permutations(seals_of(folder, JOB)):
+        (sealed,) = complete(seals)
+        assert [seal.task.origin.rank for seal in sealed.seals] == list(range(WORLD))
+        assert [SharedBuffer(folder, number) for number in sealed.numbers] == [
+            dead.slot(3, r) for r in range(WORLD)
+        ]
+
+
+def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(dead, tmp_path, monkeypatch):
+    dead.leave(3)
+    write = type(dead.store.begin(JOB, "000000000001-1", dead.attempt, 1)).write
+
+    def overtaken(writer, *args, **options):
+        write(writer, *args, **options)
+        if writer.place and args[0].startswith("rank-1."):
+            open_store(tmp_path / "store").acquire_attempt(JOB, "next")
+
+    monkeypatch.setattr("holdfast.store.local.LocalWriter.write", overtaken)
+    with pytest.raises(HoldfastError, match="attempt"):
+        dead.rescue()
+    assert dead.store.checkpoints(JOB) == []
+
+
+@pytest.fixture(scope="module", params=["ddp", "fsdp"])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def expected(crowd, kind):
+    """What a job does that nothing disturbs, by rank."""
+    return crowd.run(2, "tests.support.tier_work.undisturbed", kind=kind)
+
+
+def _exact(ended, expected):
+    """Both starts did, on all ranks, what the undisturbed job does."""
+    for found, log in zip(ended, expected, strict=True):
+        assert found["before"].items() <= log.items()
+        assert found["log"].items() <= log.items()
+        assert sorted(found["before"] | found["log"]) == sorted(log)
+
+
+def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, crowd, kind, expected):
+    ended = crowd.run(
+        2, "tests.support.tier_work.ends_and_goes_on", store=str(tmp_path / "store"), folder=str(folder), kind=kind
+    )
+    _exact(ended, expected)
+    assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000006-1")] * 2
+    assert "(kept in memory by `holdfast run`; not durable yet, being written)" in ended[0]["told"][0]
+    store = open_store(tmp_path / "store")
+    assert restore.verify(store, "job", "000000000006-1").attempt == 2
+    assert not [*folder.glob("*.seal"), *folder.glob("*.claim")]
+
+
+@pytest.mark.parametrize("damage", [0, 1])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
+    folder, tmp_path, crowd, kind, expected, damage, slots
+):
+    """With one slot that is in the store, with two it is in memory as well."""
+    options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
+    ended = crowd.run(2, "tests.support.tier_work.ends_and_goes_on", damage=damage, slots=slots, **options)
+    _exact(ended, expected)
+    assert [each["start"] for each in ended] == [3, 3]
+    assert "iteration 6 in memory is not used" in ended[0]["told"][0]
+    from_memory = [told for told in ended[0]["told"] if "kept in memory" in told]
+    assert len(from_memory) == slots - 1
+    assert all("also durable" in told for told in from_memory)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
+    folder, tmp_path, crowd, kind, expected, fails
+):
+    options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
+    ended = crowd.run(2, "tests.support.tier_work.ends_and_goes_on", fails=fails, **options)
+    _exact(ended, expected)
+    assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
+    store = open_store(tmp_path / "store")
+    iterations = [restore.verify(store, "job", each).iteration for each in store.checkpoints("job")]
+    assert 6 not in iterations
+    assert (iterations[0], iterations[-1]) == (3, max(expected[0])), "those that come after it are taken"
+
+
+@pytest.mark.parametrize("which", ["one each", "one of them", "none"])
+def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, crowd, which):
+    other = tmp_path / "other"
+    other.mkdir()
+    held = Held(other)
+    folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
+    (told, first), (_, second) = crowd.run(
+        2, "tests.support.tier_work.apart", store=str(tmp_path / "store"), folders=folders
+    )
+    assert not any([*first, *second])
+    about = [text for text in told if text.startswith("memory: ")]
+    if which == "none":
+        assert about == []
+    else:
+        (text,) = about
+        assert "do not all run under one supervisor" in text
+    assert not [*folder.glob("*.claim"), *other.glob("*.claim")]
+    held.close()
+
+
+class Ranks(OneRank):
+    """One of several, of which all others are as it says."""
+
+    def __init__(self, rank, others):
+        self.rank, self.world_size, self._others = rank, len(others) + 1, others
+
+    def gather(self, data):
+        return [data, *(each or data for each in self._others)]
+
+
+@pytest.fixture
+def tier(folder, tmp_path, monkeypatch):
+    """Rank 0's, of the next start of so many ranks."""
+    monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
+    told = []
+
+    def made(world_size=WORLD, slots=1):
+        reporter = Reporter(JOB, TrainingPosition())
+        reporter.notice = lambda level, code, message: told.append(message)
+        made.told = told
+        return MemoryTier(JOB, "next", slots, Ranks(0, [None] * (world_size - 1)), reporter)
+
+    return made
+
+
+def test_another_number_of_ranks_loads_from_the_store(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    for world_size in (2, 4):
+        other = tier(world_size)
+        assert other.candidates(dead.store, []) == []
+        other.release()
+    (found,) = tier().candidates(dead.store, [])
+    assert (found.id, found.numbers) == ("000000000003-1", [dead.slot(3, rank).number for rank in range(WORLD)])
+
+
+def test_what_ranks_that_are_no_more_have_left_is_given_back_and_no_rank_s_own(dead, tier, folder):
+    dead.leave(3)
+    held = {rank: os.open(dead.slot(3, rank).memory, os.O_RDWR) for rank in range(WORLD)}
+    rank_0, rank_1, rank_2 = (dead.slot(3, rank) for rank in range(WORLD))
+    own = tier(2)
+    assert [arena.slot for arena in own.arenas] == [rank_0]
+    claim(folder, [rank_1.number], 1)
+    own.tidy()
+    assert [slot.seal.exists() for slot in (rank_0, rank_1, rank_2)] == [True, True, False]
+    assert [os.fstat(fd).st_blocks > 0 for fd in held.values()] == [True, True, False]
+    for fd in held.values():
+        os.close(fd)
+
+
+def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is_told(folder, tier):
+    least = tier(2, COUNT + 1)
+    least.tell([])
+    assert [arena.slot for arena in least.arenas] == [None] * (COUNT + 1)
+    assert tier.told == [
+        f"snapshots do not outlive this job: the supervisor holds no {2 * COUNT + 2} pieces of memory that are "
+        f"free, {COUNT + 1} for each of 2 ranks"
+    ]
+    assert not list(folder.glob("*.claim"))
+
+
+def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    own = tier()
+    (found,) = own.candidates(dead.store, [])
+    dead.slot(3, 2).unseal()
+    with pytest.raises(DamagedCheckpoint, match="not sealed by all ranks any more"):
+        own.load(found, None)
+
+
+def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_them(dead, tier):
+    dead.leave(3)
+    dead.introduce()
+    dead.store.acquire_attempt(JOB, "next")
+    own = tier()
+    (found,) = own.candidates(dead.store, [])
+    theirs = next(seal for seal in seals_of(dead.folder, JOB) if seal.task.origin.rank == 2)
+    starts = {slot.name: slot.start for slot in theirs.task.slots}
+    flip(dead.slot(3, 2), starts["noise"])
+    loaded = own.load(found, None)
+    assert loaded.tensors["noise"].tolist() == [0.0] * 4, "rank 0's, not that which is damaged"
+    assert loaded.tensors["model.2"].tolist() == [[3.0] * 3] * 5
+    loaded.tensors["model.2"].fill_(7)
+    flip(dead.slot(3, 2), starts["noise"])
+    assert own.load(found, None).tensors["model.2"].tolist() == [[3.0] * 3] * 5, "what is written goes to a copy"
+    flip(dead.slot(3, 2), starts["model.2"])
+    with pytest.raises(DamagedCheckpoint, match=r"model\.2"):
+        own.load(found, None)

@@ -1,0 +1,97 @@
+"""Where a session keeps its snapshots: it follows from what writes them."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from holdfast.snapshot.copying import HostCopies
+from holdfast.store import open_store
+from tests.support import small_session
+from tests.support.small_session import session_of
+
+
+def iterate(model, optimizer, session):
+    small_session.iterate(model, optimizer, session)
+    assert session._checkpoints.wait_settled(300)
+
+
+def is_shared(session):
+    return [layout.arena.fd >= 0 for layout in session._checkpoints.snapshots._layouts]
+
+
+def test_a_thread_gets_memory_of_its_own_and_a_process_what_it_can_map(tmp_path):
+    found = {}
+    for backend in ("thread", "process"):
+        model, optimizer, session = session_of(tmp_path / backend, backend=backend)
+        with session:
+            iterate(model, optimizer, session)
+            found[backend] = is_shared(session)
+    assert found == {"thread": [False], "process": [True]}
+
+
+GRADIENTS_COME_AND_GO = """
+import sys
+import torch, holdfast
+torch.set_num_threads(1)
+layers = [each for _ in range(40) for each in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters())
+given = {"model": model, "optimizer": optimizer}
+with holdfast.Session("m", store=sys.argv[1], backend=sys.argv[2], every=3, **given) as session:
+    for _ in range(100):
+        optimizer.zero_grad()
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+        session.step()
+"""
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+@pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.long)])
+def test_gradients_that_a_backward_pass_replaces_beside_a_checkpoint_end_no_training(tmp_path, backend, times):
+    """A backward pass holds no interpreter lock: a read of `parameter.grad` on another thread is a SIGSEGV."""
+    for number in range(times):
+        command = [sys.executable, "-c", GRADIENTS_COME_AND_GO, str(tmp_path / str(number)), backend]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert open_store(str(tmp_path / str(number))).checkpoints("m")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a platform with forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, monkeypatch, caplog):
+    go, real = threading.Event(), HostCopies.run
+
+    def run(copies):
+        assert go.wait(30)
+        real(copies)
+
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    monkeypatch.setattr(HostCopies, "run", run)
+    with session:
+        model(torch.ones(2, 4)).sum().backward()
+        session.step()
+        assert session._checkpoints.snapshots.copying
+        pid = os.fork()
+        if not pid:
+            try:
+                optimizer.step()  # would wait for ever for a thread that is not there
+                session.step()
+                session.step()
+                said = [
+                    record.message
+                    for record in caplog.records
+                    if "make the session after the fork" in record.message
+                ]
+                os._exit(0 if len(said) == 1 and session.iteration == 3 else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        go.set()
+        optimizer.step()
+        session.step()
+    assert session._checkpoints.head is not None

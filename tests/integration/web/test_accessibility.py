@@ -1,0 +1,167 @@
+"""axe-core on every page and state, in both themes and at both widths; and that nothing moves by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from playwright.sync_api import Page, expect
+
+from holdfast.client import Client
+from holdfast.protocol.messages import AttemptFinished, Checkpoint, RankSpan, TensorNorms, Verified
+from tests.support.axe import violations
+from tests.support.fake_agent import FakeAgent
+from tests.support.web_fixtures import Served
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Page]
+JOB = "/jobs/accessible"
+POINT = "000000000400-1"
+LOOKS = [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)]
+PAGES = [
+    "/", "/?search=nothing-like-it", "/?group=project&sort=risk", "/?status=running&sort=overhead", "/login",
+    "/alerts", "/alerts?state=all", "/audit", "/settings", "/projects/default/alert-rules",
+    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
+    f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/restore?iteration=401",
+    f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
+    f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
+    f"{JOB}/checkpoints/000000000280-1",
+]  # fmt: skip
+MOST_SHIFT = 0.02
+"""Of the layout, where 0.1 is still called good."""
+WATCH_SHIFT = """() => {
+  window.shifts = [];
+  const record = (list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts.push(entry); };
+  new PerformanceObserver(record).observe({ type: "layout-shift", buffered: true });
+}"""
+SHIFTED = """() => shifts.map((entry) => [
+  entry.value, ...entry.sources.map(({ node }) => node?.id || node?.className || node?.nodeName),
+])"""
+
+
+@pytest.fixture(scope="module")
+def busy(served: Served) -> Served:
+    """Jobs that something of everything has happened to."""
+    agent = served.agent("accessible", started_at=time.time() - 300)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(585, nan_at=range(300, 303))
+    agent.send()
+    agent.crash(12)
+    agent.train(100)
+    made = agent._checkpoint("scheduled")
+    agent.open.clear()
+    agent.events.append(msgspec.structs.replace(made, state="failed", reason="No space left on device"))
+    agent.send()
+    read_back(served, agent)
+    ended = served.agent("ended", started_at=time.time() - 900)
+    ended.start()
+    ended.train(30)
+    ended.events.append(AttemptFinished(at=ended.at, iteration=30, lineage=1, reason="RuntimeError: boom"))
+    ended.send()
+    return served
+
+
+def read_back(served: Served, agent: FakeAgent) -> None:
+    """One that is sound and compared with another, one that is being read, and one that is damaged."""
+    client = Client(served.url)
+    norms = TensorNorms(
+        name=["model.0.weight", "model.1.weight"], elements=[12, 12], norm=[1.0, 2.0], largest=[1.0, 1.0],
+        nan=[0, 3], inf=[0, 0], other_norm=[1.1, 2.0], distance=[0.2, 0.0],
+    )  # fmt: skip
+    read = {"read_bytes": 30, "total_bytes": 60, "host": "node-3"}
+    ranks = [RankSpan(rank=n, snapshot_seconds=0.1, stall_seconds=0.0, persist_seconds=1.0 + n) for n in range(2)]
+    for point, verdict, more in (
+        ("000000000360-1", "sound", {"tensors": norms, "against": POINT, "seconds": 1.0}),
+        ("000000000320-1", None, {}),
+        ("000000000280-1", "damaged", {"reason": "rank-0.safetensors: the header does not match its digest"}),
+    ):
+        asked = client.verify(agent.job, point, against=more.get("against"))
+        agent.events.append(
+            Verified(at=agent.at, request=asked.request, checkpoint=point, verdict=verdict, **read, **more)
+        )
+    written = {"iteration": 320, "lineage": 1, "kind": "scheduled", "state": "durable"}
+    agent.events.append(Checkpoint(at=agent.at, id="000000000320-1", ranks=ranks, **written))
+    agent.send()
+
+
+def sound(page: Page, about: str) -> None:
+    page.evaluate("scrollTo(0, 0)")  # else what lies half under a bar counts as too small
+    assert violations(page) == [], about
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), about
+
+
+def settled(page: Page) -> None:
+    """What fills itself is filled."""
+    if page.locator("#timeline").count():
+        expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+        for panel in ("goodput", "stalls"):
+            page.locator(f"#{panel}").scroll_into_view_if_needed()
+            expect(page.locator(f"#{panel} .panel-head")).to_be_visible()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
+@pytest.mark.parametrize("path", ["/", JOB])
+def test_the_pages_that_stay_open_have_no_violation(
+    open_page: Open, busy: Served, path: str, theme: str, width: int
+) -> None:
+    page = open_page(path, theme=theme, width=width)
+    settled(page)
+    sound(page, path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("theme", "width"), LOOKS)
+def test_no_page_has_a_violation(open_page: Open, busy: Served, theme: str, width: int) -> None:
+    page = open_page("/login", theme=theme, width=width)
+    for path in PAGES:
+        page.goto(busy.url + path)
+        settled(page)
+        sound(page, path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("theme", "width"), LOOKS)
+def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme: str, width: int) -> None:
+    page = open_page(JOB, theme=theme, width=width, expected=("ERR_INTERNET_DISCONNECTED", "Failed to fetch"))
+    settled(page)
+    page.locator("#budget").fill("300")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#budget-error")).to_be_visible()
+    sound(page, "refused")
+    page.get_by_role("link", name="Restore iteration 400, lineage 1").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Restore accessible to")
+    sound(page, "restore dialog")
+    page.keyboard.press("Escape")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("All pages")
+    sound(page, "keys")
+    page.keyboard.press("Escape")
+    page.evaluate("document.body.dataset.connection = 'stale'")
+    sound(page, "stale")
+    page.goto(busy.url + "/")
+    page.get_by_label("Select ended").check()
+    sound(page, "jobs that are ticked")
+    page.get_by_role("textbox", name="Budget of").fill("3.5")
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job changed")
+    sound(page, "one budget for several jobs")
+    page.goto(busy.url + "/")
+    page.evaluate("document.body.dataset.connection = 'stale'")
+    sound(page, "stale fleet")
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("path", ["/", JOB])
+def test_nothing_on_a_page_moves_by_itself(open_page: Open, busy: Served, path: str, width: int) -> None:
+    page = open_page(path, width=width)
+    page.evaluate(WATCH_SHIFT)
+    settled(page)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    shifts = page.evaluate(SHIFTED)
+    assert sum(shift[0] for shift in shifts) <= MOST_SHIFT, shifts

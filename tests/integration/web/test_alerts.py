@@ -1,0 +1,137 @@
+"""The pages of alerts: without scripts, and as a browser shows them."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+from starlette.testclient import TestClient
+
+from holdfast.protocol.messages import AttemptFinished
+from holdfast_server.alerts import evaluation
+from tests.support.fake_agent import FakeAgent
+
+RULES = "/projects/default/alert-rules"
+CHANNELS = "/projects/default/alert-channels"
+
+
+@pytest.fixture
+def silent(client: TestClient, agent: FakeAgent, clock) -> int:
+    """The number of an alert: its job has fallen silent."""
+    clock.now += 200
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    (alert,) = client.get("/api/v1/alerts").json()["alerts"]
+    return int(alert["id"])
+
+
+def test_an_alert_is_on_its_page_on_the_fleet_and_on_the_job(client, silent):
+    for path in ("/alerts", "/alerts/live", "/", "/fleet/live", "/jobs/char-gpt", "/jobs/char-gpt/live"):
+        assert "Agent silent" in client.get(path).text, path
+    assert f'id="alert-{silent}"' in client.get("/jobs/char-gpt").text
+
+
+def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fleet(client, silent):
+    reply = client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge", data={"back": "/jobs/char-gpt"})
+    assert (reply.status_code, reply.headers["location"]) == (303, "/jobs/char-gpt")
+    assert "acknowledged by operator" in client.get("/alerts").text
+    assert "Agent silent" not in client.get("/").text
+
+
+def test_silencing_works_without_scripts_and_can_be_undone(client, silent):
+    assert client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "3600"}).status_code == 303
+    assert "Silenced until" in client.get("/alerts").text
+    assert client.post(f"/jobs/char-gpt/alerts/{silent}/unsilence").status_code == 303
+    assert "Silenced until" not in client.get("/alerts").text
+    refused = client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "for ever"})
+    assert refused.status_code == 422
+
+
+def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
+    client.put("/api/v1/projects/default/alert-rules/silent", json={"enabled": False})
+    client.portal.call(evaluation.evaluate, client.app.state.database, client.app.state.clock())
+    assert client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge").status_code == 303
+    assert "No open alerts" in client.get("/alerts").text
+    assert "Agent silent" in client.get("/alerts?state=all").text
+
+
+def test_no_one_is_sent_elsewhere_by_a_form(client, silent):
+    reply = client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge", data={"back": "//elsewhere.example/"})
+    assert reply.headers["location"] == "/"
+
+
+def test_a_rule_is_changed_and_put_back_on_its_page(client):
+    changed = {"enabled": "on", "severity": "info", "limit": "30 min", "for_seconds": "1 min", "jobs": "gpt-*"}
+    reply = client.post(f"{RULES}/no_progress", data=changed)
+    assert (reply.status_code, reply.headers["location"]) == (303, f"{RULES}#rule-no_progress")
+    page = client.get(RULES).text
+    assert 'value="30 min"' in page
+    assert 'value="gpt-*"' in page
+    assert client.post(f"{RULES}/no_progress/remove").status_code == 303
+    assert 'value="gpt-*"' not in client.get(RULES).text
+
+
+def test_saving_each_rule_as_it_is_shown_changes_nothing_but_who_did(client):
+    before = client.get("/api/v1/projects/default/alert-rules").json()["rules"]
+    page = client.get(RULES).text
+    for form in re.findall(
+        r'<form class="field-line" method="post" action="([^"]*alert-rules/[^"]*)">(.*?)</form>', page, re.DOTALL
+    ):
+        path, html = form
+        fields = dict(re.findall(r'name="(\w+)"[^>]*?value="([^"]*)"', html))
+        fields["severity"] = re.findall(r"<option selected>(\w+)", html)[0]
+        assert client.post(path, data=fields).status_code == 303
+    after = client.get("/api/v1/projects/default/alert-rules").json()["rules"]
+    for old, new in zip(before, after, strict=True):
+        assert {**new, "changed_at": None, "changed_by": None} == {**old, "changed_at": None, "changed_by": None}
+
+
+def test_a_rule_of_ones_own_is_added_or_refused_with_the_reason(client):
+    asked = {"name": "long-runs", "kind": "durable_age", "severity": "critical", "limit": "4 h", "jobs": "llama-*"}
+    assert client.post(RULES, data=asked).status_code == 303
+    assert "long-runs" in client.get(RULES).text
+    refused = client.post(RULES, data={**asked, "name": "other", "limit": "a while"})
+    assert refused.status_code == 422
+    assert "a time" in refused.text
+
+
+def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
+    refused = client.post(CHANNELS, data={"name": "chat", "target": "https://hooks.slack.com/services/x"})
+    assert refused.status_code == 422
+    assert "HOLDFAST_WEBHOOKS=on" in refused.text
+    assert 'value="https://hooks.slack.com/services/x"' in refused.text, "the input is lost"
+
+
+@pytest.mark.parametrize("path", [RULES.replace("default", "nowhere"), CHANNELS.replace("default", "nowhere")])
+def test_a_project_that_is_not_there_has_no_pages(client, path):
+    assert client.get(path).status_code == 404
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_pages_fit_and_break_no_rule_of_ours(open_page, width, theme):
+    for path in ("/alerts", "/alerts?state=all", RULES, CHANNELS):
+        page = open_page(path, width=width, theme=theme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+
+
+@pytest.mark.browser
+def test_an_alert_appears_and_is_acknowledged_on_an_open_page(open_page, served):
+    """The page updates without a reload."""
+    agent = served.agent("falls-over", started_at=time.time() - 60)
+    agent.start()
+    agent.train(20)
+    agent.send()
+    page = open_page("/jobs/falls-over")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    expect(page.locator("#alerts .alert")).to_have_count(0)
+    agent.events.append(
+        AttemptFinished(at=agent.at, iteration=20, lineage=1, reason="RuntimeError: out of memory")
+    )
+    agent.send()
+    alert = page.locator("#alerts .alert", has_text="out of memory")
+    expect(alert).to_have_attribute("data-state", "firing")
+    alert.get_by_role("button", name="Acknowledge").click()
+    expect(alert).to_have_attribute("data-state", "acknowledged")

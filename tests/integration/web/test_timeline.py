@@ -1,0 +1,320 @@
+"""The job's timeline in a real Chromium: axes, densities, missing samples, lineages, files."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import msgspec
+import pytest
+from playwright.sync_api import Browser, Page, Route, expect
+
+from holdfast.protocol.messages import Batch, Gap, RestoreOrder
+from tests.support.fake_agent import FakeAgent
+from tests.support.web_fixtures import PATIENCE_MILLISECONDS, Served
+
+pytestmark = pytest.mark.browser
+
+Open = Callable[..., Page]
+numbers = count(1)
+
+
+@pytest.fixture
+def agent(served) -> FakeAgent:  # type: ignore[no-untyped-def]
+    """A job with 500 iterations, a crash and a restore behind it."""
+    agent: FakeAgent = served.agent(f"line-{next(numbers)}", started_at=time.time() - 600)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(285)
+    agent.crash(12)
+    agent.train(112)
+    agent.restore(RestoreOrder(id="none", checkpoint="000000000200-1", fence=1))
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderMoved"]
+    agent.train(300)
+    agent.send()
+    return agent
+
+
+def drawn(open_page: Open, agent: FakeAgent, query: str = "", **options: object) -> Page:
+    page = open_page(f"/jobs/{agent.job}{query}", **options)
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+    return page
+
+
+def window(page: Page) -> str:
+    return page.locator("[data-part=window]").inner_text()
+
+
+def over(page: Page, lane: str, part: float) -> None:
+    body = page.locator(f'[data-lane="{lane}"] .lane-body')
+    body.scroll_into_view_if_needed()
+    box = body.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 62 + (box["width"] - 76) * part, box["y"] + box["height"] / 2)
+
+
+def test_the_axis_is_iterations_or_time_and_the_address_says_which(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    expect(page.locator("[data-part=window]")).to_have_text("iterations 1 – 500 of 500")
+    page.get_by_role("button", name="Time", exact=True).click()
+    expect(page.locator("[data-part=window]")).to_have_text(re.compile(r"\d\d:\d\d:\d\d – .*\d\d:\d\d:\d\d"))
+    expect(page).to_have_url(re.compile("x=time"))
+    over(page, "metric", 0.9)
+    expect(page.locator(".crosshair span")).to_contain_text("iteration")
+    page.reload()
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")  # keys move what is there
+    expect(page.locator(".axis-name")).to_have_text("time")
+    page.keyboard.press("h")
+    expect(page.locator("[data-part=window]")).to_have_text("iterations 1 – 500 of 500")
+    expect(page).not_to_have_url(re.compile("x=time"))
+
+
+def test_a_stretch_of_iterations_is_the_same_stretch_in_time(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent, "?from=300&to=400")
+    page.keyboard.press("h")
+    expect(page.locator(".axis-name")).to_have_text("time")
+    expect(page).to_have_url(re.compile(r"x=time&from=\d+\.?\d*&to="))
+    expect(page.locator("[data-part=summary]")).to_contain_text("From ")
+    page.keyboard.press("h")
+    expect(page.locator("[data-part=window]")).to_have_text(
+        re.compile(r"iterations (299|300|301) – (399|400|401) of")
+    )
+
+
+def test_a_stretch_of_abandoned_work_is_the_same_stretch_in_time(open_page: Open, served: Served) -> None:
+    agent = served.agent(f"line-{next(numbers)}", started_at=time.time() - 600)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(385)
+    agent.restore(RestoreOrder(id="none", checkpoint="000000000080-1", fence=1))
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderMoved"]
+    agent.train(5)
+    agent.send()
+    page = drawn(open_page, agent, "?from=250&to=350")
+    page.keyboard.press("h")
+    expect(page).to_have_url(re.compile(r"x=time&from=\d+\.?\d*&to=\d"))
+    expect(page.locator("[data-part=window]")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d – "))
+    expect(page.locator("[data-part=summary]")).to_contain_text("From ")
+    page.keyboard.press("h")
+    expect(page.locator("[data-part=window]")).to_have_text(
+        re.compile(r"iterations (249|250|251) – (349|350|351) of")
+    )
+
+
+def test_a_window_that_follows_goes_on_following_on_the_other_axis(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent, "?from=450&to=500&live=1")
+    live = page.get_by_role("button", name="Follow")
+    expect(live).to_have_attribute("aria-pressed", "true")
+    page.keyboard.press("h")
+    expect(page).to_have_url(re.compile(r"x=time&from=.*&live=1"))
+    expect(live).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.parametrize("away", [30, 10**7])
+def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
+    open_page: Open, agent: FakeAgent, away: int
+) -> None:
+    page = open_page("/")
+
+    def fell_silent(route: Route) -> None:
+        answer = route.fetch().json()
+        since = answer["times"][1]
+        route.fulfill(json={**answer, "silent_since": since, "now": since + away})
+
+    page.route("**/timeline?*", fell_silent)
+    page.goto(page.url + f"jobs/{agent.job}?x=time")
+    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d\."))
+    over(page, "metric", 0.99)
+    expect(page.locator("[data-part=tip]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d"))
+    over(page, "metric", 0.8)
+    expect(page.locator("[data-part=tip]")).to_be_hidden()
+    page.unroute_all(behavior="wait")  # an answer that is being changed would outlive the page
+
+
+DAYS = """async () => {
+  const { times } = await import("/static/timeline/canvas.js");
+  const { clock } = await import("/static/timeline/format.js");
+  const { places } = times(Date.parse("2026-10-22T10:00Z") / 1000, Date.parse("2026-10-28T10:00Z") / 1000, 8);
+  return places.map(clock);
+}"""
+
+
+def test_one_clock_shows_all_times_and_days_begin_at_midnight_when_summer_time_ends(
+    chromium: Browser, served: Served, agent: FakeAgent
+) -> None:
+    context = chromium.new_context(timezone_id="Europe/Berlin")
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
+    page = context.new_page()
+    page.goto(f"{served.url}/jobs/{agent.job}?x=time")
+    expect(page.locator(".axis-name")).to_have_text("time")
+    expect(page.locator("[data-part=window]")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d$"))
+    assert page.evaluate(DAYS) == ["00:00:00"] * 6
+    page.keyboard.press("u")
+    expect(page.locator(".axis-name")).to_have_text("time UTC")
+    expect(page.locator("[data-part=window]")).to_contain_text(re.compile(r"\d\d:\d\d:\d\d UTC$"))
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("clipboard", "label"),
+    [("undefined", "Copy the address"), ("{ writeText: async (text) => (window.copied = text) }", "Copied")],
+)
+def test_a_link_is_copied_as_the_window_is_now_and_done_is_shown_only_of_what_is_done(
+    chromium: Browser, served: Served, agent: FakeAgent, clipboard: str, label: str
+) -> None:
+    context = chromium.new_context()
+    context.add_init_script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }});")
+    context.set_default_timeout(PATIENCE_MILLISECONDS)
+    page = context.new_page()
+    page.goto(f"{served.url}/jobs/{agent.job}")
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+    at_once = """() => new Promise((resolve) => {
+      const button = document.querySelector("[data-act=copy]");
+      const seen = new MutationObserver(() => resolve(button.dataset.done));
+      seen.observe(button, { attributeFilter: ["data-done"] });
+      document.querySelector("[data-act=zoom-in]").click();
+      button.click();
+    })"""
+    assert label in page.evaluate(at_once)
+    if label == "Copied":
+        assert re.search(r"from=\d+&to=\d+", page.evaluate("window.copied"))
+    context.close()
+
+
+def test_a_refresh_that_fails_is_shown_until_one_succeeds(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent, expected=("ERR_FAILED",))
+    page.route("**/timeline?*", lambda route: route.abort())
+    agent.train(5)
+    agent.send()
+    stale = page.locator("[data-part=stale]")
+    expect(stale).to_have_text(re.compile(r"Last updated \d\d:\d\d:\d\d"))
+    page.unroute("**/timeline?*")
+    agent.train(5)
+    agent.send()
+    expect(stale).to_be_hidden()
+    expect(page.locator("[data-part=window]")).to_contain_text("of 510")
+
+
+def test_metric_scale_and_table_are_in_the_address(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    page.get_by_label("Metric").select_option("grad_norm")
+    expect(page.locator('[data-lane="metric"] .lane-name')).to_have_text("Grad norm")
+    page.get_by_role("button", name="log").click()
+    page.get_by_role("button", name="Table").click()
+    expect(page).to_have_url(re.compile(r"metric=grad_norm&log=1&table=1"))
+    page.reload()
+    expect(page.locator('[data-lane="metric"] .lane-name')).to_have_text("Grad norm")
+    expect(page.get_by_role("button", name="log")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("table", name=re.compile("^Checkpoints in this window"))).to_be_visible()
+
+
+def test_abandoned_lineages_fold_into_one_row_and_unfold(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    button = page.get_by_role("button", name="Lineages")
+    expect(button).to_have_attribute("aria-pressed", "true")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    expect(page).to_have_url(re.compile("branches=standing"))
+    over(page, "lineages", 0.75)
+    box = page.locator('[data-lane="lineages"] canvas').bounding_box()
+    assert box
+    page.mouse.move(box["x"] + 62 + (box["width"] - 76) * 0.49, box["y"] + 4 + 26 * 1.5)
+    expect(page.locator("[data-part=tip]")).to_contain_text("Lost: ")
+    page.keyboard.press("e")
+    expect(button).to_have_attribute("aria-pressed", "true")
+
+
+def test_where_samples_were_dropped_there_is_no_data_and_nothing_is_drawn_across(
+    open_page: Open, agent: FakeAgent
+) -> None:
+    agent.train(60)
+    agent.samples = type(agent.samples)()
+    agent.sequence += 1
+    gap = Gap(lineage=agent.lineage, first_iteration=501, last_iteration=560, dropped=60)
+    batch = Batch(
+        job=agent.job, uid=f"{agent.job}-{agent.attempt}", attempt=agent.attempt, rank=0, sequence=agent.sequence,
+        sent_at=agent.at, iteration=agent.iteration, lineage=agent.lineage, gaps=[gap],
+    )  # fmt: skip
+    agent.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
+    agent.events = []
+    agent.train(100)
+    agent.send()
+    page = drawn(open_page, agent)
+    over(page, "metric", 530 / 660)
+    expect(page.locator('[data-lane="metric"] .lane-value')).to_have_text("no data")
+    expect(page.locator("[data-part=tip]")).to_contain_text("dropped samples of 60 of 60 iterations")
+    over(page, "metric", 450 / 660)
+    expect(page.locator('[data-lane="metric"] .lane-value')).not_to_have_text("no data")
+
+
+def test_checkpoints_too_dense_for_bars_are_counted_until_one_zooms_in(open_page: Open, agent: FakeAgent) -> None:
+    agent.interval = 2
+    agent.train(500)
+    agent.send()
+    page = drawn(open_page, agent)
+    note = page.locator('[data-lane="pipeline"] .lane-value')
+    expect(note).to_contain_text("zoom in for bars")
+    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"2\d\d durable checkpoints"))
+    over(page, "pipeline", 0.8)
+    expect(page.locator("[data-part=tip]")).to_contain_text("checkpoints")
+    page.goto(f"{page.url.split('?')[0]}?from=600&to=640")
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+    expect(note).to_have_text("")
+
+
+def test_a_job_without_checkpoints_says_when_one_is_due(open_page: Open, served) -> None:  # type: ignore[no-untyped-def]
+    young = served.agent(f"line-{next(numbers)}", started_at=time.time() - 60, interval=500)
+    young.start()
+    young.train(1)
+    young.send()
+    page = drawn(open_page, young)
+    expect(page.locator("[data-part=summary]")).to_contain_text("Iterations 1 to 1 of 1")
+    note = page.locator('[data-lane="pipeline"] .lane-value')
+    expect(note).to_have_text("No checkpoint yet; the first is due once the first iterations are profiled")
+
+
+def saved(page: Page, name: str, folder: Path) -> bytes:
+    page.locator("[data-part=export] summary").click()
+    with page.expect_download() as caught:
+        page.get_by_role("button", name=name).click()
+    target = folder / caught.value.suggested_filename
+    caught.value.save_as(target)
+    return target.read_bytes()
+
+
+def test_the_chart_is_saved_as_a_drawing_and_as_a_picture(
+    open_page: Open, agent: FakeAgent, tmp_path: Path
+) -> None:
+    page = drawn(open_page, agent)
+    drawing = saved(page, "Image, SVG", tmp_path).decode()
+    assert drawing.startswith("<svg xmlns=")
+    assert drawing.endswith("</svg>")
+    for words in (agent.job, "Loss", "Iteration time", "Restore points", "attempt 1"):
+        assert f">{words}" in drawing
+    assert "NaN" not in drawing
+    assert "undefined" not in drawing
+    assert saved(page, "Image, PNG", tmp_path).startswith(b"\x89PNG")
+
+
+def test_files_of_the_window_on_show_are_linked(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent, "?from=100&to=150")
+    page.locator("[data-part=export] summary").click()
+    link = page.get_by_role("link", name="Samples, CSV")
+    expect(link).to_have_attribute("href", re.compile(r"/export/samples\.csv\?from=100&to=150$"))
+    with page.expect_download() as caught:
+        link.click()
+    lines = Path(caught.value.path()).read_text().splitlines()
+    assert lines[0].startswith("lineage,abandoned,iteration,iterations,at,seconds")
+    assert len(lines) == 1 + 51
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("query", ["?x=time", "?branches=standing&table=1"])
+def test_every_view_fits_its_screen(open_page: Open, agent: FakeAgent, width: int, query: str) -> None:
+    page = drawn(open_page, agent, query, width=width, theme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

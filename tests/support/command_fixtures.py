@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import app
+from tests.support.fake_server import FakeServer, Holdfast, fake_server
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with fake_server() as running:
+        yield running
+
+
+@pytest.fixture
+def holdfast(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Holdfast:
+    """Runs the command line against the fake server."""
+    monkeypatch.setenv("HOLDFAST_SERVER", server.url)
+    monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])

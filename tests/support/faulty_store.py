@@ -1,0 +1,92 @@
+"""A directory store that fails to order, in whatever process it is opened. Knows no torch, as those do not."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+from holdfast.store import LocalStore
+
+
+class FaultyStore(LocalStore):
+    """A directory that fails as `fault` says, in whatever process it is opened."""
+
+    opener = "tests.support.faulty_store:open_faulty"
+
+    def __init__(self, root, fault, **details):
+        super().__init__(Path(root))
+        self.fault, self.details = fault, details
+        self.url = json.dumps({"root": str(root), "fault": fault, **details})
+
+    @property
+    def begun(self):
+        """How many writers there have been, in all processes."""
+        return (self.root / "begun").stat().st_size
+
+    def begin(self, *args):
+        with open(self.root / "begun", "a") as file:
+            file.write(".")
+        return FaultyWriter(self, super().begin(*args))
+
+
+def open_faulty(url):
+    return FaultyStore(**json.loads(url))
+
+
+class FaultyWriter:
+    def __init__(self, store, writer):
+        self.store, self.writer = store, writer
+        self.place, self.settle, self.abort = writer.place, writer.settle, writer.abort
+
+    def write(self, file, parts, **options):
+        getattr(self, f"before_{self.store.fault}", lambda _: None)(options)
+        self.writer.write(file, parts, **options)
+
+    def commit(self, manifest, **options):
+        self.writer.commit(manifest, **options)
+        if self.store.fault == "unsure" and self.store.begun == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "the directory, after the rename")
+
+    def before_errno(self, _):
+        if self.store.begun <= self.store.details.get("times", 99):
+            number = self.store.details["number"]
+            raise OSError(number, os.strerror(number), self.store.details.get("place", "somewhere"))
+
+    def before_no_memory(self, _):
+        raise MemoryError("no room")
+
+    def before_bug(self, _):
+        raise KeyError("typo")
+
+    def before_wait(self, _):
+        """Says who writes, then waits to be told to go on."""
+        if self.store.begun == 1:
+            tell(self.store.root / "reached", str(os.getpid()))
+            hear(self.store.root / "go")
+
+    def before_killed(self, _):
+        """Leaves a process behind that holds open whatever this one did, and dies."""
+        if os.fork() == 0:
+            tell(self.store.root / "reached", str(os.getpid()))
+            hear(self.store.root / "go")
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def before_paced(self, options):
+        """Needs far longer than any test has, unless the pace is lifted."""
+        options["pace"](10**9)
+        tell(self.store.root / "reached", str(os.getpid()))
+        options["pace"](1)
+        assert (self.store.root / "closing").exists(), "nothing held it back"
+
+
+def tell(fifo, text):
+    """Say it to whoever listens; waits until somebody does."""
+    with open(fifo, "w") as file:
+        file.write(text)
+
+
+def hear(fifo):
+    with open(fifo) as file:
+        return file.read()

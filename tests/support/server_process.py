@@ -1,0 +1,32 @@
+"""What a server's process does; that which starts it has imported all of this, in seconds, once."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+
+import asyncpg  # noqa: F401 - as what follows, what a server imports when it starts
+import psycopg  # noqa: F401
+import sqlalchemy.dialects.postgresql.asyncpg
+import sqlalchemy.dialects.sqlite.aiosqlite  # noqa: F401
+import typer
+import uvloop  # noqa: F401
+
+from holdfast_server.serve import serve
+from holdfast_web.job import routes  # noqa: F401
+from tests.support.fork_server import Stage
+
+
+def live(stage: Stage, arguments: list[str], environment: dict[str, str]) -> None:
+    """As `python -m holdfast_server`, from its arguments to its exit status."""
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["holdfast_server", *arguments]
+    try:
+        typer.run(serve)
+    except SystemExit as end:
+        gc.collect()  # what is left half done says so, as at the end of any process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else 0)

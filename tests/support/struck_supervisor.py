@@ -1,0 +1,19 @@
+"""`holdfast` itself, as a process that can be struck where it supervises a job to be restored."""
+
+from __future__ import annotations
+
+from holdfast import cli
+from holdfast.supervisor import supervisor_link
+from holdfast.supervisor.supervisor import Supervisor
+from tests.support.fault_injection import watch
+
+watch(Supervisor, "_wait", before="between end and start")
+watch(
+    supervisor_link.Waiting,
+    "_heard",
+    after="heard while waiting",
+    when=lambda _, desired: desired.restore is not None,
+)
+
+if __name__ == "__main__":
+    cli.main()

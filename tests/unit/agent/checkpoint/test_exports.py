@@ -1,0 +1,266 @@
+import collections
+import math
+
+import pytest
+import safetensors
+import torch
+from safetensors.torch import load_file
+from torch.distributed import checkpoint as dcp
+
+from holdfast import Variables
+from holdfast.checkpoint import export as exports
+from holdfast.checkpoint.export import export
+from holdfast.checkpoint.reading import Run
+from holdfast.errors import DamagedCheckpoint
+from holdfast.state.registry import Registry
+from tests.support.many_ranks import Own, Shared, by_rows, commit
+from tests.support.written import commit_objects
+
+
+class Tied(torch.nn.Module):
+    """Shared weights, a buffer that state_dict() leaves out, extra state, odd dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(30, 16)
+        self.norm = torch.nn.BatchNorm1d(16)
+        self.head = torch.nn.Linear(16, 30, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+        self.register_buffer("wave", torch.randn(4, dtype=torch.complex64))
+        self.register_buffer("short", torch.randn(5).to(torch.bfloat16))
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.embed(tokens)))
+
+
+def trained(seed=0):
+    torch.manual_seed(seed)
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
+    for _ in range(2):
+        model(torch.arange(20)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.fixture
+def made(tmp_path):
+    model, optimizer = trained()
+    loop = Variables(
+        best=math.inf, last=collections.deque([1, 2]), kinds=frozenset([3]), mask=torch.tensor([True])
+    )
+    written = commit_objects(tmp_path / "store", 7, model=model, optimizer=optimizer, loop=loop)
+    return written, model, optimizer
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(found[name], value), name
+            assert found[name].dtype == value.dtype
+
+
+def test_a_module_alone_is_what_load_file_and_load_state_dict_take(made, tmp_path):
+    written, model, _ = made
+    target = tmp_path / "model.safetensors"
+    result = export(written.store, "job", written.id, target, "safetensors", only="model")
+    found = load_file(target)
+    same(found, model.state_dict())
+    other, _ = trained(seed=1)
+    other.load_state_dict(found)
+    assert torch.equal(other.head.weight, model.head.weight)
+    assert (result.objects, result.tensors, result.size_bytes) == (["model"], len(found), target.stat().st_size)
+
+
+def test_a_whole_checkpoint_as_safetensors_has_the_users_names_and_says_what_is_left_out(made, tmp_path):
+    written, model, optimizer = made
+    target = tmp_path / "all.safetensors"
+    result = export(written.store, "job", written.id, target, "safetensors")
+    found = load_file(target)
+    assert torch.equal(found["model.head.weight"], model.head.weight)
+    moment = optimizer.state[model.norm.weight]["exp_avg_sq"]
+    assert torch.equal(found["optimizer.state.exp_avg_sq.norm.weight"], moment)
+    assert not [name for name in found if name.startswith(("rng", "session"))]
+    assert "optimizer.param_groups.0.lr" in result.left_out
+    assert "loop.best" in result.left_out
+    with safetensors.safe_open(target, "pt") as file:
+        assert file.metadata() == {"format": "pt", "job": "job", "iteration": "7"}
+
+
+def test_a_dtype_that_safetensors_lacks_is_named_beside_it(tmp_path):
+    written = commit_objects(tmp_path / "store", loop=Variables(wave=torch.randn(2, dtype=torch.complex128)))
+    export(written.store, "job", written.id, tmp_path / "x", "safetensors")
+    with safetensors.safe_open(tmp_path / "x", "pt") as file:
+        assert file.metadata()["view of loop.wave"] == "complex128"
+        assert file.get_tensor("loop.wave").shape == (2, 2)
+
+
+def test_a_torch_file_loads_without_trust_and_trains_on(made, tmp_path):
+    written, model, optimizer = made
+    target = tmp_path / "all.pt"
+    export(written.store, "job", written.id, target, "torch")
+    found = torch.load(target, weights_only=True)
+    assert list(found) == ["model", "optimizer", "loop"]
+    assert found["model"]._metadata == model.state_dict()._metadata
+    assert found["loop"]["best"] == math.inf
+    assert (found["loop"]["last"], found["loop"]["kinds"]) == ([1, 2], {3})
+    other, its_optimizer = trained(seed=1)
+    other.load_state_dict(found["model"])
+    its_optimizer.load_state_dict(found["optimizer"])
+    same(other.state_dict(), model.state_dict())
+    for each in (model, other):
+        each(torch.arange(9)).sum().backward()
+    for each in (optimizer, its_optimizer):
+        each.step()
+    same(other.state_dict(), model.state_dict())
+
+
+def test_tied_weights_stay_tied_in_a_torch_file(made, tmp_path):
+    written, *_ = made
+    export(written.store, "job", written.id, tmp_path / "x", "torch", only="model")
+    found = torch.load(tmp_path / "x", weights_only=True)["model"]
+    assert found["head.weight"].data_ptr() == found["embed.weight"].data_ptr()
+
+
+def test_a_dcp_directory_loads_in_one_process(made, tmp_path):
+    written, model, optimizer = made
+    target = tmp_path / "dcp"
+    export(written.store, "job", written.id, target, "dcp")
+    other, its_optimizer = trained(seed=1)
+    state = {"model": other.state_dict(), "optimizer": its_optimizer.state_dict()}
+    with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+        dcp.load(state, checkpoint_id=target)
+    other.load_state_dict(state["model"])
+    its_optimizer.load_state_dict(state["optimizer"])
+    same(other.state_dict(), model.state_dict())
+    moments = (o.state[m.norm.weight]["exp_avg"] for m, o in ((model, optimizer), (other, its_optimizer)))
+    assert torch.equal(*moments)
+    assert its_optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_one_object_needs_no_other_to_be_sound(made, tmp_path):
+    written, model, _ = made
+    damage(written, "optimizer.state.exp_avg.embed.weight")
+    export(written.store, "job", written.id, tmp_path / "x", "safetensors", only="model")
+    assert torch.equal(load_file(tmp_path / "x")["norm.weight"], model.norm.weight)
+    for kind in exports._WRITERS:
+        with pytest.raises(DamagedCheckpoint, match=r"optimizer\.state\.exp_avg\.embed\.weight"):
+            export(written.store, "job", written.id, tmp_path / "all", kind)
+    assert names(tmp_path) == ["store", "x"]
+
+
+@pytest.mark.parametrize("kind", exports._WRITERS)
+def test_nothing_is_replaced_unasked_and_nothing_but_an_export_at_all(made, tmp_path, kind):
+    written, *_ = made
+    target = tmp_path / "target"
+    export(written.store, "job", written.id, target, kind, only="model")
+    with pytest.raises(FileExistsError, match="target is there already; --force replaces it"):
+        export(written.store, "job", written.id, target, kind)
+    export(written.store, "job", written.id, target, kind, force=True)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "thesis.tex").write_text("")
+    with pytest.raises(FileExistsError, match="home is a directory and no"):
+        export(written.store, "job", written.id, home, kind, force=True)
+    assert names(tmp_path) == ["home", "store", "target"]
+    assert names(home) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("kind", exports._WRITERS)
+@pytest.mark.parametrize("there_before", [False, True])
+def test_an_interrupted_export_leaves_what_was_there(made, tmp_path, kind, there_before, monkeypatch):
+    written, *_ = made
+    target = tmp_path / "target"
+    if there_before:
+        export(written.store, "job", written.id, target, kind, only="loop")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    real = exports._WRITERS[kind]
+
+    def interrupted(path, *arguments):
+        real(path, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(exports._WRITERS, kind, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(written.store, "job", written.id, target, kind, force=there_before)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_what_comes_into_being_meanwhile_is_not_replaced(made, tmp_path, monkeypatch):
+    written, *_ = made
+    target = tmp_path / "target"
+    real = Run.view
+
+    def view(run, start, end):
+        target.write_text("somebody else's")
+        return real(run, start, end)
+
+    monkeypatch.setattr(Run, "view", view)
+    with pytest.raises(FileExistsError, match="has come into being meanwhile"):
+        export(written.store, "job", written.id, target, "torch")
+    assert target.read_text() == "somebody else's"
+    assert names(tmp_path) == ["store", "target"]
+
+
+def test_an_object_that_is_not_there_is_refused_with_those_that_are(made, tmp_path):
+    written, *_ = made
+    with pytest.raises(LookupError, match="no object 'modle'; it has model, optimizer, loop"):
+        export(written.store, "job", written.id, tmp_path / "x", "torch", only="modle")
+
+
+@pytest.fixture
+def of_three_ranks(tmp_path):
+    """Parameters and their moments by rows, the buffers of each rank its own: those of rank 1 are 100 larger."""
+    model, optimizer = trained()
+    captured = Registry({"model": model, "optimizer": optimizer}).capture({})
+    buffers = {f"model.{name}" for name, _ in model.named_buffers()}
+    tensors = {}
+    for name, tensor in captured.tensors.items():
+        if name in buffers or name.startswith("rng"):
+            tensors[name] = Own([tensor, tensor + 100, tensor])
+        else:
+            tensors[name] = by_rows(tensor, 3) if tensor.dim() else Shared(tensor, by=2)
+    states = [captured.trees | {"loop": {"rank": rank}} for rank in range(3)]
+    return commit(tmp_path / "store", 3, tensors, states), model, optimizer
+
+
+@pytest.mark.parametrize("kind", exports._WRITERS)
+def test_what_several_ranks_stored_is_exported_whole_and_their_own_as_rank_0_had_it(
+    of_three_ranks, tmp_path, kind
+):
+    written, model, optimizer = of_three_ranks
+    result = export(written.store, "job", written.id, tmp_path / "x", kind)
+    assert result.objects == ["model", "optimizer", "loop"]
+    other, its_optimizer = trained(seed=1)
+    if kind == "safetensors":
+        found = load_file(tmp_path / "x")
+        other.load_state_dict({n.removeprefix("model."): t for n, t in found.items() if n.startswith("model.")})
+        moment = found["optimizer.state.exp_avg.norm.weight"]
+        assert len(found) == result.tensors == len(model.state_dict()) + 3 * len(list(model.parameters()))
+    else:
+        state = {"model": other.state_dict(), "optimizer": its_optimizer.state_dict()}
+        if kind == "dcp":
+            with pytest.warns(UserWarning, match="assuming the intent is to load in a single process"):
+                dcp.load(state, checkpoint_id=tmp_path / "x")
+        else:
+            state = torch.load(tmp_path / "x", weights_only=True)
+            assert state["loop"] == {"rank": 0}
+        other.load_state_dict(state["model"])
+        its_optimizer.load_state_dict(state["optimizer"])
+        moment = its_optimizer.state[other.norm.weight]["exp_avg"]
+    same(other.state_dict(), model.state_dict())
+    assert torch.equal(moment, optimizer.state[model.norm.weight]["exp_avg"])
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def damage(written, name):
+    (start,) = (tensor.start for tensor in written.manifest.tensors if tensor.name == name)
+    data = bytearray(written.path().read_bytes())
+    data[start] ^= 1
+    written.path().write_bytes(data)

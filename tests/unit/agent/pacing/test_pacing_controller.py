@@ -1,0 +1,557 @@
+"""The controller, driven by a simulated job whose true costs are known."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.pacing.paced import Job
+from holdfast.pacing import Controller, Observation, Profile, Settings
+
+
+def job(budget: float = 0.05, **given: object) -> Job:
+    """By default a checkpoint costs 0.1 s of stall and 3 iterations of 0.2 s interference: every 14 at 5 %."""
+    costs: dict[str, object] = {"stall_seconds": 0.1, "interference": 0.2}
+    return Job(Controller(Settings(budget=budget)), **{**costs, **given})  # type: ignore[arg-type]
+
+
+def taken(snapshot_seconds: float, persist_seconds: float, device_copy_seconds: float = math.inf) -> Profile:
+    """Of a checkpoint."""
+    return Profile(
+        iteration_seconds=math.nan,
+        snapshot_seconds=snapshot_seconds,
+        persist_seconds=persist_seconds,
+        device_copy_seconds=device_copy_seconds,
+    )
+
+
+# Beginning
+
+
+def test_the_first_checkpoint_comes_at_once_and_the_second_after_warm_up_and_a_profile() -> None:
+    simulated = job().run(19)
+    assert simulated.starts == [1]
+    assert simulated.controller.plan is None
+    simulated.run(1)
+    assert simulated.starts == [1, 20]
+    assert simulated.controller.plan is None
+
+
+@pytest.mark.parametrize(("compute_seconds", "second"), [(60.0, 8), (10.0, 11), (1.0, 20)])
+def test_long_iterations_need_a_minute_of_profile_and_no_fifteen(compute_seconds: float, second: int) -> None:
+    simulated = job(compute_seconds=compute_seconds).run(20)
+    assert simulated.starts[:2] == [1, second]
+
+
+def test_slow_first_iterations_leave_no_trace_in_the_profile() -> None:
+    simulated = job(compute_seconds=50.0).run(5)
+    simulated.compute_seconds = 1.0
+    simulated.run(60)
+    profile = simulated.controller.profile
+    assert profile is not None
+    assert profile.iteration_seconds == pytest.approx(1.0)
+
+
+def test_the_first_checkpoint_after_warm_up_measures_itself_and_a_plan_follows() -> None:
+    simulated = job().run(30)
+    [plan] = simulated.plans
+    assert plan.interval == 14
+    assert plan.cost_seconds == pytest.approx(0.7)
+    profile = simulated.controller.profile
+    assert profile is not None
+    assert (profile.snapshot_seconds, profile.persist_seconds) == (0.4, 3.0)
+    assert profile.update_seconds == pytest.approx(0.1)
+
+
+def test_a_first_checkpoint_that_fails_is_tried_again_ever_more_rarely() -> None:
+    controller = Controller(Settings())
+    starts = []
+    for iteration in range(1, 1001):
+        controller.observe(Observation(iteration=iteration, seconds=1.0))
+        if controller.due(iteration):
+            controller.started(iteration)
+            starts.append(iteration)
+    gaps = [after - before for before, after in pairwise(starts)]
+    assert starts[0] == 1
+    assert gaps == sorted(gaps)
+    assert 3 <= len(starts) <= 8
+
+
+def test_a_costly_first_checkpoint_is_outvoted_by_the_next_ones() -> None:
+    simulated = job(stall_seconds=3.0).run(22)
+    simulated.stall_seconds = 0.1
+    simulated.run(400)
+    assert simulated.interval == 14
+
+
+def test_epochs_shorter_than_the_profile_change_nothing() -> None:
+    """Each epoch of 4 begins with a wait for its loader, as one with new workers does."""
+    simulated = job()
+    for iteration in range(200):
+        simulated.data_seconds = 2.0 if iteration % 4 == 0 else 0.0
+        simulated.step()
+    assert simulated.starts[:2] == [1, 20]
+    assert 6 <= simulated.interval <= 10
+    assert simulated.overhead <= 0.055
+
+
+# Keeping to the budget
+
+
+def test_the_measured_overhead_is_what_the_job_really_pays() -> None:
+    simulated = job().run(1000)
+    assert simulated.overhead == pytest.approx(0.05, abs=0.002)
+    assert simulated.controller.measured_window_iterations >= 50
+
+
+@pytest.mark.parametrize("budget", [0.005, 0.01, 0.035, 0.1])
+@pytest.mark.parametrize("stall_seconds", [0.0, 0.1, 2.0])
+def test_overhead_stays_within_any_budget(budget: float, stall_seconds: float) -> None:
+    simulated = job(budget, stall_seconds=stall_seconds).run(30)
+    for _ in range(6):
+        simulated.run_intervals(1)
+        if simulated.controller.measured_overhead is not None:
+            assert simulated.overhead <= budget * 1.001
+
+
+def test_a_disk_four_times_slower_is_answered_within_three_intervals() -> None:
+    simulated = job().run(400)
+    simulated.persist_seconds *= 4
+    simulated.run_intervals(1)
+    simulated.run_intervals(3)
+    assert simulated.interval == pytest.approx(46, abs=2)
+    assert simulated.overhead <= 0.05 + 1e-9
+
+
+def test_stalls_four_times_longer_are_answered_within_three_intervals() -> None:
+    simulated = job(interference=0.0, stall_seconds=0.5).run(400)
+    simulated.stall_seconds *= 4
+    simulated.run_intervals(3)
+    assert simulated.interval == 40
+    assert simulated.overhead <= 0.05 + 1e-9
+
+
+@pytest.mark.parametrize("slow_intervals", [3, 6, 50])
+def test_a_recovered_disk_has_its_interval_back_within_five(slow_intervals: int) -> None:
+    simulated = job().run(400)
+    original = simulated.interval
+    simulated.persist_seconds *= 4
+    simulated.run_intervals(slow_intervals)
+    raised = simulated.interval
+    assert raised > 2 * original
+    simulated.persist_seconds /= 4
+    simulated.run_intervals(1)  # the one under way was begun before
+    simulated.run_intervals(5)
+    assert simulated.interval == pytest.approx(original, rel=0.1)
+
+
+def test_two_checkpoints_that_are_much_dearer_raise_the_interval_as_soon_as_both_are_durable() -> None:
+    simulated = job().run(400)
+    simulated.stall_seconds = 3.0
+    simulated.run_intervals(2)
+    assert simulated.interval == 14
+    simulated.run(10)
+    assert 60 <= simulated.interval <= 75
+
+
+def test_a_disk_that_cannot_keep_the_interval_has_the_one_that_it_can_keep() -> None:
+    """Its last checkpoint is still being written when the next is due: nothing idle is left to compare with."""
+    simulated = job(0.035, compute_seconds=0.05, stall_seconds=0.02, interference=0.05, persist_seconds=2.5)
+    simulated.run(900)
+    assert simulated.interval < 100
+    simulated.persist_seconds *= 6
+    simulated.run_intervals(4)
+    assert simulated.interval >= 300  # a write of 15 s
+    simulated.run_intervals(8)
+    assert simulated.overhead <= 0.035 * 1.05
+
+
+def test_stalls_that_become_shorter_bring_the_interval_back() -> None:
+    simulated = job(interference=0.0, stall_seconds=0.5).run(400)
+    simulated.stall_seconds *= 4
+    simulated.run_intervals(6)
+    simulated.stall_seconds /= 4
+    simulated.run_intervals(4)
+    assert simulated.interval == 40
+    simulated.run_intervals(6)
+    assert simulated.interval == 10
+
+
+def test_a_larger_batch_brings_the_interval_down() -> None:
+    """The same checkpoints beside iterations that take three times as long."""
+    simulated = job(interference=0.0, stall_seconds=1.0, persist_seconds=1.0).run(400)
+    assert simulated.interval == 20
+    simulated.compute_seconds *= 3
+    simulated.run(300)
+    assert simulated.interval == pytest.approx(7, abs=1)
+    assert simulated.overhead <= 0.05 * 1.001
+
+
+def test_a_smaller_batch_is_answered_within_three_intervals() -> None:
+    simulated = job(interference=0.0, stall_seconds=1.0, persist_seconds=1.0).run(400)
+    simulated.compute_seconds /= 3
+    simulated.run_intervals(3)
+    assert simulated.interval == pytest.approx(60, abs=1)
+
+
+def test_a_snapshot_goes_where_there_is_room_for_it() -> None:
+    simulated = job(snapshot_seconds=1.9, stall_seconds=0.05, device_copy_seconds=0.05)
+    simulated.memory_used_bytes, simulated.memory_total_bytes = 10 * 10**6, 16 * 10**6
+    simulated.run(100)
+    assert simulated.controller.plan is not None
+    assert simulated.controller.plan.mode == "gpu"
+    simulated.memory_used_bytes = 15_500_000  # an evaluation has raised the peak
+    announced = len(simulated.plans)
+    simulated.run_intervals(2)
+    assert simulated.controller.plan.mode == "cpu"
+    assert len(simulated.plans) > announced
+    simulated.memory_used_bytes = 10 * 10**6
+    simulated.run_intervals(2)
+    assert simulated.controller.plan.mode == "gpu"
+
+
+def test_one_slow_checkpoint_alone_changes_nothing() -> None:
+    simulated = job().run(400)
+    simulated.stall_seconds = 20.0
+    simulated.run_intervals(1)
+    simulated.step()
+    simulated.stall_seconds = 0.1
+    simulated.run(400)
+    assert set(simulated.intervals[300:]) == {14}
+
+
+def test_a_rare_expensive_checkpoint_that_keeps_coming_is_paid_for_in_the_long_run() -> None:
+    simulated = job(interference=0.0, stall_seconds=0.0).run(100)
+    for number in range(80):
+        simulated.stall_seconds = 5.0 if number % 4 == 0 else 0.0
+        simulated.run_intervals(1)
+    assert simulated.interval >= 20
+
+
+def test_a_neighbour_who_slows_every_iteration_is_not_blamed_on_checkpoints() -> None:
+    simulated = job().run(400)
+    simulated.compute_seconds = 1.3
+    simulated.run(1000)
+    simulated.compute_seconds = 1.0
+    simulated.run(1000)
+    assert all(13 <= (interval or 0) <= 15 for interval in simulated.intervals[50:])
+
+
+def test_a_neighbour_is_not_blamed_where_every_iteration_overlaps_a_checkpoint() -> None:
+    simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.01, stall_seconds=0.0).run(400)
+    assert simulated.interval == 1
+    simulated.compute_seconds = 1.3
+    simulated.run(1000)
+    assert set(simulated.intervals[30:]) == {1}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_does_not_make_the_interval_wander(seed: int) -> None:
+    """Busy and idle iterations scatter by 15 %, many times the 3.5 % that are to be told apart."""
+    generator = random.Random(seed)
+    simulated = job(0.035, noise=lambda: generator.lognormvariate(0, 0.15)).run(1500)
+    simulated.run(6000)
+    later = [interval or 0 for interval in simulated.intervals[1500:]]
+    assert sum(a != b for a, b in pairwise(later)) <= 4
+    assert min(later) >= 12
+    assert max(later) <= 50  # noise errs towards keeping the budget
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_alone_is_not_taken_for_a_cost(seed: int) -> None:
+    generator = random.Random(seed)
+    free = job(interference=0.0, stall_seconds=0.0, noise=lambda: generator.lognormvariate(0, 0.15)).run(6000)
+    later = sorted(interval or 0 for interval in free.intervals[1500:])
+    assert later[len(later) // 2] <= 5
+
+
+def test_evaluations_inside_iterations_are_not_taken_for_a_cost() -> None:
+    simulated = job()
+    for iteration in range(3000):
+        simulated.compute_seconds = 30.0 if iteration % 100 == 0 else 1.0
+        simulated.step()
+    assert all(8 <= (interval or 0) <= 20 for interval in simulated.intervals[50:])
+
+
+# Every iteration
+
+
+def test_checkpoints_that_cost_nothing_are_taken_as_often_as_the_disk_allows() -> None:
+    simulated = job(interference=0.0, stall_seconds=0.0).run(200)
+    assert simulated.interval == 4
+
+
+def test_checkpoints_of_every_iteration_pause_now_and_then_to_renew_the_baseline() -> None:
+    simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.01, stall_seconds=0.0).run(3000)
+    assert simulated.interval == 1
+    gaps = [after - before for before, after in pairwise(simulated.starts[1:])]
+    assert 1 <= sum(gap > 1 for gap in gaps) <= 8
+    assert max(gaps) <= 13
+
+
+def test_an_idle_iteration_now_and_then_does_not_keep_an_old_baseline_alive() -> None:
+    simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.04, stall_seconds=0.0).run(300)
+    assert simulated.interval == 1
+    simulated.compute_seconds = 0.9  # a neighbour has gone
+    for number in range(1500):
+        if number % 60 == 0:
+            simulated.under_way.clear()
+        simulated.step()
+    assert simulated.overhead == pytest.approx(0.04, abs=0.003)
+
+
+def test_interference_that_appears_when_every_iteration_overlaps_a_checkpoint_is_found() -> None:
+    simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.0, stall_seconds=0.0).run(300)
+    assert simulated.interval == 1
+    simulated.interference = 0.3
+    simulated.run(400)
+    assert simulated.interval == 6
+    assert simulated.overhead <= 0.05 + 1e-9
+
+
+# What operators want
+
+
+def test_a_budget_changed_live_is_in_force_at_the_next_decision() -> None:
+    simulated = job().run(400)
+    simulated.controller.change(Settings(budget=0.01))
+    assert simulated.interval == 70
+    simulated.run(1)
+    assert simulated.plans[-1].interval == 70
+    simulated.run(500)
+    assert simulated.overhead <= 0.01 + 1e-9
+    simulated.controller.change(Settings(budget=0.05))
+    assert simulated.interval == 14
+    simulated.run(500)
+    assert set(simulated.intervals[-400:]) == {14}
+
+
+def test_the_same_settings_again_are_no_change() -> None:
+    simulated = job().run(400)
+    simulated.controller.change(Settings(budget=0.05))
+    count = len(simulated.plans)
+    simulated.run(1)
+    assert len(simulated.plans) == count
+
+
+def test_a_change_is_announced_even_when_the_interval_stays() -> None:
+    simulated = job(interference=0.0, stall_seconds=0.0).run(400)
+    count = len(simulated.plans)
+    simulated.controller.change(Settings(budget=0.06))
+    simulated.run(1)
+    assert len(simulated.plans) == count + 1
+
+
+def test_an_ordered_interval_holds_from_the_first_iteration_on() -> None:
+    simulated = Job(Controller(Settings(every=7)), persist_seconds=1.0).run(50)
+    assert simulated.starts == [7, 14, 21, 28, 35, 42, 49]
+
+
+def test_an_ordered_interval_is_kept_whatever_it_costs_and_its_cost_is_measured() -> None:
+    simulated = job(persist_seconds=0.2, snapshot_seconds=0.1, interference=0.5).run(100)
+    simulated.controller.change(Settings(budget=0.05, every=2))
+    simulated.run(500)
+    assert set(simulated.intervals[-400:]) == {2}
+    assert simulated.overhead == pytest.approx(0.3, abs=0.02)
+
+
+def test_back_to_automatic_is_where_the_policy_would_be() -> None:
+    simulated = job().run(400)
+    simulated.controller.change(Settings(budget=0.05, every=100))
+    simulated.run(300)
+    simulated.controller.change(Settings(budget=0.05))
+    assert simulated.interval == 14
+
+
+def test_an_order_taken_back_while_profiling_leaves_profiling_to_go_on() -> None:
+    simulated = job().run(3)
+    simulated.controller.change(Settings(every=100))
+    assert simulated.interval == 100
+    simulated.controller.change(Settings(budget=0.05))
+    simulated.run(60)
+    assert simulated.starts[:2] == [1, 20]
+    assert simulated.interval == 14
+
+
+def test_paused_means_no_checkpoints_until_resumed() -> None:
+    simulated = job().run(400)
+    simulated.controller.change(Settings(budget=0.05, paused=True))
+    count = len(simulated.starts)
+    simulated.run(300)
+    assert len(simulated.starts) == count
+    assert simulated.controller.plan is not None
+    assert simulated.controller.plan.interval is None
+    assert simulated.overhead < 0.01
+    simulated.controller.change(Settings(budget=0.05))
+    simulated.run(1)
+    assert len(simulated.starts) == count + 1
+    assert simulated.interval == 14
+
+
+def test_paused_from_the_start_still_profiles_and_then_begins() -> None:
+    simulated = Job(Controller(Settings(budget=0.05, paused=True)), stall_seconds=0.1, interference=0.2).run(100)
+    assert simulated.starts == []
+    simulated.controller.change(Settings(budget=0.05))
+    simulated.run(60)
+    assert simulated.starts[0] == 101
+    assert simulated.interval == 14
+
+
+def test_a_checkpoint_that_somebody_else_started_counts() -> None:
+    simulated = job().run(400)
+    before = simulated.starts[-1]
+    while simulated.iteration < before + 10:
+        simulated.step()
+    simulated.start()
+    simulated.run(13)
+    assert simulated.starts[-1] == before + 10
+    simulated.run(1)
+    assert simulated.starts[-1] == before + 24
+
+
+def test_an_unknown_policy_does_not_stop_checkpoints() -> None:
+    simulated = Job(Controller(Settings(policy="of-tomorrow")), stall_seconds=0.1).run(100)
+    assert simulated.interval >= 1
+
+
+# Restarts and restores
+
+
+def test_a_resumed_job_keeps_its_interval_until_it_has_measured_again() -> None:
+    simulated = job().run(400)
+    state = json.loads(json.dumps(simulated.controller.state_dict(), allow_nan=False))
+    resumed = job(compute_seconds=2.0, iteration=400)
+    resumed.controller.load_state_dict(state)
+    resumed.run(14)
+    assert resumed.starts == [414]
+    assert resumed.plans[0].interval == 14
+    assert "restart" in resumed.plans[0].reason
+    resumed.run(100)
+    assert resumed.interval == pytest.approx(0.9 / 0.05 / 2, abs=1)
+
+
+def test_a_resumed_job_with_another_budget_plans_anew_from_what_it_knew() -> None:
+    state = job().run(400).controller.state_dict()
+    controller = Controller(Settings(budget=0.01))
+    controller.load_state_dict(state)
+    assert controller.plan is not None
+    assert controller.plan.interval == 70
+
+
+def test_a_resumed_job_with_an_order_keeps_to_the_order() -> None:
+    state = job().run(400).controller.state_dict()
+    controller = Controller(Settings(budget=0.05, every=9))
+    controller.load_state_dict(state)
+    assert controller.plan is not None
+    assert controller.plan.interval == 9
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"profile": None},
+        {"profile": "fast"},
+        {"profile": {"iteration_seconds": 0}},
+        {"profile": {"iteration_seconds": "1"}},
+        {"profile": {"iteration_seconds": -1.0, "unheard_of": 2}},
+    ],
+)
+def test_a_saved_state_that_makes_no_sense_is_ignored(state: dict[str, object]) -> None:
+    simulated = job()
+    simulated.controller.load_state_dict(state)
+    simulated.run(60)
+    assert simulated.interval == 14
+
+
+def test_after_a_restore_in_place_the_interval_counts_from_the_restored_iteration() -> None:
+    simulated = job().run(400)
+    back_to = simulated.starts[-8]
+    simulated.iteration, simulated.under_way, simulated.new = back_to, [], False
+    simulated.controller.rewound(back_to)
+    simulated.run(14)
+    assert simulated.starts[-1] == back_to + 14
+    simulated.run(300)
+    assert simulated.interval == 14
+
+
+def test_a_restore_before_the_first_checkpoint_does_not_stop_the_first() -> None:
+    simulated = job().run(12)
+    simulated.iteration = 2
+    simulated.controller.rewound(2)
+    simulated.run(100)
+    assert simulated.interval == 14
+
+
+# Odd clocks
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+def test_odd_durations_never_raise_and_good_ones_still_count(odd: float) -> None:
+    controller = Controller(Settings(budget=0.05))
+    in_flight_since = None
+    for iteration in range(1, 400):
+        good = iteration % 3 > 0
+        controller.observe(
+            Observation(
+                iteration=iteration,
+                seconds=1.0 if good else odd,
+                checkpoint_stall_seconds=odd,
+                data_seconds=odd,
+                in_flight=in_flight_since is not None,
+                update_seconds=odd,
+            )
+        )
+        if in_flight_since is not None and iteration - in_flight_since >= 3:
+            controller.measured(taken(0.1, 3.0 if good else odd, odd))
+            in_flight_since = None
+        if controller.due(iteration) and in_flight_since is None:
+            controller.started(iteration)
+            in_flight_since = iteration
+    assert controller.plan is not None
+    assert controller.plan.interval is not None
+    assert json.dumps(controller.state_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("odd", [math.nan, 0.0])
+def test_a_clock_that_never_works_leaves_the_job_running(odd: float) -> None:
+    controller = Controller(Settings())
+    for iteration in range(1, 300):
+        controller.observe(Observation(iteration=iteration, seconds=odd))
+        if controller.due(iteration):
+            controller.started(iteration)
+            controller.measured(taken(odd, odd))
+    assert controller.measured_overhead is None
+
+
+def test_settings_are_those_last_given() -> None:
+    controller = Controller(Settings(budget=0.02))
+    controller.change(Settings(budget=0.5))
+    assert controller.settings == Settings(budget=0.5)
+
+
+def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
+    controller = Controller(Settings(budget=0.02), warmup_iterations=0, profile_iterations=3)
+
+    def iterate(iteration, *, in_flight=False):
+        controller.observe(
+            Observation(iteration=iteration, seconds=0.5 if in_flight else 0.3, in_flight=in_flight)
+        )
+
+    for iteration in range(1, 5):
+        iterate(iteration)
+    controller.started(4)
+    controller.measured(taken(0.01, 0.2))
+    iterate(5, in_flight=True)
+    assert controller.plan is not None
+    before = controller.plan.interval
+    assert before > 10
+    controller.measured(taken(0.01, 0.2))
+    controller.rewound(4)
+    for iteration in range(5, 8):
+        iterate(iteration)
+    assert controller.plan.interval == before

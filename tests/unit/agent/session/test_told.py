@@ -1,0 +1,73 @@
+"""What a script is told that trains beside its checkpoints, or whose end no checkpoint holds."""
+
+import logging
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.small_session import iterate, session_of
+
+
+def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "holdfast")
+    for _ in range(2):
+        model, optimizer, session = session_of(tmp_path, backend="thread")
+        with session:
+            iterate(model, optimizer, session)
+    said = [record.message for record in caplog.records if "call session.resume()" in record.message]
+    assert len(said) == 1
+    assert "although the job has 1 checkpoints, the newest 000000000001-1: to resume" in said[0]
+
+
+def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    session.every(10**9)
+    iterate(model, optimizer, session)
+    session._close("interrupted")
+    assert "the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0" in caplog.text
+
+
+def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG, "holdfast")
+    model, optimizer, session = session_of(tmp_path, backend="thread")
+    with session:
+        for _ in range(2):
+            iterate(model, optimizer, session)
+            assert session._checkpoints.wait_settled(300)
+    told = [(record.levelname, record.message) for record in caplog.records if "is durable" in record.message]
+    assert [level for level, _ in told] == ["INFO", "DEBUG"]
+    assert re.fullmatch(r"\S+: checkpoint of iteration 1 is durable, written in \S+ \S+", told[0][1])
+
+
+def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
+    program = "from holdfast.telemetry.reporter import logger, console_log; console_log.open(); logger.warning('job: something')"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
+
+
+LOGGING = """
+import logging, sys
+from holdfast.telemetry.reporter import console_log, logger
+before = (logger.level, logger.propagate, list(logger.handlers))
+if sys.argv[1] == "before":
+    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+for _ in range(2):
+    console_log.open()
+if sys.argv[1] == "meanwhile":
+    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+logger.warning("once")
+console_log.close()
+logger.warning("twice")
+console_log.close()
+assert (logger.level, logger.propagate, list(logger.handlers)) == before
+"""
+
+
+@pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
+def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was(when):
+    command = [sys.executable, "-c", LOGGING, when]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+    ours = r"[\d-]{10} [\d:]{8} WARNING holdfast: " if when == "never" else "script: "
+    assert re.fullmatch(f"{ours}once\n{ours}twice", "\n".join(lines))

@@ -1,0 +1,5 @@
+"""Fixtures of these tests."""
+
+from __future__ import annotations
+
+from tests.support.server_fixtures import *  # noqa: F403

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from importlib.resources import files
+
+import pytest
+from alembic.util import CommandError
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+import holdfast_migrations
+from holdfast_migrations import CannotStore, Upgraded, connections, history
+from holdfast_server.core.settings import database_url
+from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask
+
+VERSIONS = files("holdfast_migrations") / "versions"
+
+JOB = (
+    "INSERT INTO jobs (name, project, created_at, last_contact_at, uid, attempt, sequence, iteration, lineage, "
+    "latest_lineage, recent, paced, version, paused, paused_version, checkpoint_request, applied_version) "
+    "VALUES ('j', 'default', 1, 1, '', 0, 0, 0, 0, 0, '', '', 0, false, 0, 0, 0)"
+)
+ALL = sorted(holdfast_migrations.known_revisions())
+NEXT = f"{int(ALL[-1]) + 1:04}"
+NEXT_REVISION = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{NEXT}"
+down_revision = "{ALL[-1]}"
+
+
+def upgrade():
+    op.add_column("jobs", sa.Column("mood", sa.String(), nullable=False, server_default="good"))
+    op.create_index("ix_jobs_mood", "jobs", ["mood"])
+
+
+def downgrade():
+    op.drop_index("ix_jobs_mood", table_name="jobs")
+    op.drop_column("jobs", "mood")
+"""
+
+
+@pytest.fixture
+def next_release(tmp_path, monkeypatch):
+    """Make this process a later release, which has one more revision: a column of `jobs` and its index."""
+    folder = tmp_path / "next_versions"
+    folder.mkdir()
+    (folder / f"{NEXT}_mood.py").write_text(NEXT_REVISION)
+    original = history._config
+
+    def config(connection=None):
+        found = original(connection)
+        found.set_main_option("path_separator", "newline")
+        found.set_main_option("version_locations", f"{VERSIONS}\n{folder}")
+        return found
+
+    monkeypatch.setattr(history, "_config", config)
+    monkeypatch.setattr(holdfast_migrations, "_newest", lambda: NEXT)
+    history._scripts.cache_clear()
+    yield
+    monkeypatch.undo()
+    history._scripts.cache_clear()
+
+
+@pytest.fixture
+def stored(url, place):
+    """A database of this release, with a job."""
+    holdfast_migrations.upgrade(url)
+    ask(place, JOB)
+
+
+@pytest.fixture
+def place(new_database):
+    return new_database
+
+
+@pytest.fixture
+def url(place):
+    return database_url(place)
+
+
+def tables(place):
+    query = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'",
+        "postgresql": "SELECT tablename FROM pg_tables WHERE schemaname = 'public'",
+    }[database_url(place).get_backend_name()]
+    return {name for (name,) in ask(place, query)} - {"alembic_version"}
+
+
+def test_an_empty_database_gets_all_tables_and_matches_the_models(url, place):
+    assert holdfast_migrations.upgrade(url) == Upgraded(ALL)
+    assert {"jobs", "attempts", "lineages", "checkpoints", "orders", "chunks", "batches"} <= tables(place)
+    holdfast_migrations.check(url)
+
+
+def test_the_first_revision_does_not_follow_the_models_once_another_comes_after_it():
+    first = (VERSIONS / "0001_initial.py").read_text()
+    assert len(ALL) == 1 or "models" not in first
+
+
+def test_the_check_sees_a_difference(url, place):
+    holdfast_migrations.upgrade(url)
+    ask(place, "ALTER TABLE jobs ADD COLUMN mood TEXT")
+    with pytest.raises(CommandError, match="New upgrade operations"):
+        holdfast_migrations.check(url)
+
+
+def test_upgrading_twice_changes_nothing(url):
+    holdfast_migrations.upgrade(url)
+    assert holdfast_migrations.upgrade(url) == Upgraded([])
+    assert holdfast_migrations.current(url) == ALL[-1]
+
+
+def test_a_start_that_has_nothing_to_do_does_not_wait_for_alembic(url):
+    holdfast_migrations.upgrade(url)
+    start = (
+        "import sys, sqlalchemy, holdfast_migrations\n"
+        "done = holdfast_migrations.upgrade(sqlalchemy.make_url(sys.argv[1]))\n"
+        "print(done.revisions, 'alembic' in sys.modules)"
+    )
+    command = [sys.executable, "-c", start, url.render_as_string(hide_password=False)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "[] False\n"
+    holdfast_migrations.downgrade(url, "base")
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == f"{ALL} True\n"
+
+
+def test_the_way_back_leads_to_an_empty_database(url, place):
+    holdfast_migrations.upgrade(url)
+    holdfast_migrations.downgrade(url, "base")
+    assert tables(place) == set()
+    assert holdfast_migrations.upgrade(url).revisions == ALL
+
+
+def test_a_later_release_migrates_what_is_stored_and_can_be_taken_back(stored, url, place, next_release):
+    assert holdfast_migrations.upgrade(url).revisions == [NEXT]
+    assert ask(place, "SELECT name, mood FROM jobs") == [("j", "good")]
+    holdfast_migrations.downgrade(url, ALL[-1])
+    assert ask(place, "SELECT name FROM jobs") == [("j",)]
+    assert holdfast_migrations.upgrade(url).revisions == [NEXT]
+
+
+def test_a_database_of_a_later_release_is_refused(url, place):
+    holdfast_migrations.upgrade(url)
+    ask(place, "UPDATE alembic_version SET version_num = '9999'")
+    with pytest.raises(holdfast_migrations.DatabaseTooNew, match="9999"):
+        holdfast_migrations.upgrade(url)
+
+
+def test_a_database_of_another_program_is_refused_and_left_alone(url, place):
+    ask(place, "CREATE TABLE invoices (x INTEGER)")
+    with pytest.raises(holdfast_migrations.NotOurDatabase, match="invoices"):
+        holdfast_migrations.upgrade(url)
+    assert tables(place) == {"invoices"}
+
+
+def test_a_migration_that_breaks_off_leaves_nothing_behind(url, place, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("the power went")
+
+    monkeypatch.setattr("alembic.operations.Operations.bulk_insert", broken)
+    with pytest.raises(RuntimeError, match="the power went"):
+        holdfast_migrations.upgrade(url)
+    assert tables(place) == set()
+    monkeypatch.undo()
+    assert holdfast_migrations.upgrade(url).revisions == ALL
+
+
+@ON_SQLITE
+def test_a_file_is_kept_as_it_was_before_it_is_migrated(stored, url, tmp_path, next_release):
+    kept = holdfast_migrations.upgrade(url).backup
+    assert kept == tmp_path / f"holdfast.db.at-{ALL[-1]}"
+    assert holdfast_migrations.current(database_url(str(kept))) == ALL[-1]
+    assert ask(str(kept), "SELECT name FROM jobs") == [("j",)]
+    assert ask(str(kept), "PRAGMA integrity_check") == [("ok",)]
+
+
+@ON_SQLITE
+def test_a_copy_that_could_not_be_made_leaves_the_file_as_it_is(stored, url, tmp_path, next_release):
+    (tmp_path / f"holdfast.db.at-{ALL[-1]}.part").mkdir()
+    with pytest.raises(OSError, match="part"):
+        holdfast_migrations.upgrade(url)
+    assert holdfast_migrations.current(url) == ALL[-1]
+
+
+@ON_POSTGRES
+def test_two_servers_that_start_together_migrate_once(url):
+    done = []
+
+    def start():
+        done.append(holdfast_migrations.upgrade(url).revisions)
+
+    servers = [threading.Thread(target=start) for _ in range(3)]
+    for server in servers:
+        server.start()
+    for server in servers:
+        server.join()
+    assert sorted(done) == [[], [], ALL]
+
+
+@ON_POSTGRES
+def test_a_migration_lets_others_through_while_it_waits_for_a_table(
+    stored, url, place, cluster, monkeypatch, next_release
+):
+    """A transaction reads `jobs` and stays open; statements that come after the migration run before it."""
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.1)
+    pauses = []
+
+    with connections.connected(url) as reader:
+        reader.execute(text("SELECT pg_advisory_unlock_all()"))
+        reader.commit()
+        reader.execute(text("SELECT count(*) FROM jobs"))
+
+        def pause(seconds):
+            pauses.append(seconds)
+            assert ask(place, "UPDATE jobs SET iteration = iteration + 1 RETURNING iteration") == [(len(pauses),)]
+            if len(pauses) == 2:
+                reader.rollback()
+
+        monkeypatch.setattr("holdfast_migrations.connections.time.sleep", pause)
+        assert holdfast_migrations.upgrade(url).revisions == [NEXT]
+    assert len(pauses) == 2
+
+
+@ON_POSTGRES
+def test_a_table_that_is_never_free_is_told_of(stored, url, monkeypatch, next_release):
+    monkeypatch.setattr(connections, "LOCK_SECONDS", 0.01)
+    monkeypatch.setattr(connections, "LOCK_TRIES", 3)
+    monkeypatch.setattr("holdfast_migrations.connections.time.sleep", lambda _: None)
+    with connections.connected(url) as reader:
+        reader.execute(text("SELECT pg_advisory_unlock_all()"))
+        reader.commit()
+        reader.execute(text("SELECT count(*) FROM jobs"))
+        with pytest.raises(CannotStore, match="lock timeout"):
+            holdfast_migrations.upgrade(url)
+    assert holdfast_migrations.current(url) == ALL[-1]
+
+
+@ON_POSTGRES
+def test_a_server_that_migrates_for_ever_is_not_waited_for(url, monkeypatch):
+    monkeypatch.setattr(connections, "OTHERS_SECONDS", 0.01)
+    with connections.connected(url), pytest.raises(CannotStore, match="another server is bringing"):
+        holdfast_migrations.upgrade(url)
+
+
+def test_a_database_of_another_encoding_is_refused(cluster):
+    cluster.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0")
+    try:
+        with pytest.raises(CannotStore, match="LATIN1"):
+            holdfast_migrations.upgrade(database_url(cluster.url("latin")))
+    finally:
+        cluster.drop("latin")
+
+
+def test_the_database_itself_refuses_a_second_open_order(stored, place):
+    def order(name, state):
+        ask(
+            place,
+            "INSERT INTO orders (id, job, key, checkpoint, iteration, state, created_at, who, fence, "
+            "from_iteration, from_lineage) VALUES (:name, 'j', :name, 'c', 1, :state, 1, 'w', 1, 1, 1)",
+            name=name,
+            state=state,
+        )
+
+    order("a", "restored")
+    order("b", "requested")
+    for state in ("requested", "delivered", "restoring", "unknown"):
+        with pytest.raises(IntegrityError):
+            order("c", state)
+    order("d", "failed")

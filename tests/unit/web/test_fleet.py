@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import re
+
+from starlette.testclient import TestClient
+
+from holdfast.protocol.messages import Paced
+from holdfast_web.shared.filters import share
+from tests.support.fake_agent import FakeAgent, over_client
+from tests.support.web_fixtures import NOW, SetClock
+
+
+def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
+    page = client.get("/").text
+    assert "No job has reported yet" in page
+    assert "http://127.0.0.1:7117" in page
+    assert "session.step(loss=loss)" in page
+
+
+def test_a_job_is_shown_with_its_figures_and_their_windows(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get("/").text
+    assert 'href="/jobs/char-gpt"' in page
+    assert "of 3.5 % budget, last 240 iterations" in page
+    assert "every 40" in page
+    assert "checkfreq" in page
+    assert "No job has reported yet" not in page
+
+
+def test_the_search_keeps_what_it_was_asked_for(client: TestClient, agent: FakeAgent) -> None:
+    assert 'id="job-char-gpt"' in client.get("/?search=gpt").text
+    page = client.get('/?search=<b>"other').text
+    assert "No job matches “&lt;b&gt;&#34;other”" in page
+    assert 'id="job-char-gpt"' not in page
+
+
+def test_the_live_part_is_the_same_rows(client: TestClient, agent: FakeAgent) -> None:
+    answer = client.get("/fleet/live", headers={"HX-Request": "true"})
+    assert answer.text.count("<hx-partial") == 1
+    assert 'id="job-char-gpt"' in answer.text
+    assert "<html" not in answer.text
+
+
+def test_living_jobs_keep_their_place(client: TestClient, agent: FakeAgent) -> None:
+    other = FakeAgent(over_client(client), job="a-second", started_at=agent.at)
+    other.start()
+    other.train(3)
+    other.send()
+    for speaker in (agent, other, agent):
+        speaker.train(1)
+        speaker.send()
+        page = client.get("/").text
+        assert page.index('id="job-a-second"') < page.index('id="job-char-gpt"')
+
+
+def test_a_page_is_never_taken_from_a_cache(client: TestClient) -> None:
+    headers = client.get("/").headers
+    assert headers["cache-control"] == "no-store"
+    assert "HX-Request" in headers["vary"]
+
+
+def many(client: TestClient, jobs: int) -> None:
+    for number in range(jobs):
+        other = FakeAgent(over_client(client), job=f"job-{number:02d}", started_at=NOW - 60)
+        other.start()
+        other.train(2)
+        other.send()
+
+
+def test_jobs_come_a_page_at_a_time_and_the_address_says_which(client: TestClient) -> None:
+    many(client, 30)
+    page = client.get("/?size=25&page=2&sort=name").text
+    assert page.count('<tr id="job-') == 5
+    assert "26 to 30 of 30 jobs" in page
+    assert 'href="/?sort=name&amp;size=25"' in page
+    assert 'aria-current="page">2</a>' in page
+    assert client.get("/").text.count('<tr id="job-') == 30
+
+
+def test_the_live_part_stays_on_its_page(client: TestClient) -> None:
+    many(client, 30)
+    answer = client.get("/fleet/live?search=&status=&project=&sort=name&size=25&page=2").text
+    assert answer.count('<tr id="job-') == 5
+    assert '<input type="hidden" id="fleet-page" name="page" value="2">' in answer
+
+
+def test_jobs_of_one_status_are_a_link_away(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get("/").text
+    assert 'href="/?status=running"' in page
+    assert 'id="job-char-gpt"' in client.get("/?status=running").text
+    nothing = client.get("/?status=failed").text
+    assert "No failed job" in nothing
+    assert "No job has reported yet" not in nothing
+
+
+def test_a_question_that_cannot_be_is_a_page_that_says_so(client: TestClient) -> None:
+    for query in ("sort=loss", "status=asleep", "page=0", "size=-1", "size=ten"):
+        assert client.get(f"/?{query}").status_code == 422, query
+
+
+def order_in(page: str) -> list[str]:
+    return re.findall(r'<tr id="job-([^"]+)"', page)
+
+
+def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+    """`agent` risks 40 iterations; `rushed` is over its budget; `bare` has no checkpoint at all."""
+    rushed = FakeAgent(over_client(client), job="rushed", started_at=NOW - 60, budget=0.005)
+    rushed.start()
+    rushed.train(125)
+    rushed.send()
+    bare = FakeAgent(over_client(client), job="bare", started_at=NOW - 300)
+    bare.interval = 1000
+    bare.start()
+    bare.train(200)
+    bare.send()
+    clock.now = agent.at
+    assert order_in(client.get("/?sort=risk").text)[0] == "bare"
+    assert order_in(client.get("/?sort=overhead").text)[0] == "rushed"
+    assert order_in(client.get("/?sort=durable").text)[0] == "bare"
+    assert order_in(client.get("/?sort=risk&size=2&page=2").text) == order_in(client.get("/?sort=risk").text)[2:]
+
+
+def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:
+    client.get("/?group=project")
+    page = client.get("/?group=project&sort=name").text
+    assert re.search(r'<tr class="group-row"><th scope="rowgroup" colspan="11">default <small>1 job, ', page)
+    assert "group=project" in re.findall(r'href="(/\?[^"]*status=running[^"]*)"', page)[0]
+    assert client.get("/?group=colour").status_code == 422
+
+
+def test_an_overhead_that_was_not_measured_yet_is_shown_to_be_so(client: TestClient) -> None:
+    young = FakeAgent(over_client(client), job="young", started_at=NOW)
+    young.start()
+    young.train(3)
+    young.pace()
+    paced = young.events[-1]
+    assert isinstance(paced, Paced)
+    paced.measured_overhead, paced.measured_window_iterations = None, 0
+    young.send()
+    page = client.get("/").text
+    assert "of 3.5 % budget, not measured yet" in page
+    assert "last 0 iterations" not in page
+
+
+def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+    clock.now = agent.at
+    assert "late" not in client.get("/").text
+    agent.interval = 20
+    agent.pace()
+    agent.open.clear()
+    agent.interval = 1000
+    agent.train(19)
+    agent.send()
+    clock.now = agent.at
+    assert ", late</small>" in client.get("/").text
+
+
+def test_the_goodput_of_the_fleet_is_that_of_each_job(
+    client: TestClient, agent: FakeAgent, clock: SetClock
+) -> None:
+    agent.crash(7)
+    agent.train(30)
+    agent.send()
+    clock.now = agent.at + 5
+    expected = client.get(f"/api/v1/jobs/{agent.job}/goodput?window=1h").json()["goodput"]
+    assert f'data-label="Goodput, 1 h">{share(expected)}</td>' in client.get("/").text
+
+
+def test_the_first_job_takes_the_place_of_the_lines_to_paste(client: TestClient, agent: FakeAgent) -> None:
+    live = client.get("/fleet/live").text
+    assert 'id="job-char-gpt"' in live
+    assert "No job has reported yet" not in live
+
+
+def test_the_live_part_of_an_empty_fleet_is_the_lines_to_paste(client: TestClient) -> None:
+    assert "No job has reported yet" in client.get("/fleet/live").text

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import math
+import re
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from holdfast.protocol.messages import AttemptFinished, Inventory, Paced
+from tests.support.fake_agent import FakeAgent, over_client
+from tests.support.web_fixtures import SetClock
+
+JOB = "/jobs/char-gpt"
+
+
+def test_the_page_shows_overhead_interval_exposure_and_the_newest_restore_point(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    page = client.get(JOB).text
+    assert "Over the last 240 iterations" in page
+    assert "of 3.5 % budget" in page
+    assert "a checkpoint costs 320 ms" in page
+    assert "lost if the job crashed now" in page
+    assert "Restore iteration 360, lineage 1" in page
+
+
+def test_a_job_that_has_only_begun_has_a_page(client: TestClient) -> None:
+    young = FakeAgent(over_client(client), job="young")
+    young.start()
+    young.send()
+    page = client.get("/jobs/young").text
+    assert "No checkpoint yet." in page
+    assert "Profiling the first iterations" in page
+    assert "No changes; using the script's settings" in page
+    young.train(1)
+    young.send()
+    assert client.get("/jobs/young").status_code == 200
+
+
+@pytest.mark.parametrize(("loss", "text"), [(math.nan, "NaN"), (math.inf, "∞")])
+def test_a_loss_that_is_no_number_breaks_no_page(
+    client: TestClient, agent: FakeAgent, loss: float, text: str
+) -> None:
+    agent.train(1)
+    agent.samples.metrics["loss"][-1] = loss
+    agent.send()
+    assert client.get(JOB).status_code == 200
+    assert text in client.get("/").text
+
+
+def test_an_unknown_job_is_a_page_that_says_so(client: TestClient) -> None:
+    answer = client.get("/jobs/unknown")
+    assert answer.status_code == 404
+    assert "no job &#39;unknown&#39; has reported here" in answer.text
+
+
+def test_a_crash_is_shown_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:
+    agent.crash(7)
+    agent.send()
+    assert "1 restart" in client.get(JOB).text
+
+
+def test_the_live_part_brings_every_region_but_the_forms(client: TestClient, agent: FakeAgent) -> None:
+    answer = client.get(f"{JOB}/live", headers={"HX-Request": "true"}).text
+    regions = (
+        "head",
+        "kpis",
+        "restore-status",
+        "restore-points",
+        "history",
+        "change-budget",
+        "change-interval",
+        "change-pause",
+    )
+    for region in regions:
+        assert f'hx-target="#{region}"' in answer
+    assert 'name="budget"' not in answer
+
+
+def test_more_restore_points_are_shown_when_asked_for(client: TestClient, agent: FakeAgent) -> None:
+    agent.train(400)
+    agent.send()
+    first = client.get(JOB).text
+    assert first.count("data-checkpoint=") == 12
+    assert "?points=36#restore-points" in first
+    assert client.get(f"{JOB}?points=36").text.count("data-checkpoint=") > 12
+    assert client.get(f"{JOB}/points?points=36").text.count("data-checkpoint=") > 12
+
+
+def test_what_retention_took_is_not_offered_as_a_restore_point(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    assert page.count(">durable</span>") > 1
+    kept = "000000000200-1"
+    agent.events.append(Inventory(at=agent.at, checkpoints=[kept]))
+    agent.send()
+    page = client.get(JOB).text
+    assert page.count(">durable</span>") == 1
+    assert f'data-checkpoint="{kept}"' in page
+
+
+def fill_the_disk(agent: FakeAgent, checkpoints: int) -> None:
+    for _ in range(checkpoints):
+        agent.train(1)
+        made = agent._checkpoint("scheduled")
+        agent.open.clear()
+        agent.events.append(msgspec.structs.replace(made, state="failed", reason="No space left on device"))
+    agent.send()
+
+
+def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient, agent: FakeAgent) -> None:
+    line = "15 checkpoints failed since the last durable checkpoint: <bdi>No space left on device</bdi>"
+    assert "failed since" not in client.get(JOB).text
+    fill_the_disk(agent, 15)
+    for path in (JOB, f"{JOB}/live", f"{JOB}/points"):
+        page = client.get(path).text
+        assert line in page
+        assert 'data-state="failed"' not in page
+        assert "Restore iteration 360, lineage 1" in page
+    assert "15 checkpoints failed, first" in client.get(JOB).text
+    assert "15 checkpoints failed" in client.get("/").text
+    agent.train(agent.interval + 10)
+    agent.send()
+    assert "failed since" not in client.get(JOB).text
+
+
+def test_a_job_that_was_interrupted_is_stopped_and_not_finished(client: TestClient, agent: FakeAgent) -> None:
+    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason="interrupted"))
+    agent.send()
+    page = client.get(JOB).text
+    assert 'data-status="stopped"' in page
+    assert "interrupted at iteration 400" in page
+    assert ">1 stopped</a>" in client.get("/").text
+
+
+def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: TestClient, agent: FakeAgent) -> None:
+    agent.pace()
+    paced = agent.events[-1]
+    assert isinstance(paced, Paced)
+    paced.reason = "a checkpoint costs 4.97 ms (measured), 0.05% of 40 iterations"
+    agent.send()
+    page = client.get(JOB).text
+    assert "4.97 ms" not in page
+    assert "a checkpoint costs 320 ms, 3.33% of 40 iterations" in page
+    assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
+
+
+def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.interval = 39
+    agent.pace()
+    agent.send()
+    assert "as often as the budget of 3.5% allows" in client.get(JOB).text
+    agent.paused = True
+    agent.pace()
+    agent.send()
+    assert (
+        client.get(f"/api/v1{JOB}").json()["interval_reason"]
+        == "a checkpoint costs 320 ms: every 39 keeps the budget"
+    )
+
+
+def test_what_went_well_is_history_after_two_minutes(
+    client: TestClient, agent: FakeAgent, clock: SetClock
+) -> None:
+    client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
+    agent.obey(agent.desired())
+    agent.send()
+    clock.now = agent.at + 119
+    assert "Restored to" in client.get(JOB).text
+    clock.now = agent.at + 121
+    page = client.get(JOB).text
+    assert "Restored to" not in page
+    assert '<div id="restore-status" aria-live="polite"></div>' in page
+    assert "to 120 from 400" in page
+
+
+def test_the_settings_list_holds_the_newest_changes_and_none_that_changed_nothing(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    budgets = [str(number) for number in range(1, 11)]
+    for version, budget in enumerate([*budgets, "10"]):
+        client.post(f"{JOB}/budget", data={"version": str(version), "budget": budget})
+    page = client.get(JOB).text
+    assert "10% → 10%" not in page
+    assert "saved v11" in page
+    shown = re.findall(r"<b>v(\d+)</b>", page)
+    assert shown == ["10", "9", "8", "7", "6", "5", "4", "3"]
+    for path in (f"{JOB}?edits=24", f"{JOB}/history?edits=24", f"{JOB}/live?edits=24"):
+        page = client.get(path).text
+        assert len(re.findall(r"<b>v(\d+)</b>", page)) == 10
+        assert "history?edits=" not in page
+        assert 'name="edits" value="24"' in page
+
+
+def test_after_a_restore_the_lineage_that_goes_on_comes_first(client: TestClient, agent: FakeAgent) -> None:
+    client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
+    agent.obey(agent.desired())
+    agent.train(60)
+    agent.send()
+    page = client.get(f"{JOB}/points").text
+    assert page.index('data-checkpoint="000000000160-2"') < page.index('data-checkpoint="000000000360-1"')
+
+
+def test_a_parameter_that_is_not_understood_is_a_page_that_says_so(client: TestClient, agent: FakeAgent) -> None:
+    answer = client.get(f"{JOB}?points=many")
+    assert answer.status_code == 422
+    assert "points" in answer.text
+    assert "<html" in answer.text
+
+
+def test_the_panel_of_goodput_shows_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
+    part = client.get(f"{JOB}/goodput?window=all", headers={"HX-Request": "true"}).text
+    assert "<html" not in part
+    assert "spent on training progress" in part
+    assert '<rect data-bucket="productive" x="' in part
+    assert "iterations that a crash or a restore threw away" in part
+    assert " style=" not in part
+    page = client.get(f"{JOB}/goodput").text
+    assert "<title>Goodput of char-gpt" in page
+    assert 'href="/jobs/char-gpt/goodput?window=7d"' in page
+
+
+def test_windows_that_there_are_not_are_shown(client: TestClient, agent: FakeAgent) -> None:
+    for path in ("goodput?window=2d", "ranks?window=7d"):
+        answer = client.get(f"{JOB}/{path}")
+        assert answer.status_code == 422
+        assert "use one of" in answer.text
+
+
+def test_no_age_and_no_counter_is_read_aloud_as_it_goes_on(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    ages = [moment for moment in re.findall(r"<time [^>]*>", page) if "data-as=" not in moment]
+    assert ages
+    assert all('aria-live="off"' in age for age in ages)
+    assert re.search(r'id="connection"[^>]* role="status".*<span class="counts" aria-hidden="true">', page)
