@@ -8,7 +8,7 @@ from typing import Any
 from playwright.sync_api import Page
 
 SOURCE = Path(__file__).parent / "axe-core-4.10.3" / "axe.min.js"
-"""As it lies in its npm package; its licence is beside it. It is for tests and is served to nobody."""
+"""The file of the npm package, with its license. Tests use it; the server does not serve it."""
 RUN = """async () => {
   const tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"];
   const found = await axe.run(document, { resultTypes: ["violations"], runOnly: { type: "tag", values: tags } });

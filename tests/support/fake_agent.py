@@ -172,7 +172,7 @@ class FakeAgent:
         self.start(previous_exit=how, resumed_from=checkpoint_id(self.iteration, self.lineage))
         self.pace()
 
-    # ---- what an agent is told ------------------------------------------------------------------
+    # ---- desired state --------------------------------------------------------------------------
 
     def obey(self, desired: Desired) -> None:
         """Apply what is new, restore included, at this boundary."""

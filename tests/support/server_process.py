@@ -14,7 +14,7 @@ import typer
 import uvloop  # noqa: F401
 
 from holdfast_server.serve import serve
-from holdfast_web import routes  # noqa: F401
+from holdfast_web.job import routes  # noqa: F401
 from tests.support.fork_server import Stage
 
 

@@ -1,4 +1,8 @@
-"""The dashboard: pages and fragments rendered by the server, and the static files that they use."""
+"""The dashboard: pages and fragments rendered by the server, and their static files.
+
+Each area has a folder with its routes, contexts (typed template variables) and templates; `shared` has the rest.
+Entry point: `create_app`. May import holdfast_server and holdfast.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,22 @@ from holdfast_server.app import Web
 from holdfast_server.app import create_app as create_server
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
-from holdfast_web.assets import static_app
-from holdfast_web.routing import error_page
+from holdfast_web.shared.assets import static_app
+from holdfast_web.shared.routing import error_page
 
 
 def _routers() -> list[APIRouter]:
-    from holdfast_web import (
-        alert_routes,
-        audit_routes,
-        checkpoint_routes,
-        control_routes,
-        questions,
-        routes,
-        settings_routes,
-        signing_in,
-    )
+    from holdfast_web.accounts import routes as accounts
+    from holdfast_web.alerts import routes as alerts
+    from holdfast_web.audit import routes as audit
+    from holdfast_web.checkpoint import routes as checkpoint
+    from holdfast_web.fleet import routes as fleet
+    from holdfast_web.job import controls, panels
+    from holdfast_web.job import routes as job
+    from holdfast_web.settings import routes as settings
 
-    pages = [routes, control_routes, checkpoint_routes, alert_routes, questions, signing_in, settings_routes]
-    return [page.router for page in (*pages, audit_routes)]
+    areas = (fleet, job, controls, panels, checkpoint, alerts, accounts, settings, audit)
+    return [area.router for area in areas]
 
 
 web = Web(_routers, static_app, error_page)
@@ -37,5 +39,5 @@ web = Web(_routers, static_app, error_page)
 def create_app(
     settings: ServerSettings, *, database: Database | None = None, clock: Callable[[], float] = time.time
 ) -> FastAPI:
-    """The server with its dashboard, as an ASGI application."""
+    """Return the server with the dashboard as an ASGI application."""
     return create_server(settings, web=web, database=database, clock=clock)

@@ -1,4 +1,4 @@
-"""Checkpoints that lie in memory: which markers, of one rank or of several, make one merge_ranks. Knows no torch."""
+"""Complete checkpoints in memory: which completion markers form one, of one rank or of several. No torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CompleteSnapshot:
         """As it would be committed.
 
         Raises:
-            NotPrepared, IncompleteParts: the parts do not belong merge_ranks.
+            NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
         """
         require_agreement({marker.task.origin.rank: marker.task.alike for marker in self.markers})
         parts = [marker.part for marker in self.markers]

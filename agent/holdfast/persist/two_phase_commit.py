@@ -134,7 +134,7 @@ def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Wr
         The bytes of all files.
 
     Raises:
-        NotPrepared, IncompleteParts: their parts do not belong merge_ranks.
+        NotPrepared, IncompleteParts: their parts do not belong to one checkpoint.
         Exception: what `write` raised, or the commit. Nothing of the checkpoint is left then.
     """
     first = tasks[0]

@@ -120,9 +120,9 @@ def _decompressed(content: bytes, encoding: str) -> bytes:
                 raise UnsupportedBody(
                     "unsupported_encoding", "send the body uncompressed, or with Content-Encoding: zstd or gzip"
                 )
-    except compression.Broken as error:
+    except compression.CorruptContent as error:
         raise batches.InvalidBatch(f"the body cannot be decompressed: {error}") from None
-    except compression.TooLarge:
+    except compression.ContentTooLarge:
         raise HTTPException(413) from None
     if not compression.plausible(content, plain):
         raise HTTPException(413)

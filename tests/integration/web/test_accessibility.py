@@ -24,7 +24,7 @@ LOOKS = [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)]
 PAGES = [
     "/", "/?search=nothing-like-it", "/?group=project&sort=risk", "/?status=running&sort=overhead", "/login",
     "/alerts", "/alerts?state=all", "/audit", "/settings", "/projects/default/alert-rules",
-    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/nobody", f"{JOB}/plan", f"{JOB}/plan?budget=x",
+    "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/restore?iteration=401",
     f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
@@ -34,8 +34,9 @@ MOST_SHIFT = 0.02
 """Of the layout, where 0.1 is still called good."""
 WATCH_SHIFT = """() => {
   window.shifts = [];
-  const told = (list) => { for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts.push(entry); };
-  new PerformanceObserver(told).observe({ type: "layout-shift", buffered: true });
+  const record = (list) => {
+    for (const entry of list.getEntries()) if (!entry.hadRecentInput) shifts.push(entry); };
+  new PerformanceObserver(record).observe({ type: "layout-shift", buffered: true });
 }"""
 SHIFTED = """() => shifts.map((entry) => [
   entry.value, ...entry.sources.map(({ node }) => node?.id || node?.className || node?.nodeName),
@@ -130,15 +131,15 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page = open_page(JOB, theme=theme, width=width, expected=("ERR_INTERNET_DISCONNECTED", "Failed to fetch"))
     settled(page)
     page.locator("#budget").fill("300")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_be_visible()
     sound(page, "refused")
     page.get_by_role("link", name="Restore iteration 400, lineage 1").click()
-    expect(page.get_by_role("dialog")).to_contain_text("Take accessible back")
+    expect(page.get_by_role("dialog")).to_contain_text("Restore accessible to")
     sound(page, "restore dialog")
     page.keyboard.press("Escape")
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("Everywhere")
+    expect(page.get_by_role("dialog")).to_contain_text("All pages")
     sound(page, "keys")
     page.keyboard.press("Escape")
     page.evaluate("document.body.dataset.connection = 'stale'")
@@ -147,7 +148,7 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.get_by_label("Select ended").check()
     sound(page, "jobs that are ticked")
     page.get_by_role("textbox", name="Budget of").fill("3.5")
-    page.get_by_role("button", name="Set").click()
+    page.get_by_role("button", name="Apply").click()
     expect(page.get_by_role("status")).to_contain_text("1 job changed")
     sound(page, "one budget for several jobs")
     page.goto(busy.url + "/")

@@ -41,9 +41,9 @@ def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fle
 
 def test_silencing_works_without_scripts_and_can_be_undone(client, silent):
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "3600"}).status_code == 303
-    assert "silenced until" in client.get("/alerts").text
+    assert "Silenced until" in client.get("/alerts").text
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/unsilence").status_code == 303
-    assert "silenced until" not in client.get("/alerts").text
+    assert "Silenced until" not in client.get("/alerts").text
     refused = client.post(f"/jobs/char-gpt/alerts/{silent}/silence", data={"seconds": "for ever"})
     assert refused.status_code == 422
 
@@ -52,11 +52,11 @@ def test_a_click_on_what_has_just_resolved_shows_what_is_so(client, silent):
     client.put("/api/v1/projects/default/alert-rules/silent", json={"enabled": False})
     client.portal.call(evaluation.evaluate, client.app.state.database, client.app.state.clock())
     assert client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge").status_code == 303
-    assert "Nothing fires" in client.get("/alerts").text
+    assert "No open alerts" in client.get("/alerts").text
     assert "Agent silent" in client.get("/alerts?state=all").text
 
 
-def test_nobody_is_sent_elsewhere_by_a_form(client, silent):
+def test_no_one_is_sent_elsewhere_by_a_form(client, silent):
     reply = client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge", data={"back": "//elsewhere.example/"})
     assert reply.headers["location"] == "/"
 
@@ -100,7 +100,7 @@ def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
     refused = client.post(CHANNELS, data={"name": "chat", "target": "https://hooks.slack.com/services/x"})
     assert refused.status_code == 409
     assert "HOLDFAST_WEBHOOKS=on" in refused.text
-    assert 'value="https://hooks.slack.com/services/x"' in refused.text, "nobody types it twice"
+    assert 'value="https://hooks.slack.com/services/x"' in refused.text, "the input is lost"
 
 
 @pytest.mark.parametrize("path", [RULES.replace("default", "nowhere"), CHANNELS.replace("default", "nowhere")])
@@ -119,7 +119,7 @@ def test_the_pages_fit_and_break_no_rule_of_ours(open_page, width, theme):
 
 @pytest.mark.browser
 def test_an_alert_appears_and_is_acknowledged_on_an_open_page(open_page, served):
-    """One after the other, and nobody loads the page again."""
+    """The page updates without a reload."""
     agent = served.agent("falls-over", started_at=time.time() - 60)
     agent.start()
     agent.train(20)

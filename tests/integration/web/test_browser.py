@@ -118,7 +118,7 @@ def test_dragging_zooms_and_the_address_keeps_the_window(open_page: Open, agent:
     expect(page.locator("[data-part=window]")).to_have_text(window)
     page.mouse.dblclick(*lane_point(page, "metric", 0.5))
     expect(page.locator("[data-part=window]")).to_contain_text("iterations 1 –")
-    expect(page.get_by_role("button", name="Live")).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("button", name="Follow")).to_have_attribute("aria-pressed", "true")
 
 
 def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: FakeAgent) -> None:
@@ -131,15 +131,15 @@ def test_the_keys_move_the_window_and_the_selection(open_page: Open, agent: Fake
     expect(page.locator("[data-part=selected-title]")).to_contain_text("Iteration")
     expect(page.locator("[role=option][aria-selected=true]")).to_have_count(1)
     page.keyboard.press("Enter")
-    expect(page.get_by_role("dialog")).to_contain_text("Take")
-    expect(page.get_by_role("dialog").get_by_role("link", name="Keep training")).to_be_focused()
+    expect(page.get_by_role("dialog")).to_contain_text("Restore")
+    expect(page.get_by_role("dialog").get_by_role("link", name="Cancel")).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.keyboard.press("Escape")
     expect(page.locator("[data-part=selection]")).to_be_hidden()
 
 
-def test_hovering_tells_the_values_of_all_lanes(open_page: Open, agent: FakeAgent) -> None:
+def test_hovering_shows_the_values_of_all_lanes(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.mouse.move(*lane_point(page, "metric", 0.8))
     for lane, unit in (("metric", "."), ("seconds", "ms"), ("overhead", "%")):
@@ -160,11 +160,11 @@ def test_a_budget_is_previewed_then_saved_then_applied(open_page: Open, agent: F
     page.locator("#budget").fill("1")
     expect(page.locator("#budget-preview")).to_contain_text("134 iterations")
     assert agent.desired().version == 0
-    page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1 → on its way")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#change-budget")).to_contain_text("saved v1 → waiting for delivery")
     assert agent.desired().budget == 0.01
     obey(agent)
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1 → applied at iteration 988")
+    expect(page.locator("#change-budget")).to_contain_text("saved v1 → applied at iteration 988")
     expect(page.locator("#kpis")).to_contain_text("of 1 % budget")
 
 
@@ -181,16 +181,16 @@ def test_the_slider_and_the_field_are_one_setting(open_page: Open, agent: FakeAg
 def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, typed: str) -> None:
     page = job_page(open_page, agent)
     page.locator("#budget").fill(typed)
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_contain_text(f"'{typed}'")
     expect(page.locator("#budget")).to_have_value(typed)
     assert agent.desired().version == 0
 
 
-def test_a_reason_is_told_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
+def test_a_reason_is_shown_once_and_goes_when_something_else_is_typed(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#budget").fill("300")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_be_visible()
     with page.expect_response(re.compile("/preview\\?")):
         agent.train(1)
@@ -233,15 +233,15 @@ def test_the_fleet_goes_on_page_by_page_and_stays_live_on_each(open_page: Open, 
     other.send()
     expect(page.locator("#job-paged-2 td[data-label='Iteration']")).to_contain_text("7")
     expect(page.locator(".jobs tbody tr")).to_have_count(1)
-    page.get_by_label("Jobs on a page").select_option("25")
+    page.get_by_label("Jobs per page").select_option("25")
     expect(page.locator(".jobs tbody tr")).to_have_count(3)
 
 
 def test_the_panels_of_a_job_fill_themselves(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     panel = page.locator("#goodput")
-    panel.scroll_into_view_if_needed()  # it is asked for when somebody can see it
-    expect(panel.locator(".whole-bar rect[data-bucket=productive]")).to_be_visible()
+    panel.scroll_into_view_if_needed()  # it loads when it is visible
+    expect(panel.locator(".share-bar rect[data-bucket=productive]")).to_be_visible()
     panel.get_by_role("link", name="1h").click()
     expect(panel.locator("[aria-current]")).to_have_text("1h")
     expect(page.locator("#ranks")).to_have_count(0)
@@ -254,7 +254,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
         each.train(2)
         each.send()
     page = open_page("/?search=bulk-", width=390)
-    button = page.get_by_role("button", name="Set")
+    button = page.get_by_role("button", name="Apply")
     expect(button).to_be_hidden()
     for name in ("bulk-0", "bulk-2"):
         page.get_by_label(f"Select {name}").focus()
@@ -308,50 +308,50 @@ def test_a_conflict_is_shown_and_can_be_retried(open_page: Open, agent: FakeAgen
     other = job_page(open_page, agent)
     page.locator("#budget").fill("5")
     other.locator("#budget").fill("2")
-    other.get_by_role("button", name="Apply").click()
-    expect(other.locator("#ack-budget")).to_contain_text("saved v1")
-    page.get_by_role("button", name="Apply").click()
+    other.get_by_role("button", name="Apply budget").click()
+    expect(other.locator("#change-budget")).to_contain_text("saved v1")
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.get_by_role("alert").filter(has_text="Not applied")).to_contain_text("→ 2%")
-    page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v2")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#change-budget")).to_contain_text("saved v2")
 
 
-def test_of_two_browsers_that_restore_a_job_the_later_is_told_of_the_other(
+def test_of_two_browsers_that_restore_a_job_the_later_is_shown_of_the_other(
     open_page: Open, agent: FakeAgent
 ) -> None:
     quicker, later = job_page(open_page, agent), job_page(open_page, agent)
     for page, iteration in ((quicker, 400), (later, 440)):
         page.get_by_role("option", name=re.compile(f"Iteration {iteration}, durable")).click()
         page.get_by_role("button", name=f"Restore to {iteration}").click()
-        expect(page.get_by_role("dialog")).to_contain_text(f"back to iteration {iteration}")
+        expect(page.get_by_role("dialog")).to_contain_text(f"to iteration {iteration}")
     for page, iteration in ((quicker, 400), (later, 440)):
         page.get_by_role("dialog").get_by_role("button", name=f"Restore to {iteration}").click()
     expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is requested already")
     for page in (quicker, later):
-        expect(page.locator("#order")).to_contain_text("Going back to iteration 400")
+        expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
     obey(agent)
     for page in (quicker, later):
-        expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
+        expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
 
 
 def test_an_interval_a_pause_and_a_checkpoint_are_acknowledged(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
     page.locator("#every").fill("50")
-    page.get_by_role("button", name="Fix").click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v1")
+    page.get_by_role("button", name="Apply interval").click()
+    expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.get_by_role("button", name="Checkpoint now").click()
-    expect(page.locator("#ack-checkpoint")).to_contain_text("saved v2")
+    expect(page.locator("#change-checkpoint")).to_contain_text("saved v2")
     page.get_by_role("button", name="Pause checkpoints").click()
-    expect(page.locator("#ack-pause")).to_contain_text("saved v3")
-    page.get_by_role("button", name="Probe data loading").click()
-    expect(page.locator("#ack-probe")).to_contain_text("saved v4")
+    expect(page.locator("#change-pause")).to_contain_text("saved v3")
+    page.get_by_role("button", name="Profile data loading").click()
+    expect(page.locator("#change-probe")).to_contain_text("saved v4")
     obey(agent)
     for name in ("interval", "checkpoint", "pause", "probe"):
-        expect(page.locator(f"#ack-{name}")).to_contain_text("applied at iteration 988")
+        expect(page.locator(f"#change-{name}")).to_contain_text("applied at iteration 988")
     expect(page.get_by_role("button", name="Resume checkpoints")).to_be_visible()
     expect(page.get_by_text("30 ms fetching and 12 ms preparing")).to_be_visible()
-    page.get_by_role("button", name="Automatic", exact=True).click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v5")
+    page.get_by_role("button", name="Back to automatic", exact=True).click()
+    expect(page.locator("#change-interval")).to_contain_text("saved v5")
 
 
 def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, agent: FakeAgent) -> None:
@@ -360,32 +360,32 @@ def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, a
     page.get_by_role("button", name="Restore to 400").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("588 iterations")
-    expect(dialog).to_contain_text("a safety checkpoint")
+    expect(dialog).to_contain_text("A safety checkpoint")
     dialog.get_by_role("button", name="Restore to 400").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 400")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
     obey(agent)
-    expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
+    expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
     expect(page.locator("#head")).to_contain_text("lineage 2")
     expect(page.locator("[data-part=summary]")).to_contain_text("2 lineages")
-    page.locator("#order").get_by_role("link", name="Undo").click()
-    expect(page.get_by_role("dialog")).to_contain_text("back to iteration 988")
+    page.locator("#restore-status").get_by_role("link", name="Undo").click()
+    expect(page.get_by_role("dialog")).to_contain_text("to iteration 988")
 
 
 def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent)
-    page.get_by_label("Go back to iteration").fill("417")
-    page.get_by_role("button", name="Look…").click()
+    page.get_by_label("Restore to iteration").fill("417")
+    page.get_by_role("button", name="Find").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("Iteration 417 has no restore point.")
-    dialog.get_by_role("link", name="Look at 400 instead").click()
-    expect(dialog).to_contain_text("back to iteration 400?")
-    dialog.get_by_role("link", name="Keep training").click()
+    dialog.get_by_role("link", name="Show iteration 400").click()
+    expect(dialog).to_contain_text("to iteration 400?")
+    dialog.get_by_role("link", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert agent.desired().restore is None
 
 
-def test_a_lost_server_is_told_and_found_again(open_page: Open, agent: FakeAgent) -> None:
+def test_a_lost_server_is_shown_and_found_again(open_page: Open, agent: FakeAgent) -> None:
     page = job_page(open_page, agent, expected=("ERR_INTERNET_DISCONNECTED", "Failed to fetch"))
     page.context.set_offline(True)
     agent.train(5)
@@ -399,11 +399,11 @@ def test_a_lost_server_is_told_and_found_again(open_page: Open, agent: FakeAgent
 def test_without_scripts_a_budget_is_set_and_a_restore_is_ordered(open_page: Open, agent: FakeAgent) -> None:
     page = open_page(f"/jobs/{agent.job}", scripts=False)
     page.locator("#budget").fill("2")
-    page.get_by_role("button", name="Apply").click()
-    expect(page.locator("#ack-budget")).to_contain_text("saved v1")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#change-budget")).to_contain_text("saved v1")
     page.get_by_role("link", name=re.compile("^Restore iteration 868,")).click()
     page.get_by_role("button", name="Restore to 868").click()
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 868")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 868")
     assert agent.desired().restore is not None
 
 
@@ -412,7 +412,7 @@ def test_an_empty_job_says_what_it_waits_for(open_page: Open, served) -> None:  
     young.start()
     young.send()
     page = open_page("/jobs/just-born")
-    expect(page.locator("[data-part=summary]")).to_contain_text("No iteration has been reported yet")
+    expect(page.locator("[data-part=summary]")).to_contain_text("No iterations reported yet")
     young.train(2)
     young.send()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
@@ -422,7 +422,7 @@ MARKS = """async () => {
   const { curveOf } = await import("/static/timeline/model.js");
   const job = location.pathname.split("/").at(-1);
   const timeline = await (await fetch(`/api/v1/jobs/${job}/timeline?points=600`)).json();
-  return { bucketed: timeline.bucketed, odd: curveOf(timeline, "loss").odd };
+  return { bucketed: timeline.bucketed, odd: curveOf(timeline, "loss").nonFinite };
 }"""
 RED = """() => {
   const canvas = document.querySelector('[data-lane="metric"] canvas');

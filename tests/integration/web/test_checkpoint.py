@@ -27,23 +27,23 @@ def words(html: str) -> str:
 
 def test_a_checkpoint_is_pinned_and_unpinned_from_its_page(client: TestClient, agent: FakeAgent) -> None:
     page = client.get(PAGE).text
-    assert "not pinned" in page
+    assert "Not pinned" in page
     assert ">Pin</button>" in page
     done = client.post(f"{PAGE}/pin", data={"pinned": "true"})
-    assert (done.status_code, done.headers["location"]) == (303, f"{PAGE}#keep")
+    assert (done.status_code, done.headers["location"]) == (303, f"{PAGE}#retention-section")
     page = client.get(PAGE).text
-    assert "pinned by operator" in words(page)
+    assert "Pinned by operator" in words(page)
     assert ">Unpin</button>" in page
     row = client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
-    assert 'title="pinned by operator: retention leaves it">★' in row
+    assert 'title="Pinned by operator; retention keeps it">★' in row
     client.post(f"{PAGE}/pin", data={"pinned": "false"})
-    assert "not pinned" in client.get(PAGE).text
+    assert "Not pinned" in client.get(PAGE).text
     assert client.get(f"/api/v1{JOB}/desired").json()["pins"] == []
 
 
-def test_how_far_a_pin_has_come_is_said_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
+def test_how_far_a_pin_has_come_is_shown_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
-    assert "pin: saved v1 → on its way to the job" in words(client.get(PAGE).text)
+    assert "pin: saved v1 → waiting for delivery" in words(client.get(PAGE).text)
     agent.events.append(messages.Applied(at=agent.at, version=1, iteration=401, lineage=1))
     agent.send()
     assert "pin: saved v1 → applied at iteration 401" in words(client.get(PAGE).text)
@@ -51,7 +51,7 @@ def test_how_far_a_pin_has_come_is_said_and_not_guessed(client: TestClient, agen
     assert "saved v1" not in other
 
 
-def test_the_history_tells_who_pinned(client: TestClient, agent: FakeAgent) -> None:
+def test_the_history_shows_who_pinned(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert f"pin {POINT}" in words(client.get(f"{JOB}/history").text)
 
@@ -81,7 +81,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert refused.status_code == 422
     assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)
-    assert "Only a durable checkpoint can be pinned, and this one is no longer in the store" in words(refused.text)
+    assert "Only durable checkpoints can be pinned; this one is no longer in the store" in words(refused.text)
     assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 422
 
 
@@ -101,18 +101,18 @@ def test_a_fork_is_shown_at_its_iteration_and_says_where_it_comes_from(
     fork_of(client, "branch")
     row = client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
     assert '→ <a href="/jobs/branch">branch</a>' in row
-    assert "Forked: branch from iteration 120" in words(client.get(f"{JOB}/points").text)
+    assert "Forks: branch from iteration 120" in words(client.get(f"{JOB}/points").text)
     for number in range(6):
         fork_of(client, f"branch-{number}")
     points = client.get(f"{JOB}/points").text
     row = points.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
     assert f'→ <a href="{PAGE}">7 forks</a>' in row
     assert "and 2 more." in words(points)
-    assert "branch began here" in words(client.get(PAGE).text)
+    assert "branch started here" in words(client.get(PAGE).text)
     child = client.get("/jobs/branch").text
     assert f'forked from <a href="{PAGE}">char-gpt at iteration 120</a>' in child
     copy = words(client.get(f"/jobs/branch/checkpoints/{POINT}").text)
-    assert f"The job was forked from char-gpt , checkpoint {POINT} : this is the copy." in copy
+    assert f"The job was forked from char-gpt , checkpoint {POINT} ; this checkpoint is the copy." in copy
     assert "forked from" in client.get("/jobs/branch/live").text
 
 
@@ -124,7 +124,7 @@ def test_the_command_of_a_fork_is_shown_and_a_name_that_cannot_be_is_refused(
     refused = client.get(f"{PAGE}?fork=a%20b%3Brm").text
     assert "job name &#39;a b;rm&#39;: use 1 to 100 letters" in refused
     assert f"holdfast fork char-gpt {POINT} NEW" in refused
-    assert "that is too long" in client.get(f"{PAGE}?fork={'x' * 500}").text
+    assert "the name is too long" in client.get(f"{PAGE}?fork={'x' * 500}").text
 
 
 def panel(client: TestClient) -> str:
@@ -144,19 +144,19 @@ def says(agent: FakeAgent, verdict: messages.Verdict | None = None, request: int
 def test_a_checkpoint_is_read_back_from_its_page_and_each_step_is_said(
     client: TestClient, agent: FakeAgent
 ) -> None:
-    assert "not read back since it was written" in panel(client)
+    assert "Not verified yet" in panel(client)
     done = client.post(f"{PAGE}/verify")
     assert (done.status_code, done.headers["location"]) == (303, f"{PAGE}#verify")
-    assert "On its way to the job. Asked by operator" in panel(client)
+    assert "Waiting for delivery. Requested by operator" in panel(client)
     says(agent, read_bytes=30_000_000, total_bytes=102_400_000)
-    assert "Being read back on node-3 , 30.0 MB of 102 MB" in panel(client)
+    assert "Reading on node-3 , 30.0 MB of 102 MB" in panel(client)
     part = client.get(f"{PAGE}/verification")
     assert 'value="30000000"' in part.text
     assert "HX-Refresh" not in part.headers
     says(agent, "sound", read_bytes=102_400_000, total_bytes=102_400_000, seconds=1.5)
     assert client.get(f"{PAGE}/verification").headers["HX-Refresh"] == "true"
-    assert "sound when it was last read back" in panel(client)
-    assert "102 MB, read from where it is kept in 1.5 s" in panel(client)
+    assert "sound Last verified" in panel(client)
+    assert "All bytes match their digests: 102 MB read in 1.5 s" in panel(client)
     assert "hx-trigger" not in client.get(PAGE).text.partition('id="verify"')[2].partition("</section>")[0]
     assert "Verify again" in panel(client)
 
@@ -172,35 +172,35 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
     says(agent, "damaged", reason=reason)
     page = client.get(PAGE).text
     assert "tensor &lt;b&gt;model.0&lt;/b&gt; does not match its digest" in page
-    assert "It is not offered for a restore, and a restart passes it over." in page
+    assert "It cannot be restored, and a restart skips it." in page
     assert "Restore…</a>" not in page
     assert "damaged" in client.get(JOB).text.partition(f'id="row-{POINT}"')[2].partition("</tr>")[0]
     assert client.get(f"{JOB}/restore?checkpoint={POINT}").status_code == 422
 
 
-def test_with_nobody_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_by_hand(
+def test_with_no_one_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_by_hand(
     client: TestClient, agent: FakeAgent, clock: SetClock
 ) -> None:
     clock.now += 3600
     client.post(f"{PAGE}/verify")
-    assert "Nobody who holds the store is in contact: it is read at the job’s next start." in panel(client)
+    assert "The job is not running; its next start verifies the checkpoint." in panel(client)
     assert f"holdfast store verify STORE --job char-gpt --checkpoint {POINT}" in panel(client)
     client.post(f"{PAGE}/verify/cancel")
-    assert "Not read: cancelled by operator." in panel(client)
+    assert "Cancelled: cancelled by operator." in panel(client)
     assert client.get(f"/api/v1{JOB}/desired").json()["verify"] == []
 
 
 def test_a_store_that_is_away_says_nothing_of_the_checkpoint(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/verify")
     says(agent, "failed", reason="the store is away")
-    assert "It could not be read, which says nothing of the checkpoint: the store is away" in panel(client)
-    assert "not read back since it was written" in panel(client)
+    assert "The read failed, so the state of the checkpoint is unknown: the store is away" in panel(client)
+    assert "Not verified yet" in panel(client)
 
 
 def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient, agent: FakeAgent) -> None:
     agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
-    assert "Verify now" not in client.get(PAGE).text
+    assert ">Verify</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/verify")
     assert refused.status_code == 422
     assert "is missing: only checkpoints in the store can be verified" in words(refused.text)
@@ -215,7 +215,7 @@ def norms(**more: object) -> messages.TensorNorms:
 
 
 def test_tensors_are_shown_with_what_is_not_finite_first(client: TestClient, agent: FakeAgent) -> None:
-    assert "Its tensors were not summed up yet." in words(client.get(PAGE).text)
+    assert "No summary yet; run Verify to create one." in words(client.get(PAGE).text)
     client.post(f"{PAGE}/verify")
     says(agent, "sound", tensors=norms(left_out=1))
     page = client.get(PAGE).text
@@ -223,21 +223,21 @@ def test_tensors_are_shown_with_what_is_not_finite_first(client: TestClient, age
     assert table.index("optimizer.exp_avg") < table.index("model.0.weight")
     assert "2 NaN, 1 inf" in table
     assert "model.&lt;i&gt;.bias" in table
-    assert "1 smaller tensor of it is not told of" in page
+    assert "1 smaller tensor not shown" in page
 
 
 def test_two_are_compared_by_the_difference_once_both_were_read(client: TestClient, agent: FakeAgent) -> None:
     other = "000000000160-1"
     page = client.get(f"{PAGE}?with={other}").text
-    assert "The tensors of neither were summed up yet." in words(page)
+    assert "No summary yet for either checkpoint; run Verify to create one." in words(page)
     done = client.post(f"{PAGE}/verify", data={"against": other})
     assert done.headers["location"] == f"{PAGE}?with={other}#verify"
-    assert "Read both, and tell the difference" not in client.get(f"{PAGE}?with={other}").text
+    assert "Compare values" not in client.get(f"{PAGE}?with={other}").text
     beside = {"other_norm": [2.0, 3.0, 0.004], "distance": [0.5, 0.03, 0.0]}
     says(agent, "sound", against=other, tensors=norms(**beside))
     page = words(client.get(f"{PAGE}?with={other}").text)
-    assert f"How far each tensor is from {other}" in page
-    assert "Change: the norm of the difference, as a share of the other’s norm." in page
+    assert f"Tensor difference from {other}" in page
+    assert "Change: norm of the difference relative to the other norm." in page
     assert "model.0.weight 1,200 25 % 2.5 2 0.5 none" in page
 
 
@@ -251,12 +251,12 @@ def test_the_page_follows_a_checkpoint_that_is_read_back(served: Served, open_pa
     agent.at = time.time()
     agent.send()
     page = open_page(f"/jobs/read-back/checkpoints/{POINT}")
-    page.get_by_role("button", name="Verify now").click()
-    expect(page.locator("#verify")).to_contain_text("Asked by operator")
+    page.get_by_role("button", name="Verify").click()
+    expect(page.locator("#verify")).to_contain_text("Requested by operator")
     says(agent, read_bytes=1000, total_bytes=4000)
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "1000")
     says(agent, "sound", read_bytes=4000, total_bytes=4000, seconds=0.5, tensors=norms())
-    expect(page.locator("#verify")).to_contain_text("Every byte of it is what its digests say")
+    expect(page.locator("#verify")).to_contain_text("All bytes match their digests")
     expect(page.get_by_role("table").filter(has_text="optimizer.exp_avg")).to_be_visible()
 
 

@@ -44,11 +44,11 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     open_page: Open, agent: FakeAgent
 ) -> None:
     page = live(open_page, agent)
-    line = page.locator("#ack-budget")
+    line = page.locator("#change-budget")
     page.locator("#budget").fill("1")
-    expect(page.locator("[data-draft=budget]")).to_have_text("draft, not saved")
-    page.get_by_role("button", name="Apply").click()
-    expect(line).to_contain_text("saved v1 → on its way")
+    expect(page.locator("[data-draft=budget]")).to_have_text("Not saved yet")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(line).to_contain_text("saved v1 → waiting for delivery")
     expect(page.locator("[data-draft=budget]")).to_be_hidden()
     ask_for_more(agent, 1)
     expect(line).to_contain_text("delivered, applies at the next iteration")
@@ -56,7 +56,7 @@ def test_a_change_is_a_draft_then_saved_then_delivered_then_applied_then_taken_b
     agent.train(70)
     agent.send()
     expect(line).to_contain_text("applied at iteration 200")
-    expect(line).to_contain_text("of them since")
+    expect(line).to_contain_text("of them since the change")
     page.get_by_role("button", name="Undo budget").click()
     expect(line).to_contain_text("saved v2")
     expect(page.locator("#budget")).to_have_value("1")
@@ -89,33 +89,33 @@ def test_what_is_typed_while_the_controls_are_on_their_way_stays(open_page: Open
 def test_a_policy_with_its_reason_and_an_interval_for_a_while(open_page: Open, agent: FakeAgent) -> None:
     page = live(open_page, agent)
     expect(page.locator("#why-interval")).to_contain_text("a checkpoint costs 320 ms")
-    page.get_by_label("Policy").select_option("goodput")
-    page.get_by_role("button", name="Use", exact=True).click()
-    expect(page.locator("#ack-policy")).to_contain_text("saved v1")
+    page.get_by_label("Policy", exact=True).select_option("goodput")
+    page.get_by_role("button", name="Apply policy", exact=True).click()
+    expect(page.locator("#change-policy")).to_contain_text("saved v1")
     page.locator("#every").fill("50")
     expect(page.locator("#every-preview")).to_contain_text("50 iterations")
-    page.get_by_label("For how long").select_option("2 h")
-    page.get_by_role("button", name="Fix").click()
-    expect(page.get_by_text("every 50, fixed by hand until")).to_be_visible()
+    page.get_by_label("Duration", exact=True).select_option("2 h")
+    page.get_by_role("button", name="Apply interval").click()
+    expect(page.get_by_text("Fixed at every 50 iterations until")).to_be_visible()
     desired = agent.desired()
     assert (desired.policy, desired.every) == ("goodput", 50)
 
 
-def test_who_comes_second_to_a_restore_is_told_who_was_first(open_page: Open, agent: FakeAgent) -> None:
+def test_who_comes_second_to_a_restore_is_shown_who_was_first(open_page: Open, agent: FakeAgent) -> None:
     first, second = live(open_page, agent), live(open_page, agent)
     for page, iteration in ((first, 80), (second, 120)):
         page.get_by_role("link", name=f"Restore iteration {iteration}, lineage 1").click()
         expect(page.get_by_role("dialog")).to_contain_text("attempt 1 is running on node-3, 1 rank, supervised")
-        expect(page.get_by_role("dialog")).to_contain_text("every byte against its digests")
+        expect(page.get_by_role("dialog")).to_contain_text("All bytes are checked against their digests")
     first.get_by_role("button", name="Restore to 80").click()
-    expect(first.locator("#order")).to_contain_text("Going back to iteration 80")
-    expect(second.locator("#order")).to_contain_text("Going back to iteration 80")
+    expect(first.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
+    expect(second.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
     second.get_by_role("button", name="Restore to 120").click()
     refusal = second.get_by_role("dialog").get_by_role("alert")
     expect(refusal).to_contain_text("a restore to iteration 80 is")
     second.keyboard.press("Escape")
     second.get_by_role("button", name="Cancel").click()
-    expect(first.locator("#order")).to_contain_text("cancelled")
+    expect(first.locator("#restore-status")).to_contain_text("cancelled")
     assert agent.desired().restore is None
 
 
@@ -126,14 +126,14 @@ def test_an_operator_restores_from_a_phone(open_page: Open, agent: FakeAgent) ->
     button = page.get_by_role("button", name="Restore to 80")
     expect(button).to_be_in_viewport()
     button.click()
-    expect(page.locator("#order")).to_contain_text("Going back to iteration 80")
+    expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 80")
     agent.obey(agent.desired())
     agent.send()
-    expect(page.locator("#order li[aria-current=step]")).to_contain_text("restored")
-    expect(page.locator("#order").get_by_role("link", name="Undo")).to_be_visible()
+    expect(page.locator("#restore-status li[aria-current=step]")).to_contain_text("restored")
+    expect(page.locator("#restore-status").get_by_role("link", name="Undo")).to_be_visible()
 
 
-def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, served: Served) -> None:
+def test_rows_keep_their_places_while_an_operator_points_at_them(open_page: Open, served: Served) -> None:
     agents = []
     for name in ("held-a", "held-b"):
         agent = served.agent(name, started_at=time.time() - 60)
@@ -150,7 +150,7 @@ def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, s
     agents[1].train(30)
     agents[1].send()
     expect(page.locator("#job-held-b")).to_contain_text("40")
-    expect(page.get_by_text("the order is held")).to_be_visible()
+    expect(page.get_by_text("Sorting paused")).to_be_visible()
     assert rows.evaluate_all(names) == ["job-held-a", "job-held-b"]
     page.locator("h1").hover()
     agents[1].train(1)
@@ -161,5 +161,5 @@ def test_rows_keep_their_places_while_somebody_points_at_them(open_page: Open, s
 
 def test_a_choice_is_in_the_address_without_what_says_nothing(open_page: Open) -> None:
     page = open_page("/?search=held-&sort=&status=")
-    page.get_by_label("Order", exact=True).select_option("risk")
+    page.get_by_label("Sort by", exact=True).select_option("risk")
     expect(page).to_have_url(re.compile(r"/\?sort=risk&search=held-$"))

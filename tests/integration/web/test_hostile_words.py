@@ -102,10 +102,10 @@ def test_hostile_words_are_shown_and_not_run(chromium: Browser, served: Served) 
     page.keyboard.press("t")
     expect(page.locator("[data-part=tables]")).to_be_visible()
     page.locator("#budget").fill(CORPUS[1])
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_be_visible()
-    page.get_by_label("Go back to iteration").fill(CORPUS[3])
-    page.get_by_role("button", name="Look…").click()
+    page.get_by_label("Restore to iteration").fill(CORPUS[3])
+    page.get_by_role("button", name="Find").click()
     expect(page.get_by_role("dialog")).to_contain_text("is not an iteration")
     assert seen == []
     context.close()
@@ -119,7 +119,7 @@ def test_the_watch_would_see_what_it_watches_for(chromium: Browser, served: Serv
     page.evaluate("alert(1)")
     page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=alert(2)>')")
     page.evaluate(
-        "new Promise((told) => { addEventListener('securitypolicyviolation', told, {once: true}); "
+        "new Promise((resolve) => { addEventListener('securitypolicyviolation', resolve, {once: true}); "
         "fetch('http://127.0.0.1:9/').catch(() => null); }).then(() => null)"
     )
     assert any(one.startswith("dialog") for one in seen)

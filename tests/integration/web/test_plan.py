@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
-from holdfast_web.picture import draw
+from holdfast_web.job.plan_plot import draw
 from tests.support.fake_agent import FakeAgent, over_client
 
 JOB = "/jobs/char-gpt"
@@ -28,8 +28,8 @@ def text_of(html: str) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
 
 
-def answer(client: TestClient, **requested: str) -> str:
-    reply = client.get(f"{JOB}/plan/answer", params=requested)
+def answer(client: TestClient, **asked: str) -> str:
+    reply = client.get(f"{JOB}/plan/answer", params=asked)
     assert reply.status_code == 200
     return reply.text
 
@@ -53,32 +53,32 @@ def test_opened_it_is_a_part_of_the_page_and_by_itself_a_page(client: TestClient
         assert 'class="plan-plot"' in shown
 
 
-def test_the_answer_is_said_in_words_first(client: TestClient, agent: FakeAgent) -> None:
+def test_the_answer_is_shown_in_words_first(client: TestClient, agent: FakeAgent) -> None:
     said = text_of(answer(client))
-    assert re.match(r"Best: every 2,\d{3} iterations , \d+ min \d+ s, where \d\d\.\d+ % of the time moves", said)
-    assert re.search(
-        r"In force: every 40 iterations, [\d.]+ % ; that is 0\.\d+ GPU-hours a day behind the best", said
+    assert re.match(
+        r"Optimum: every 2,\d{3} iterations , \d+ min \d+ s, where \d\d\.\d+ % of the time is training", said
     )
-    assert "If it died now it would lose" in said
+    assert re.search(
+        r"In force: every 40 iterations, [\d.]+ % ; it loses 0\.\d+ GPU-hours/day vs. the optimum", said
+    )
+    assert "A crash loses" in said
 
 
 def test_an_override_is_priced_in_gpu_hours_and_gpus(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/interval", data={"version": "0", "every": "40"})
     said = text_of(answer(client, ranks="16384", mtbf="3.09h", every="100"))
-    found = re.search(
-        r"In force, fixed by hand: every 40 iterations, [\d.]+ % ; that is ([\d,]+) GPU-hours a day", said
-    )
+    found = re.search(r"In force, fixed: every 40 iterations, [\d.]+ % ; it loses ([\d,]+) GPU-hours/day", said)
     assert found
     assert int(found[1].replace(",", "")) > 1000
-    assert re.search(r"as if [\d,]+ of 16,384 GPUs stood still", said)
-    assert "Every 100 iterations would be" in said
+    assert re.search(r"equal to [\d,]+ of 16,384 GPUs idle", said)
+    assert "Every 100 iterations: " in said
 
 
 def test_a_page_with_an_override_shows_its_price_unasked(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/interval", data={"version": "0", "every": "50"})
     page = client.get(JOB).text
     assert re.search(r'<details class="panel plan" id="plan" open [^>]*hx-trigger="load"', page)
-    assert f'fixed by hand: <a href="{JOB}/plan">what it costs</a>' in page
+    assert f'Fixed at every 50 iterations. <a href="{JOB}/plan">Show the cost</a>' in page
 
 
 def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, agent: FakeAgent) -> None:
@@ -90,7 +90,7 @@ def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, 
     assert labels[1] == "in force, every 40"
     assert re.fullmatch(r"optimum, every [\d,]+", labels[2])
     assert 'class="limit"' in drawn
-    assert "over the budget of 3.5 %" in text_of(drawn)
+    assert "above the budget of 3.5 %" in text_of(drawn)
     assert "style=" not in drawn
 
 
@@ -100,19 +100,19 @@ def test_the_table_has_the_policies_and_who_decides_in_whose_place(client: TestC
     assert rows[:2] == ["optimum", "in force"]
     assert {"checkfreq", "goodput", "half the optimum", "twice the optimum"} <= set(rows)
     assert "fixed" not in rows
-    assert "fixed: checkfreq decides in its place here." in text_of(drawn)
+    assert "fixed: not applicable here; checkfreq is used." in text_of(drawn)
 
 
 def test_measured_and_assumed_figures_look_different(client: TestClient, agent: FakeAgent) -> None:
-    def origins(**requested: str) -> dict[str, tuple[str, str]]:
-        figures = re.findall(
-            r'<dt>([^<]*) <span class="tag" data-kind="(\w+)">(\w+)</span>', answer(client, **requested)
-        )
-        return {name: (kind, origin) for name, kind, origin in figures}
+    def origins(**asked: str) -> dict[str, tuple[str, str]]:
+        name = r'<dt>(?:<span class="term"[^>]*>)?([^<]*)(?:</span>)?'
+        pattern = name + r' <span class="tag" data-kind="(\w+)">(\w+)</span>'
+        found = re.findall(pattern, answer(client, **asked))
+        return {name: (kind, origin) for name, kind, origin in found}
 
     now = origins()
-    assert now["Cost of a checkpoint"] == now["Iteration"] == ("measured", "measured")
-    assert now["Time between failures"] == now["Restart"] == ("predicted", "assumed")
+    assert now["Checkpoint cost"] == now["Iteration time"] == ("measured", "measured")
+    assert now["Time between failures"] == now["Restart time"] == ("predicted", "assumed")
     assert origins(mtbf="3h")["Time between failures"] == ("predicted", "stated")
     figures = re.findall(r"<td[^>]*>(.*?)</td>", answer(client))
     shares = [figure for figure in figures if "%" in figure]
@@ -120,21 +120,21 @@ def test_measured_and_assumed_figures_look_different(client: TestClient, agent: 
     assert all('class="predicted"' in figure for figure in shares)
 
 
-def test_failures_are_told_with_the_time_that_they_were_seen_in(client: TestClient, agent: FakeAgent) -> None:
+def test_failures_are_shown_with_the_time_that_they_were_seen_in(client: TestClient, agent: FakeAgent) -> None:
     assert "0 failures in 2 min" in text_of(answer(client))
     agent.crash(12)
     agent.train(20)
     agent.send()
     text = text_of(answer(client))
-    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % sure:", text)
-    assert re.search(r"Restart measured [\d.]+ s as the last one took", text)
+    assert re.search(r"Time between failures estimated .* 1 failure in \d+ min .*; 90 % confidence:", text)
+    assert re.search(r"Restart time measured [\d.]+ s last restart", text)
 
 
 @pytest.mark.parametrize(
     ("field", "typed"),
     [("budget", "300"), ("budget", "<b>"), ("every", "0"), ("mtbf", "0"), ("ranks", "many"), ("restart", "-1")],
 )
-def test_what_cannot_be_is_told_and_stays_in_its_field(
+def test_what_cannot_be_is_shown_and_stays_in_its_field(
     client: TestClient, agent: FakeAgent, field: str, typed: str
 ) -> None:
     for path, headers in ((f"{JOB}/plan/answer", HTMX), (f"{JOB}/plan", {}), (f"{JOB}/plan", HTMX)):
@@ -159,7 +159,7 @@ def test_a_budget_is_in_percent_here_and_the_link_to_the_data_asks_the_same(
     assert link
     found = client.get(unescape(link[1])).json()["comparison"]
     assert (found["budget"], found["world_size"]) == (0.02, 64)
-    assert "over the budget of 2 %" in text_of(drawn)
+    assert "above the budget of 2 %" in text_of(drawn)
 
 
 def test_a_job_that_was_not_measured_yet_says_what_it_waits_for(client: TestClient) -> None:
@@ -175,14 +175,14 @@ def test_a_paused_job_has_nothing_in_force(client: TestClient, agent: FakeAgent)
     agent.pace()
     agent.send()
     drawn = answer(client)
-    assert "Nothing is in force: no checkpoints are taken." in text_of(drawn)
+    assert "No interval is set: no checkpoints are taken." in text_of(drawn)
     assert 'data-kind="present"' not in drawn
 
 
 def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
     profile = Profile(iteration_seconds=1, persist_seconds=120, cost_seconds=5)
     history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(compare_intervals(profile, PacingSettings(), history, current=1800, requested=[200]))
+    picture = draw(compare_intervals(profile, PacingSettings(), history, present=1800, asked=[200]))
     assert [mark.kind for mark in picture.marks] == ["asked", "present", "best"]
     asked, present, best = picture.marks
     assert asked.x < best.x < present.x
@@ -201,13 +201,13 @@ def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("current", "requested", "lines"),
+    ("present", "asked", "lines"),
     [(1800, 200, [22, 22, -11]), (60, 70, [-11, 22, -11]), (300, 360, [38, 22, -11])],
 )
-def test_labels_keep_out_of_each_other_s_way(current: int, requested: int, lines: list[int]) -> None:
+def test_labels_keep_out_of_each_other_s_way(present: int, asked: int, lines: list[int]) -> None:
     profile = Profile(iteration_seconds=1, cost_seconds=5)
     history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(compare_intervals(profile, PacingSettings(), history, current=current, requested=[requested]))
+    picture = draw(compare_intervals(profile, PacingSettings(), history, present=present, asked=[asked]))
     assert [mark.label for mark in picture.marks] == lines
 
 
@@ -265,7 +265,7 @@ def test_what_is_typed_is_answered_at_once_and_stays(open_page: Open, trained: F
     expect(page.locator("#plan-error")).to_contain_text("'never' is not a time")
     page.locator("#plan-mtbf").fill("3h")
     expect(page.locator("#plan-error")).to_have_count(0)
-    expect(page.locator(".rests-on")).to_contain_text("stated")
+    expect(page.locator(".fact-grid")).to_contain_text("stated")
     page.locator("#plan-mtbf").press("Enter")
     expect(page.locator("#plan-mtbf")).to_have_value("3h")
     assert page.url.endswith(f"/jobs/{trained.job}")
@@ -275,17 +275,17 @@ def test_what_is_typed_is_answered_at_once_and_stays(open_page: Open, trained: F
 def test_an_override_opens_it_with_the_page(open_page: Open, trained: FakeAgent) -> None:
     page = open_page(f"/jobs/{trained.job}")
     page.locator("#every").fill("50")
-    page.get_by_role("button", name="Fix").click()
-    expect(page.locator("#ack-interval")).to_contain_text("saved v1")
+    page.get_by_role("button", name="Apply interval").click()
+    expect(page.locator("#change-interval")).to_contain_text("saved v1")
     page.reload()
-    expect(page.locator(".plan-say")).to_contain_text("fixed by hand")
+    expect(page.locator(".plan-summary")).to_contain_text("In force, fixed")
 
 
 @pytest.mark.browser
 def test_it_follows_the_job_and_leaves_what_is_typed(open_page: Open, trained: FakeAgent) -> None:
     page = opened(open_page, trained)
     page.locator("#plan-mtbf").fill("3h")
-    expect(page.locator(".rests-on")).to_contain_text("stated")
+    expect(page.locator(".fact-grid")).to_contain_text("stated")
     trained.interval = 61
     trained.pace()
     trained.send()
@@ -298,12 +298,12 @@ def test_it_follows_the_job_and_leaves_what_is_typed(open_page: Open, trained: F
 def test_without_scripts_it_is_asked_on_a_page_of_its_own(open_page: Open, trained: FakeAgent) -> None:
     page = open_page(f"/jobs/{trained.job}", scripts=False)
     page.locator("#plan summary").click()
-    page.get_by_role("link", name="Weigh every interval").click()
+    page.get_by_role("link", name="Compare intervals").click()
     page.locator("#plan-ranks").fill("64")
-    page.get_by_role("button", name="Weigh").click()
-    expect(page.locator(".rests-on")).to_contain_text("64")
+    page.get_by_role("button", name="Calculate").click()
+    expect(page.locator(".fact-grid")).to_contain_text("64")
     expect(page.locator("#plan-ranks")).to_have_value("64")
     page.locator("#plan-budget").fill("300")
-    page.get_by_role("button", name="Weigh").click()
+    page.get_by_role("button", name="Calculate").click()
     expect(page.locator("#plan-error")).to_contain_text("outside")
     expect(page.locator("#plan-budget")).to_have_value("300")

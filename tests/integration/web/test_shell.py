@@ -38,7 +38,7 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     page = open_page("/?search=keys-&sort=name")
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     page.keyboard.press("?")
-    expect(page.get_by_role("dialog")).to_contain_text("Keys and gestures")
+    expect(page.get_by_role("dialog")).to_contain_text("Keyboard shortcuts")
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -46,6 +46,7 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/jobs/keys-1$"))
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     page.keyboard.press("g")
     page.keyboard.press("a")
     expect(page).to_have_url(re.compile("/alerts$"))
@@ -59,7 +60,7 @@ def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open,
     page = open_page("/jobs/keyless")
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
     page.keyboard.press("?")
-    page.get_by_label("Keys of one character work").uncheck()
+    page.get_by_label("Enable single-key shortcuts").uncheck()
     page.keyboard.press("Escape")
     page.reload()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
@@ -68,8 +69,8 @@ def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open,
     page.keyboard.press("?")
     assert not page.locator("#keys").is_visible()
     assert table.is_hidden()
-    page.get_by_role("button", name="Keys", exact=True).click()
-    page.get_by_label("Keys of one character work").check()
+    page.get_by_role("button", name="Keyboard shortcuts", exact=True).click()
+    page.get_by_label("Enable single-key shortcuts").check()
     page.keyboard.press("Escape")
     page.keyboard.press("t")
     expect(table).to_be_visible()
@@ -88,17 +89,17 @@ def test_the_theme_goes_from_the_systems_to_light_to_dark_and_back(open_page: Op
     page = open_page("/", theme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
     button, seen = page.locator("[data-theme-toggle]"), []
-    for name in ("as the system", "light", "dark"):
+    for name in ("system", "light", "dark"):
         expect(button).to_have_attribute("aria-label", f"Theme: {name}")
         seen.append(page.evaluate(ground))
         page.reload()
         assert page.evaluate(ground) == seen[-1]
         button.click()
-    expect(button).to_have_attribute("aria-label", "Theme: as the system")
+    expect(button).to_have_attribute("aria-label", "Theme: system")
     assert seen[0] == seen[2] != seen[1]
 
 
-def test_times_are_told_where_the_reader_is_and_in_utc_when_asked(chromium: Browser, served: Served) -> None:
+def test_times_are_shown_where_the_reader_is_and_in_utc_when_asked(chromium: Browser, served: Served) -> None:
     reported(served, "clocks")
     context = chromium.new_context(timezone_id="Asia/Tokyo")
     page = context.new_page()
@@ -109,7 +110,7 @@ def test_times_are_told_where_the_reader_is_and_in_utc_when_asked(chromium: Brow
     utc = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
     expect(time_of).to_have_text(tokyo)
     time_of.hover()
-    expect(time_of).to_have_attribute("title", f"{tokyo} here · {utc} UTC")
+    expect(time_of).to_have_attribute("title", f"{tokyo} local · {utc} UTC")
     page.keyboard.press("u")
     expect(time_of).to_have_text(f"{utc} UTC")
     page.reload()
@@ -136,7 +137,7 @@ class Restartable:
     """A server that goes away and comes back at the same address."""
 
     def __init__(self, database: Path) -> None:
-        # bound but deaf: nobody else gets the port while the server is away
+        # keep the port bound while the server is away
         self.place = socket.socket()
         self.place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.place.bind(("127.0.0.1", 0))
@@ -171,7 +172,7 @@ def restartable(tmp_path: Path) -> Iterator[Restartable]:
     server.place.close()
 
 
-def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
+def test_pages_shows_that_the_server_is_gone_and_come_back_with_it(
     chromium: Browser, restartable: Restartable
 ) -> None:
     served = Served(f"http://127.0.0.1:{restartable.port}")
@@ -188,9 +189,9 @@ def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
         expect(page.locator("#connection")).to_have_attribute("data-state", re.compile("reconnecting|stale"))
     job.bring_to_front()
     job.locator("#budget").fill("2")
-    expect(job.locator("[data-draft=budget]")).to_have_text("draft, not saved")
-    job.get_by_role("button", name="Apply").click()
-    expect(job.locator("[data-draft=budget]")).to_have_text("no answer: it may have been saved")
+    expect(job.locator("[data-draft=budget]")).to_have_text("Not saved yet")
+    job.get_by_role("button", name="Apply budget").click()
+    expect(job.locator("[data-draft=budget]")).to_have_text("No answer; the change may have been saved")
     expect(job.get_by_role("alert").filter(has_text="cannot be reached")).to_be_visible()
     restartable.again()
     agent.train(5)
@@ -198,8 +199,8 @@ def test_pages_tell_that_the_server_is_gone_and_come_back_with_it(
     expect(job.locator("#connection")).to_have_attribute("data-state", "live")
     expect(job.locator("#head")).to_contain_text("iteration 95")
     expect(job.locator("#budget")).to_have_value("2")
-    job.get_by_role("button", name="Apply").click()
-    expect(job.locator("#ack-budget")).to_contain_text("saved v1")
+    job.get_by_role("button", name="Apply budget").click()
+    expect(job.locator("#change-budget")).to_contain_text("saved v1")
     fleet.bring_to_front()
     expect(fleet.locator("#connection")).to_have_attribute("data-state", "live")
     expect(fleet.locator("#job-outlives")).to_contain_text("95")
@@ -257,7 +258,7 @@ def test_a_page_whose_questions_are_refused_says_so_though_its_stream_lives(
     expect(chip).to_have_attribute("data-state", "live")
 
 
-def test_a_question_that_is_never_answered_is_told(open_page: Open, served: Served) -> None:
+def test_a_question_that_is_never_answered_is_shown(open_page: Open, served: Served) -> None:
     agent = reported(served, "unending")
     page = open_page("/jobs/unending", expected=("htmx:error: timeout",))
     chip = page.locator("#connection")
@@ -302,7 +303,7 @@ def test_a_row_that_is_held_in_its_place_stays_within_its_group(open_page: Open,
 def test_what_is_not_copied_is_selected_and_said_to_be(open_page: Open, served: Served) -> None:
     reported(served, "by-hand")
     page = open_page("/")
-    told = """() => new Promise((resolve) => {
+    copied = """() => new Promise((resolve) => {
       Object.defineProperty(navigator, "clipboard", { value: undefined });
       const html = '<code id="word">holdfast</code><button id="copy" data-copy="#word">Copy</button>';
       document.querySelector("main").insertAdjacentHTML("beforeend", html);
@@ -310,5 +311,5 @@ def test_what_is_not_copied_is_selected_and_said_to_be(open_page: Open, served: 
       new MutationObserver(() => resolve(button.textContent)).observe(button, { childList: true });
       button.click();
     })"""
-    assert page.evaluate(told) == "Selected: copy it with your keys"
+    assert page.evaluate(copied) == "Selected; press Ctrl+C"
     assert page.evaluate("String(getSelection())") == "holdfast"

@@ -1,4 +1,4 @@
-"""The job's timeline in a real Chromium: axes, how dense is told, what is missing, lineages, files."""
+"""The job's timeline in a real Chromium: axes, densities, missing samples, lineages, files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_axis_is_iterations_or_time_and_the_address_says_which(open_page: Op
     expect(page.locator("[data-part=window]")).to_have_text(re.compile(r"\d\d:\d\d:\d\d – .*\d\d:\d\d:\d\d"))
     expect(page).to_have_url(re.compile("x=time"))
     over(page, "metric", 0.9)
-    expect(page.locator(".cross span")).to_contain_text("iteration")
+    expect(page.locator(".crosshair span")).to_contain_text("iteration")
     page.reload()
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")  # keys move what is there
     expect(page.locator(".axis-name")).to_have_text("time")
@@ -108,7 +108,7 @@ def test_a_stretch_of_abandoned_work_is_the_same_stretch_in_time(open_page: Open
 
 def test_a_window_that_follows_goes_on_following_on_the_other_axis(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, "?from=450&to=500&live=1")
-    live = page.get_by_role("button", name="Live")
+    live = page.get_by_role("button", name="Follow")
     expect(live).to_have_attribute("aria-pressed", "true")
     page.keyboard.press("h")
     expect(page).to_have_url(re.compile(r"x=time&from=.*&live=1"))
@@ -122,15 +122,15 @@ def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
     page = open_page("/")
 
     def fell_silent(route: Route) -> None:
-        told = route.fetch().json()
-        since = told["times"][1]
-        route.fulfill(json={**told, "silent_since": since, "now": since + away})
+        answer = route.fetch().json()
+        since = answer["times"][1]
+        route.fulfill(json={**answer, "silent_since": since, "now": since + away})
 
     page.route("**/timeline?*", fell_silent)
     page.goto(page.url + f"jobs/{agent.job}?x=time")
-    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"No word since \d\d:\d\d:\d\d\."))
+    expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d\."))
     over(page, "metric", 0.99)
-    expect(page.locator("[data-part=tip]")).to_contain_text(re.compile(r"No word since \d\d:\d\d:\d\d"))
+    expect(page.locator("[data-part=tip]")).to_contain_text(re.compile(r"No report since \d\d:\d\d:\d\d"))
     over(page, "metric", 0.8)
     expect(page.locator("[data-part=tip]")).to_be_hidden()
     page.unroute_all(behavior="wait")  # an answer that is being changed would outlive the page
@@ -144,7 +144,7 @@ DAYS = """async () => {
 }"""
 
 
-def test_one_clock_tells_all_times_and_days_begin_at_midnight_when_summer_time_ends(
+def test_one_clock_shows_all_times_and_days_begin_at_midnight_when_summer_time_ends(
     chromium: Browser, served: Served, agent: FakeAgent
 ) -> None:
     context = chromium.new_context(timezone_id="Europe/Berlin")
@@ -161,11 +161,11 @@ def test_one_clock_tells_all_times_and_days_begin_at_midnight_when_summer_time_e
 
 
 @pytest.mark.parametrize(
-    ("clipboard", "told"),
-    [("undefined", "copy the address"), ("{ writeText: async (text) => (window.copied = text) }", "copied")],
+    ("clipboard", "label"),
+    [("undefined", "Copy the address"), ("{ writeText: async (text) => (window.copied = text) }", "Copied")],
 )
-def test_a_link_is_copied_as_the_window_is_now_and_done_is_said_only_of_what_is_done(
-    chromium: Browser, served: Served, agent: FakeAgent, clipboard: str, told: str
+def test_a_link_is_copied_as_the_window_is_now_and_done_is_shown_only_of_what_is_done(
+    chromium: Browser, served: Served, agent: FakeAgent, clipboard: str, label: str
 ) -> None:
     context = chromium.new_context()
     context.add_init_script(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }});")
@@ -180,19 +180,19 @@ def test_a_link_is_copied_as_the_window_is_now_and_done_is_said_only_of_what_is_
       document.querySelector("[data-act=zoom-in]").click();
       button.click();
     })"""
-    assert told in page.evaluate(at_once)
-    if told == "copied":
+    assert label in page.evaluate(at_once)
+    if label == "Copied":
         assert re.search(r"from=\d+&to=\d+", page.evaluate("window.copied"))
     context.close()
 
 
-def test_a_refresh_that_fails_is_told_until_one_succeeds(open_page: Open, agent: FakeAgent) -> None:
+def test_a_refresh_that_fails_is_shown_until_one_succeeds(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, expected=("ERR_FAILED",))
     page.route("**/timeline?*", lambda route: route.abort())
     agent.train(5)
     agent.send()
     stale = page.locator("[data-part=stale]")
-    expect(stale).to_have_text(re.compile(r"not read since \d\d:\d\d:\d\d"))
+    expect(stale).to_have_text(re.compile(r"Last updated \d\d:\d\d:\d\d"))
     page.unroute("**/timeline?*")
     agent.train(5)
     agent.send()
@@ -247,7 +247,7 @@ def test_where_samples_were_dropped_there_is_no_data_and_nothing_is_drawn_across
     page = drawn(open_page, agent)
     over(page, "metric", 530 / 660)
     expect(page.locator('[data-lane="metric"] .lane-value')).to_have_text("no data")
-    expect(page.locator("[data-part=tip]")).to_contain_text("samples of 60 of 60 iterations were dropped")
+    expect(page.locator("[data-part=tip]")).to_contain_text("dropped samples of 60 of 60 iterations")
     over(page, "metric", 450 / 660)
     expect(page.locator('[data-lane="metric"] .lane-value')).not_to_have_text("no data")
 
@@ -275,7 +275,7 @@ def test_a_job_without_checkpoints_says_when_one_is_due(open_page: Open, served)
     page = drawn(open_page, young)
     expect(page.locator("[data-part=summary]")).to_contain_text("Iterations 1 to 1 of 1")
     note = page.locator('[data-lane="pipeline"] .lane-value')
-    expect(note).to_have_text("no checkpoint yet: the first is due when the first iterations are profiled")
+    expect(note).to_have_text("No checkpoint yet; the first is due once the first iterations are profiled")
 
 
 def saved(page: Page, name: str, folder: Path) -> bytes:
@@ -291,20 +291,20 @@ def test_the_chart_is_saved_as_a_drawing_and_as_a_picture(
     open_page: Open, agent: FakeAgent, tmp_path: Path
 ) -> None:
     page = drawn(open_page, agent)
-    drawing = saved(page, "Drawing, SVG", tmp_path).decode()
+    drawing = saved(page, "Image, SVG", tmp_path).decode()
     assert drawing.startswith("<svg xmlns=")
     assert drawing.endswith("</svg>")
     for words in (agent.job, "Loss", "Iteration time", "Restore points", "attempt 1"):
         assert f">{words}" in drawing
     assert "NaN" not in drawing
     assert "undefined" not in drawing
-    assert saved(page, "Picture, PNG", tmp_path).startswith(b"\x89PNG")
+    assert saved(page, "Image, PNG", tmp_path).startswith(b"\x89PNG")
 
 
 def test_files_of_the_window_on_show_are_linked(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent, "?from=100&to=150")
     page.locator("[data-part=export] summary").click()
-    link = page.get_by_role("link", name="Samples of this window, CSV")
+    link = page.get_by_role("link", name="Samples, CSV")
     expect(link).to_have_attribute("href", re.compile(r"/export/samples\.csv\?from=100&to=150$"))
     with page.expect_download() as caught:
         link.click()

@@ -5,7 +5,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_web.assets import STATIC, VERSION, imports_of, static_url
+from holdfast_web.shared.assets import STATIC, VERSION, imports_of, static_url
 from tests.support.fake_agent import FakeAgent
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from holdfast_web import filters
+from holdfast_web.shared import filters
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,10 @@ def test_a_loss_that_is_not_a_number_is_shown_as_what_it_is(value: float | None,
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(None, "–"), (0.0, "–"), (4.123, "4.12 it/s"), (0.08, "12.5 s/it"), (math.nan, "–")]
+    ("rate", "text"),
+    [(None, "–"), (0.0, "–"), (4.123, "4.12 iterations/s"), (0.08, "12.5 s/iteration"), (math.nan, "–")],
 )
-def test_a_slow_rate_is_told_in_seconds_for_each_iteration(rate: float | None, text: str) -> None:
+def test_a_slow_rate_is_shown_in_seconds_for_each_iteration(rate: float | None, text: str) -> None:
     assert filters.rate(rate) == text
 
 

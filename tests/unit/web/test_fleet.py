@@ -5,7 +5,7 @@ import re
 from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import Paced
-from holdfast_web.filters import share
+from holdfast_web.shared.filters import share
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import NOW, SetClock
 
@@ -17,10 +17,10 @@ def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
     assert "session.step(loss=loss)" in page
 
 
-def test_a_job_is_told_with_its_figures_and_their_windows(client: TestClient, agent: FakeAgent) -> None:
+def test_a_job_is_shown_with_its_figures_and_their_windows(client: TestClient, agent: FakeAgent) -> None:
     page = client.get("/").text
     assert 'href="/jobs/char-gpt"' in page
-    assert "of 3.5 %, last 240 iterations" in page
+    assert "of 3.5 % budget, last 240 iterations" in page
     assert "every 40" in page
     assert "checkfreq" in page
     assert "No job has reported yet" not in page
@@ -127,7 +127,7 @@ def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) 
     assert client.get("/?group=colour").status_code == 422
 
 
-def test_an_overhead_that_was_not_measured_yet_is_said_to_be_so(client: TestClient) -> None:
+def test_an_overhead_that_was_not_measured_yet_is_shown_to_be_so(client: TestClient) -> None:
     young = FakeAgent(over_client(client), job="young", started_at=NOW)
     young.start()
     young.train(3)
@@ -137,7 +137,7 @@ def test_an_overhead_that_was_not_measured_yet_is_said_to_be_so(client: TestClie
     paced.measured_overhead, paced.measured_window_iterations = None, 0
     young.send()
     page = client.get("/").text
-    assert "of 3.5 %, not measured yet" in page
+    assert "of 3.5 % budget, not measured yet" in page
     assert "last 0 iterations" not in page
 
 
@@ -161,8 +161,8 @@ def test_the_goodput_of_the_fleet_is_that_of_each_job(
     agent.train(30)
     agent.send()
     clock.now = agent.at + 5
-    told = client.get(f"/api/v1/jobs/{agent.job}/goodput?window=1h").json()["goodput"]
-    assert f'data-label="Goodput, 1 h">{share(told)}</td>' in client.get("/").text
+    expected = client.get(f"/api/v1/jobs/{agent.job}/goodput?window=1h").json()["goodput"]
+    assert f'data-label="Goodput, 1 h">{share(expected)}</td>' in client.get("/").text
 
 
 def test_the_first_job_takes_the_place_of_the_lines_to_paste(client: TestClient, agent: FakeAgent) -> None:

@@ -14,14 +14,14 @@ from tests.support.web_fixtures import SetClock
 JOB = "/jobs/char-gpt"
 
 
-def test_the_page_tells_overhead_interval_exposure_and_the_newest_restore_point(
+def test_the_page_shows_overhead_interval_exposure_and_the_newest_restore_point(
     client: TestClient, agent: FakeAgent
 ) -> None:
     page = client.get(JOB).text
-    assert "over the last 240 iterations" in page
+    assert "Over the last 240 iterations" in page
     assert "of 3.5 % budget" in page
     assert "a checkpoint costs 320 ms" in page
-    assert "if it died now" in page
+    assert "lost if the job crashed now" in page
     assert "Restore iteration 360, lineage 1" in page
 
 
@@ -31,8 +31,8 @@ def test_a_job_that_has_only_begun_has_a_page(client: TestClient) -> None:
     young.send()
     page = client.get("/jobs/young").text
     assert "No checkpoint yet." in page
-    assert "profiling the first iterations" in page
-    assert "Nobody has changed anything" in page
+    assert "Profiling the first iterations" in page
+    assert "No changes; using the script's settings" in page
     young.train(1)
     young.send()
     assert client.get("/jobs/young").status_code == 200
@@ -50,12 +50,12 @@ def test_a_loss_that_is_no_number_breaks_no_page(
 
 
 def test_an_unknown_job_is_a_page_that_says_so(client: TestClient) -> None:
-    answer = client.get("/jobs/nobody")
+    answer = client.get("/jobs/unknown")
     assert answer.status_code == 404
-    assert "no job &#39;nobody&#39; has reported here" in answer.text
+    assert "no job &#39;unknown&#39; has reported here" in answer.text
 
 
-def test_a_crash_is_told_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:
+def test_a_crash_is_shown_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:
     agent.crash(7)
     agent.send()
     assert "1 restart" in client.get(JOB).text
@@ -63,7 +63,16 @@ def test_a_crash_is_told_with_what_ended_the_attempt(client: TestClient, agent: 
 
 def test_the_live_part_brings_every_region_but_the_forms(client: TestClient, agent: FakeAgent) -> None:
     answer = client.get(f"{JOB}/live", headers={"HX-Request": "true"}).text
-    regions = ("head", "kpis", "order", "restore-points", "history", "ack-budget", "ack-interval", "ack-pause")
+    regions = (
+        "head",
+        "kpis",
+        "restore-status",
+        "restore-points",
+        "history",
+        "change-budget",
+        "change-interval",
+        "change-pause",
+    )
     for region in regions:
         assert f'hx-target="#{region}"' in answer
     assert 'name="budget"' not in answer
@@ -81,12 +90,12 @@ def test_more_restore_points_are_shown_when_asked_for(client: TestClient, agent:
 
 def test_what_retention_took_is_not_offered_as_a_restore_point(client: TestClient, agent: FakeAgent) -> None:
     page = client.get(JOB).text
-    assert page.count("durable</span>") > 1
+    assert page.count(">durable</span>") > 1
     kept = "000000000200-1"
     agent.events.append(Inventory(at=agent.at, checkpoints=[kept]))
     agent.send()
     page = client.get(JOB).text
-    assert page.count("durable</span>") == 1
+    assert page.count(">durable</span>") == 1
     assert f'data-checkpoint="{kept}"' in page
 
 
@@ -100,15 +109,15 @@ def fill_the_disk(agent: FakeAgent, checkpoints: int) -> None:
 
 
 def test_a_full_disk_is_one_red_line_and_no_page_full_of_rows(client: TestClient, agent: FakeAgent) -> None:
-    told = "15 checkpoints failed since the last durable one: <bdi>No space left on device</bdi>"
+    line = "15 checkpoints failed since the last durable checkpoint: <bdi>No space left on device</bdi>"
     assert "failed since" not in client.get(JOB).text
     fill_the_disk(agent, 15)
     for path in (JOB, f"{JOB}/live", f"{JOB}/points"):
         page = client.get(path).text
-        assert told in page
+        assert line in page
         assert 'data-state="failed"' not in page
         assert "Restore iteration 360, lineage 1" in page
-    assert "15 checkpoints failed, the first" in client.get(JOB).text
+    assert "15 checkpoints failed, first" in client.get(JOB).text
     assert "15 checkpoints failed" in client.get("/").text
     agent.train(agent.interval + 10)
     agent.send()
@@ -136,7 +145,7 @@ def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: Test
     assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
 
 
-def test_where_the_newest_figures_agree_the_policys_own_reason_is_told(
+def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
     client: TestClient, agent: FakeAgent
 ) -> None:
     agent.interval = 39
@@ -159,11 +168,11 @@ def test_what_went_well_is_history_after_two_minutes(
     agent.obey(agent.desired())
     agent.send()
     clock.now = agent.at + 119
-    assert "Went back to" in client.get(JOB).text
+    assert "Restored to" in client.get(JOB).text
     clock.now = agent.at + 121
     page = client.get(JOB).text
-    assert "Went back to" not in page
-    assert '<div id="order" aria-live="polite"></div>' in page
+    assert "Restored to" not in page
+    assert '<div id="restore-status" aria-live="polite"></div>' in page
     assert "to 120 from 400" in page
 
 
@@ -201,10 +210,10 @@ def test_a_parameter_that_is_not_understood_is_a_page_that_says_so(client: TestC
     assert "<html" in answer.text
 
 
-def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
+def test_the_panel_of_goodput_shows_every_bucket_and_what_it_is(client: TestClient, agent: FakeAgent) -> None:
     part = client.get(f"{JOB}/goodput?window=all", headers={"HX-Request": "true"}).text
     assert "<html" not in part
-    assert "moved training forward" in part
+    assert "spent on training progress" in part
     assert '<rect data-bucket="productive" x="' in part
     assert "iterations that a crash or a restore discarded" in part
     assert " style=" not in part
@@ -213,11 +222,11 @@ def test_the_panel_of_goodput_tells_every_bucket_and_what_it_is(client: TestClie
     assert 'href="/jobs/char-gpt/goodput?window=7d"' in page
 
 
-def test_windows_that_there_are_not_are_told(client: TestClient, agent: FakeAgent) -> None:
+def test_windows_that_there_are_not_are_shown(client: TestClient, agent: FakeAgent) -> None:
     for path in ("goodput?window=2d", "ranks?window=7d"):
         answer = client.get(f"{JOB}/{path}")
         assert answer.status_code == 422
-        assert "ask for one of" in answer.text
+        assert "use one of" in answer.text
 
 
 def test_no_age_and_no_counter_is_read_aloud_as_it_goes_on(client: TestClient, agent: FakeAgent) -> None:

@@ -27,14 +27,14 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
     assert answer.status_code == 200
     text = re.sub(r"<[^>]+>|\s+", " ", answer.text)
     text = re.sub(r" +", " ", text)
-    assert "back to iteration 120?" in text
-    assert "From iteration 400, lineage 1" in text
-    assert "Left behind 280 iterations" in text
-    assert "Takes predicted" in text
-    assert "a safety checkpoint of the state that is left is taken first" in text
-    assert "it outlives the next two restores" in text
-    assert "their restore points can be restored until retention takes them" in text
-    assert "a new lineage starts at iteration 120" in text
+    assert "Restore char-gpt to iteration 120?" in text
+    assert "From Iteration 400, lineage 1" in text
+    assert "Discarded (recoverable) 280 iterations" in text
+    assert "Estimated time predicted" in text
+    assert "A safety checkpoint is taken first" in text
+    assert "You can undo this restore until the third restore from now" in text
+    assert "their restore points can be restored until retention deletes them" in text
+    assert "A new lineage starts at iteration 120" in text
     assert "<html" not in answer.text
 
 
@@ -55,7 +55,7 @@ def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestCli
     assert "When by a restart of the script, which its supervisor does at once: it draws for itself" in text
     assert "41.0 s the start of this attempt, up to its first iteration" in text
     client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "k"})
-    assert "The script is started again for it: it draws for itself" in client.get(JOB).text
+    assert "Restarts the script: it draws for itself" in client.get(JOB).text
 
 
 def test_without_scripts_the_dialog_is_a_page(client: TestClient, agent: FakeAgent) -> None:
@@ -67,7 +67,7 @@ def test_without_scripts_the_dialog_is_a_page(client: TestClient, agent: FakeAge
 def test_enter_held_down_does_not_restore(client: TestClient, agent: FakeAgent) -> None:
     for page in (client.get(f"{JOB}/restore?checkpoint={POINT}", headers=headers).text for headers in (HTMX, {})):
         (focused,) = re.findall(r"<(\w+)[^>]* autofocus>([^<]+)<", page)
-        assert focused == ("a", "Keep training")
+        assert focused == ("a", "Cancel")
 
 
 def test_a_checkpoints_own_page_leads_to_the_page_of_the_restore(client: TestClient, agent: FakeAgent) -> None:
@@ -91,7 +91,7 @@ def test_an_iteration_without_a_checkpoint_is_offered_the_nearest_earlier_one(
 def test_before_the_first_checkpoint_nothing_is_offered(client: TestClient, agent: FakeAgent) -> None:
     answer = client.get(f"{JOB}/restore?iteration=3", headers=HTMX)
     assert answer.status_code == 422
-    assert "There is none before it either." in answer.text
+    assert "No earlier restore point exists." in answer.text
 
 
 @pytest.mark.parametrize("typed", ["-5", "0", "soon", "1e3", "9" * 20])
@@ -120,12 +120,12 @@ def test_an_order_goes_all_the_way_to_restored_and_can_be_undone(client: TestCli
     key = key_in(client.get(f"{JOB}/restore?checkpoint={POINT}", headers=HTMX).text)
     answer = client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": key}, headers=HTMX)
     assert answer.status_code == 200
-    assert answer.headers["hx-trigger"] == "holdfast:ordered"
-    assert "Going back to iteration 120" in answer.text
+    assert answer.headers["hx-trigger"] == "holdfast:restore-requested"
+    assert "Restoring to iteration 120" in answer.text
     agent.obey(agent.desired())
     agent.send()
     page = client.get(JOB).text
-    assert "Went back to iteration 120" in page
+    assert "Restored to iteration 120" in page
     assert "lineage 1 → lineage 2" in page
     assert "restore?checkpoint=000000000400-1" in page
 
@@ -133,7 +133,7 @@ def test_an_order_goes_all_the_way_to_restored_and_can_be_undone(client: TestCli
 def test_a_second_click_is_the_same_order(client: TestClient, agent: FakeAgent) -> None:
     for _ in range(2):
         answer = client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "one-click"})
-        assert (answer.status_code, answer.headers["location"]) == (303, f"{JOB}#order")
+        assert (answer.status_code, answer.headers["location"]) == (303, f"{JOB}#restore-status")
     assert len(client.get(f"/api/v1{JOB}/restores").json()) == 1
 
 
@@ -154,18 +154,18 @@ def test_an_order_can_be_cancelled_until_it_is_under_way(client: TestClient, age
     assert "cancelled" in client.get(JOB).text
 
 
-def test_a_failed_order_tells_its_reason(client: TestClient, agent: FakeAgent) -> None:
+def test_a_failed_order_shows_its_reason(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/restores", data={"checkpoint": POINT, "key": "first"})
     restore = agent.desired().restore
     assert restore
     agent.report_order(restore.id, "failed", reason="digest of model.wte.weight differs")
     agent.send()
     page = client.get(JOB).text
-    assert "Did not go back to" in page
+    assert "Not restored to" in page
     assert "digest of model.wte.weight differs" in page
 
 
 def test_orders_of_an_unknown_job_are_refused(client: TestClient) -> None:
-    assert client.get("/jobs/nobody/restore?iteration=5").status_code == 404
-    answer = client.post("/jobs/nobody/restores", data={"checkpoint": POINT, "key": "x"})
+    assert client.get("/jobs/unknown/restore?iteration=5").status_code == 404
+    answer = client.post("/jobs/unknown/restores", data={"checkpoint": POINT, "key": "x"})
     assert answer.status_code == 404

@@ -24,10 +24,10 @@ def version_in(page: str) -> str:
     return found[1]
 
 
-def test_a_budget_is_saved_and_later_told_as_applied(client: TestClient, agent: FakeAgent) -> None:
+def test_a_budget_is_saved_and_later_shown_as_applied(client: TestClient, agent: FakeAgent) -> None:
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
     assert (answer.status_code, answer.headers["location"]) == (303, f"{JOB}#controls")
-    assert "saved v1 → on its way to the job" in client.get(JOB).text
+    assert "saved v1 → waiting for delivery" in client.get(JOB).text
     agent.obey(agent.desired())
     agent.send()
     page = client.get(JOB).text
@@ -45,7 +45,7 @@ def test_with_htmx_the_answer_is_the_controls_alone(client: TestClient, agent: F
 
 @pytest.mark.parametrize("typed", ["-1", "0", "300", "abc", "", "nan"])
 @pytest.mark.parametrize("headers", [{}, HTMX], ids=["plain", "htmx"])
-def test_a_refused_budget_is_told_beside_the_field(
+def test_a_refused_budget_is_shown_beside_the_field(
     client: TestClient, agent: FakeAgent, typed: str, headers: dict[str, str]
 ) -> None:
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": typed}, headers=headers)
@@ -61,7 +61,7 @@ def test_a_refused_budget_is_told_beside_the_field(
 
 
 @pytest.mark.parametrize("typed", ["0", "-3", "2.5", "often", ""])
-def test_a_refused_interval_is_told_beside_the_field(client: TestClient, agent: FakeAgent, typed: str) -> None:
+def test_a_refused_interval_is_shown_beside_the_field(client: TestClient, agent: FakeAgent, typed: str) -> None:
     answer = client.post(f"{JOB}/interval", data={"version": "0", "every": typed}, headers=HTMX)
     assert answer.status_code == 422
     assert 'id="every-error"' in answer.text
@@ -70,7 +70,7 @@ def test_a_refused_interval_is_told_beside_the_field(client: TestClient, agent: 
 
 def test_a_fixed_interval_and_the_way_back(client: TestClient, agent: FakeAgent) -> None:
     answer = client.post(f"{JOB}/interval", data={"version": "0", "every": "50"}, headers=HTMX)
-    assert "every 50, fixed by hand" in answer.text
+    assert "Fixed at every 50 iterations" in answer.text
     assert agent.desired().every == 50
     client.post(f"{JOB}/interval", data={"version": "1", "every": "50", "mode": "automatic"})
     assert agent.desired().every is None
@@ -94,12 +94,14 @@ def test_a_checkpoint_on_request(client: TestClient, agent: FakeAgent) -> None:
 
 def test_a_probe_of_the_data_and_its_answer(client: TestClient, agent: FakeAgent) -> None:
     answer = client.post(f"{JOB}/probe", data={"version": "0"}, headers=HTMX)
-    assert "saved v1 → on its way to the job" in answer.text
+    assert "saved v1 → waiting for delivery" in answer.text
     assert agent.desired().probe_request == 1
     agent.obey(agent.desired())
     agent.send()
     page = client.get(JOB).text
-    assert re.search(r'id="ack-probe"[^>]*><span class="ack" data-state="applied".*applied at iteration 400', page)
+    assert re.search(
+        r'id="change-probe"[^>]*><span class="change-status" data-state="applied".*applied at iteration 400', page
+    )
     assert "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing" in page
 
 
@@ -119,7 +121,7 @@ def test_a_conflict_says_who_changed_what_and_gives_the_version_to_retry_from(
     answer = client.post(f"{JOB}/budget", data={"version": "0", "budget": "5"}, headers=HTMX)
     assert answer.status_code == 409
     assert re.search(
-        r"operator made it version 1 at <time [^>]*>\d\d:\d\d:\d\d UTC</time>: budget .* → 2%", answer.text
+        r"operator saved version 1 at <time [^>]*>\d\d:\d\d:\d\d UTC</time>: budget .* → 2%", answer.text
     )
     assert 'value="5"' in answer.text
     retried = client.post(f"{JOB}/budget", data={"version": version_in(answer.text), "budget": "5"})
@@ -135,7 +137,7 @@ def test_a_form_without_its_version_changes_nothing(client: TestClient, agent: F
     assert agent.desired().version == 0
 
 
-def test_the_preview_tells_what_to_expect_and_changes_nothing(client: TestClient, agent: FakeAgent) -> None:
+def test_the_preview_shows_what_to_expect_and_changes_nothing(client: TestClient, agent: FakeAgent) -> None:
     answer = client.get(f"{JOB}/preview?budget=1")
     assert answer.status_code == 200
     assert '<td class="predicted">134 iterations</td>' in answer.text
@@ -149,13 +151,13 @@ def test_what_is_most_at_risk_now_is_expected_the_same_way_as_what_will_be(
     agent.train(7)
     agent.send()
     answer = client.get(f"{JOB}/preview?every=40").text
-    row = re.search(r"Most at risk</th><td[^>]*>([^<]+)</td><td[^>]*>([^<]+)</td>", answer)
+    row = re.search(r"Maximum loss on a crash</th><td[^>]*>([^<]+)</td><td[^>]*>([^<]+)</td>", answer)
     assert row
     assert row[1] == row[2] == "46 iterations"
 
 
 def test_the_range_that_the_field_takes_is_said(client: TestClient, agent: FakeAgent) -> None:
-    assert f"The field takes {MIN_BUDGET:.2%}–{MAX_BUDGET:.0%}".replace("%", "") in client.get(JOB).text
+    assert f"Field: {MIN_BUDGET:.2%}–{MAX_BUDGET:.0%}".replace("%", "") in client.get(JOB).text
 
 
 def test_the_preview_of_a_fixed_interval(client: TestClient, agent: FakeAgent) -> None:
@@ -172,8 +174,8 @@ def test_the_preview_of_something_impossible_says_why(client: TestClient, agent:
 def test_settings_of_an_unknown_job_are_refused(client: TestClient) -> None:
     for path in ("budget", "interval", "checkpoint", "probe"):
         data = {"version": "0", "budget": "2", "every": "5"}
-        assert client.post(f"/jobs/nobody/{path}", data=data).status_code == 404
-    assert client.get("/jobs/nobody/preview?budget=2").status_code == 404
+        assert client.post(f"/jobs/unknown/{path}", data=data).status_code == 404
+    assert client.get("/jobs/unknown/preview?budget=2").status_code == 404
 
 
 def test_another_site_cannot_press_our_buttons(client: TestClient, agent: FakeAgent) -> None:
@@ -202,7 +204,7 @@ def test_an_unknown_policy_is_refused(client: TestClient, agent: FakeAgent) -> N
 def test_an_interval_for_a_while_ends_by_itself(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
     asked = {"version": "0", "every": "50", "hold": "2 h"}
     answer = client.post(f"{JOB}/interval", data=asked, headers=HTMX)
-    assert "fixed by hand until" in answer.text
+    assert "Fixed at every 50 iterations until" in answer.text
     end = datetime.fromtimestamp(clock.now + 7200, UTC)
     assert f"interval automatic → every 50 until {end:%Y-%m-%d %H:%M:%S} UTC" in client.get(JOB).text
     client.portal.call(desired_state.end_overrides, client.app.state.database, clock.now + 7199)  # type: ignore[union-attr]
@@ -223,9 +225,9 @@ def test_a_time_that_no_interval_is_held_for_is_refused(client: TestClient, agen
 
 def test_a_change_is_delivered_when_the_agent_asks_for_the_next(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
-    assert "saved v1 → on its way to the job" in client.get(JOB).text
+    assert "saved v1 → waiting for delivery" in client.get(JOB).text
     client.get(f"/api/v1{JOB}/desired?after=0&wait=0.01")
-    assert "saved v1 → on its way to the job" in client.get(JOB).text
+    assert "saved v1 → waiting for delivery" in client.get(JOB).text
     client.get(f"/api/v1{JOB}/desired?after=1&wait=0.01")
     assert "saved v1 → delivered, applies at the next iteration" in client.get(JOB).text
     agent.obey(agent.desired())
@@ -236,7 +238,7 @@ def test_a_change_is_delivered_when_the_agent_asks_for_the_next(client: TestClie
 def test_a_version_that_was_never_made_is_not_delivered(client: TestClient, agent: FakeAgent) -> None:
     client.get(f"/api/v1{JOB}/desired?after=7&wait=0.01")
     client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
-    assert "on its way to the job" in client.get(JOB).text
+    assert "waiting for delivery" in client.get(JOB).text
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_a_refusal_keeps_what_was_chosen(client: TestClient, agent: FakeAgent) -
     refused = client.post(f"{JOB}/policy", data={"version": "0", "policy": "goodput"}, headers=HTMX)
     assert refused.status_code == 409
     assert '<option value="goodput" selected>' in refused.text
-    assert "Pressing the button again starts from version 1" in refused.text
+    assert "Press the button again to replace version 1" in refused.text
     assert agent.desired().version == 1
 
 
@@ -368,7 +370,7 @@ def test_what_was_done_cannot_be_undone(client: TestClient, agent: FakeAgent) ->
     assert agent.desired().version == 1
 
 
-def test_an_undo_of_what_somebody_has_changed_since_is_a_conflict(client: TestClient, agent: FakeAgent) -> None:
+def test_an_undo_of_what_an_operator_has_changed_since_is_a_conflict(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
     client.post(f"{JOB}/budget", data={"version": "1", "budget": "4"})
     answer = client.post(f"{JOB}/undo", data={"version": "1", "edit": "1"}, headers=HTMX)
@@ -385,4 +387,4 @@ def test_how_much_of_the_measured_overhead_is_since_the_change_is_said(
     agent.train(80)
     agent.pace()
     agent.send()
-    assert "measured over 240 iterations, 80 of them since" in client.get(JOB).text
+    assert "measured over 240 iterations, 80 of them since the change" in client.get(JOB).text

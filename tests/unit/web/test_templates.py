@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_web.assets import STATIC
+from holdfast_web.shared.assets import STATIC
 
-TEMPLATES = sorted((STATIC.parent / "templates").glob("*.html"))
+TEMPLATES = sorted(STATIC.parent.rglob("*.html"))
 SCRIPTS = sorted(path for path in STATIC.rglob("*.js") if "vendor" not in path.parts)
 
 FORBIDDEN = {
@@ -26,11 +26,16 @@ FORBIDDEN = {
 }
 
 
-@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_template_keeps_to_what_the_content_security_policy_allows(path: Path) -> None:
     text = path.read_text()
     found = [name for name, pattern in FORBIDDEN.items() if re.search(pattern, text)]
     assert found == []
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_a_template_has_lines_of_at_most_120_columns(path: Path) -> None:
+    assert max(map(len, path.read_text().splitlines())) <= 120
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

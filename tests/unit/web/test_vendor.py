@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 
-from holdfast_web.assets import STATIC
+from holdfast_web.shared.assets import STATIC
 
 VENDOR = STATIC / "vendor"
 PACKAGES = tomllib.loads((VENDOR / "vendor.toml").read_text())["package"]

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from holdfast.protocol import messages
 from holdfast_server.queries import timeline
-from holdfast_web import questions
+from holdfast_web.job import panels
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import NOW, SetClock
 
@@ -23,7 +23,7 @@ def words(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_stalls_are_told_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_stalls_are_shown_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
     agent._stall("data_prep", 2.5)
     agent._stall("data_prep", 1.5)
     agent.send()
@@ -41,7 +41,7 @@ def test_a_job_that_never_waited_says_so(client: TestClient) -> None:
     young = FakeAgent(over_client(client), job="young", started_at=NOW)
     young.start()
     young.send()
-    assert "No wait in this window" in client.get("/jobs/young/stalls").text
+    assert "No single wait in this window" in client.get("/jobs/young/stalls").text
 
 
 def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
@@ -50,7 +50,7 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
     clock.now = agent.at
     part = client.get(f"{JOB}/goodput?window=all", headers=HTMX).text
     rows = re.findall(
-        r'<td class="fall"><svg[^>]*><rect data-bucket="\w+" x="([\d.]+)" y="0" width="([\d.]+)"', part
+        r'<td class="waterfall"><svg[^>]*><rect data-bucket="\w+" x="([\d.]+)" y="0" width="([\d.]+)"', part
     )
     assert len(rows) >= 3
     first = rows[0]
@@ -61,13 +61,13 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
 def ranks(agent: FakeAgent, slow: int, factor: float) -> None:
     for rank in range(4):
         own = 10.0 * (factor if rank == slow else 1.0)
-        told = messages.RankWork(
+        work = messages.RankWork(
             at=agent.at, lineage=1, first_iteration=1, last_iteration=40, iterations=40, seconds=20.0,
             longest_seconds=1.0, barrier_iterations=40, barrier_seconds=20.0 - own,
         )  # fmt: skip
         batch = messages.Batch(
             job=agent.job, uid=f"{agent.job}-1", attempt=1, rank=rank, sequence=900 + rank, sent_at=agent.at,
-            iteration=agent.iteration, lineage=1, events=[told],
+            iteration=agent.iteration, lineage=1, events=[work],
         )  # fmt: skip
         agent.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
 
@@ -83,13 +83,13 @@ def test_the_slowest_rank_comes_first_and_its_cells_are_the_darkest(
     steps = {rank: set(re.findall(r'data-step="(\w+)"', row)) - {"none"} for rank, row in rows}
     assert steps["2"] == {"4"}
     assert steps["1"] == {"0"}
-    assert "+50 % from the median" in rows[0][1]
+    assert "+50 % vs. median" in rows[0][1]
 
 
 def test_the_page_of_the_ranks_keeps_its_rows(
     client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "RANKS_SHOWN", 2)
+    monkeypatch.setattr(panels, "RANKS_SHOWN", 2)
     clock.now = agent.at
     ranks(agent, slow=2, factor=1.5)
 
@@ -108,7 +108,7 @@ def test_the_page_of_the_ranks_keeps_its_rows(
         assert rows(client.get(unescape(part), headers=HTMX).text) == 2
 
 
-def test_a_checkpoint_tells_how_it_was_made_and_what_came_of_it(client: TestClient, agent: FakeAgent) -> None:
+def test_a_checkpoint_shows_how_it_was_made_and_what_came_of_it(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
     agent.obey(agent.desired())
     agent.train(60)
@@ -116,15 +116,15 @@ def test_a_checkpoint_tells_how_it_was_made_and_what_came_of_it(client: TestClie
     page = words(client.get(f"{JOB}/checkpoints/000000000120-1").text)
     assert "Size 102 MB" in page
     assert "Snapshot 140 ms" in page
-    assert "the one before it is 80 , 40 iterations earlier; the next is 160" in page
-    assert "lineage 2 began here" in page
-    assert "restored ordered by operator from iteration 400" in page
+    assert "previous: 80 , 40 iterations earlier; next: 160" in page
+    assert "lineage 2 Started here" in page
+    assert "restored Restore requested by operator at iteration 400" in page
     child = words(client.get(f"{JOB}/checkpoints/000000000160-2").text)
-    assert "lineage 2 begun at iteration 120, from checkpoint 000000000120-1" in child
-    assert "lineage 1 begun at the start" in child
+    assert "lineage 2 Started at iteration 120 from checkpoint 000000000120-1" in child
+    assert "lineage 1 Started with the job" in child
 
 
-def test_a_checkpoint_tells_of_its_restores_however_many_others_there_were_since(
+def test_a_checkpoint_shows_of_its_restores_however_many_others_there_were_since(
     client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "ORDERS_TOLD", 1)
@@ -134,7 +134,7 @@ def test_a_checkpoint_tells_of_its_restores_however_many_others_there_were_since
         agent.obey(agent.desired())
         agent.send()
     page = words(client.get(f"{JOB}/checkpoints/000000000120-1").text)
-    assert "restored ordered by operator from iteration 400" in page
+    assert "restored Restore requested by operator at iteration 400" in page
 
 
 def test_the_settings_then_are_those_that_the_agent_had(client: TestClient, agent: FakeAgent) -> None:
@@ -146,8 +146,8 @@ def test_the_settings_then_are_those_that_the_agent_had(client: TestClient, agen
     agent.send()
     (newest,) = client.get(f"/api/v1{JOB}/checkpoints?limit=1").json()["checkpoints"]
     before = words(client.get(f"{JOB}/checkpoints/000000000360-1").text)
-    assert "Settings then" not in before
-    assert "Settings then: v1" in words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
+    assert "Settings at that time" not in before
+    assert "Settings at that time: v1" in words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
 
 
 def test_two_checkpoints_stand_side_by_side(client: TestClient, agent: FakeAgent) -> None:

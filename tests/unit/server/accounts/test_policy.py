@@ -357,7 +357,7 @@ def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, cloc
     )
     form = stage.client.request(method, path, headers=browser | {"Accept": "text/html"})
     assert (form.status_code, form.headers["location"]) == (303, "/login?again=true&next=/")
-    assert "within the hour" in stage.client.get(form.headers["location"]).text
+    assert "within the last hour" in stage.client.get(form.headers["location"]).text
     again = {"Cookie": stage.sign_in("ada").headers["set-cookie"].partition(";")[0]} | OURS
     assert stage.client.request(method, path, headers=again).status_code not in (401, 403)
 

@@ -47,8 +47,8 @@ def test_each_selected_job_takes_it_and_no_other(jobs):
 
 def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
     done = set_budget(jobs, "one", "nobody", "one")
-    assert "1 job changed, 1 job not" in words(done.text)
-    assert "not changed: job 'nobody' not found: no agent has reported under this name" in words(done.text)
+    assert "1 job changed, 1 job not changed" in words(done.text)
+    assert "Not changed: job 'nobody' not found: no agent has reported under this name" in words(done.text)
     assert budget_of(jobs, "one") == 0.02
 
 
@@ -71,10 +71,9 @@ def test_the_way_back_leads_nowhere_else(jobs):
 @pytest.mark.parametrize(
     ("who", "sentence"),
     [
-        ("viewer", f"0 jobs changed, 1 job not. How far each change has come stands on the page of its job. "
-                   f"Job What became of it job-of-{OWN} not changed: "
-                   f"you may view job-of-{OWN}, but not change it"),
-        ("stranger", f"not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
+        ("viewer", f"0 jobs changed, 1 job not changed. The page of each job shows when the change applies. "
+                   f"Job Result job-of-{OWN} Not changed: you may view job-of-{OWN}, but not change it"),
+        ("stranger", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
         ("operator", "1 job changed."),
     ],
 )  # fmt: skip

@@ -63,12 +63,12 @@ def test_a_restore_can_be_undone_while_the_state_that_it_left_is_in_the_store(jo
     safety = job.checkpoint(kind="safety")
     moved(job, placed, "restored", safety_checkpoint=safety)
     assert read(client, placed)["undoable"] is True
-    assert "undo…" in client.get("/jobs/char-gpt").text
+    assert "Undo…" in client.get("/jobs/char-gpt").text
     job.say(Inventory(at=job.at, checkpoints=["000000000010-1"]))
     assert read(client, placed)["undoable"] is False
     page = client.get("/jobs/char-gpt").text
     assert "undo…" not in page.lower()
-    assert "Went back to" in page
+    assert "Restored to" in page
 
 
 def test_an_order_goes_through_its_states_to_restored(job, client):
@@ -676,7 +676,7 @@ def test_an_unknown_restore_is_shown_as_one(job, client, clock):
     clock.now += 25
     watch(client, clock.now)
     page = client.get("/jobs/char-gpt").text
-    assert '<section class="order" data-state="unknown"' in page
+    assert '<section class="restore-status" data-state="unknown"' in page
     assert "no contact with attempt 1 for 25 seconds" in page
     assert 'data-state="unknown" aria-current="step"' in page
 

@@ -12,7 +12,12 @@ from fastapi import params
 
 from holdfast.protocol.messages import Inventory, Paced, checkpoint_id
 from holdfast_server import models
-from holdfast_web import checkpoint_routes, control_routes, filters, routes, signing_in
+from holdfast_web.accounts import routes as accounts
+from holdfast_web.checkpoint import routes as checkpoint
+from holdfast_web.fleet import routes as fleet
+from holdfast_web.job import controls
+from holdfast_web.job import routes as job_pages
+from holdfast_web.shared import filters
 
 JOB = "/api/v1/jobs/char-gpt"
 ODD = [
@@ -48,8 +53,8 @@ def fields_of(endpoint):
 
 FORMS = {
     route.path: sorted(fields_of(route.endpoint))
-    for router in (routes.router, control_routes.router, checkpoint_routes.router, signing_in.router)
-    for route in router.routes
+    for area in (fleet, job_pages, controls, checkpoint, accounts)
+    for route in area.router.routes
     if "POST" in route.methods
 }
 QUERIES = {

@@ -219,8 +219,11 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
     keep(client, samples_bytes=limit)
     run(client, retention.apply_all)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
-    by_uid = {uid: scalar(client, select(models.SampleSeriesRecord.chunks).where(models.SampleSeriesRecord.uid == uid))
-              for uid in ("first", "second", "third")}  # fmt: skip
+    chunks = select(models.SampleSeriesRecord.chunks)
+    by_uid = {
+        uid: scalar(client, chunks.where(models.SampleSeriesRecord.uid == uid))
+        for uid in ("first", "second", "third")
+    }
     assert by_uid["first"] == by_uid["second"] == 0 < by_uid["third"]
 
 

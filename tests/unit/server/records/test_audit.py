@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
-from holdfast_web import audit_routes
+from holdfast_web.audit import routes as audit_routes
 from tests.support.accounts_stage import OTHER, OWN, Stage
 
 

@@ -1,30 +1,30 @@
-// What changes while a page is open: the stream of ticks, the rows of the fleet, the forms.
+// Live updates of an open page: the stream of ticks, the rows of the fleet, the forms.
 
 import { clock } from "./times.js";
 
-// ---- one stream of ticks for the page; what depends on a change asks again, at most once a second
+// ---- one stream of ticks per page; after a tick the page refreshes, at most once a second
 
 const REFRESH_MS = 1000;
 const POLL_MS = 5000;
 const STALE_MS = 20000;
-/** Three ticks of a server that has nothing new to tell: what lies between may drop a connection and tell nobody. */
+/** Three idle ticks: a proxy can drop the connection without closing it. */
 const SILENT_MS = 15000;
-/** An answer to what the page asks for itself; #live gives up a little later, and asks again. */
+/** Maximum wait for a refresh; the request of #live times out shortly after. */
 const PATIENCE_MS = 8000;
 const SLOW_MS = 15000;
 
-class Connection {
+class LiveConnection {
   #source = null;
   #lost = 0;
   #refreshed = 0;
   #timer = 0;
   #retry = 0;
-  #lastWord = 0;
-  /** Since when what the page asked for itself has not been answered; 0: it has. */
+  #lastEvent = 0;
+  /** Time of the unanswered refresh request; 0 if none is open. */
   #asked = 0;
   #refused = false;
   #panels = Date.now();
-  /** The page has just been made: the first tick tells of nothing that it does not show. */
+  /** The page was just rendered, so the first tick needs no refresh. */
   #new = true;
 
   constructor(url, chip) {
@@ -37,21 +37,21 @@ class Connection {
     });
     document.addEventListener("htmx:error", () => this.#fail());
     document.addEventListener("htmx:after:request", (event) => event.detail.ctx.sourceElement?.id === "live" && this.#answered(event.detail.ctx.response));
-    document.addEventListener("holdfast:now", () => this.#refresh());
+    document.addEventListener("holdfast:refresh-now", () => this.#refresh());
     this.open();
   }
 
   open() {
     if (this.#source) return;
     clearTimeout(this.#retry);
-    this.#lastWord = Date.now();
+    this.#lastEvent = Date.now();
     this.#source = new EventSource(this.url);
-    this.#source.addEventListener("open", () => this.#heard());
+    this.#source.addEventListener("open", () => this.#received());
     this.#source.addEventListener("error", () => this.#fail());
     this.#source.addEventListener("tick", () => this.#tick());
   }
 
-  // a hidden page gives its connection back: browsers grant only six to one server
+  // close the connection of a hidden page: browsers allow only six per server
   close() {
     clearTimeout(this.#retry);
     this.#source?.close();
@@ -59,24 +59,24 @@ class Connection {
   }
 
   #tick() {
-    this.#heard();
+    this.#received();
     if (!this.#new) this.#refresh();
     this.#new = false;
   }
 
-  #heard() {
+  #received() {
     this.#lost = 0;
-    this.#lastWord = Date.now();
-    this.#tell();
+    this.#lastEvent = Date.now();
+    this.#update();
   }
 
   #answered({ status }) {
     this.#refused = status >= 400;
     if (!this.#refused) this.#asked = 0;
-    this.#tell();
+    this.#update();
   }
 
-  /** A stream that lives is not enough: what it told of has to come, too. */
+  /** Start of the outage: the stream is lost, or a refresh has no answer. */
   get #since() {
     if (this.#lost) return this.#lost;
     return this.#refused || Date.now() - this.#asked > PATIENCE_MS ? this.#asked : 0;
@@ -84,14 +84,14 @@ class Connection {
 
   #fail() {
     this.#lost ||= Date.now();
-    // a browser gives up after an answer that is no stream; then we try again ourselves
+    // browsers do not reconnect after an HTTP error, so retry here
     if (this.#source?.readyState === EventSource.CLOSED) {
       this.close();
       this.#retry = setTimeout(() => !document.hidden && this.open(), POLL_MS);
     }
   }
 
-  #listenAgain() {
+  #reconnect() {
     this.#fail();
     this.close();
     this.open();
@@ -99,12 +99,12 @@ class Connection {
 
   #watch() {
     if (document.hidden) return;
-    if (this.#source && Date.now() - this.#lastWord > SILENT_MS) this.#listenAgain();
-    this.#tell();
+    if (this.#source && Date.now() - this.#lastEvent > SILENT_MS) this.#reconnect();
+    this.#update();
     if (this.#since && Date.now() - this.#refreshed > POLL_MS) this.#refresh();
   }
 
-  #tell() {
+  #update() {
     const since = this.#since;
     if (!since) return this.#source?.readyState === EventSource.OPEN && this.#show("live", "Live");
     const away = Date.now() - since;
@@ -112,7 +112,7 @@ class Connection {
     else this.#show("reconnecting", this.#lost ? "Reconnecting" : "No answer", `${Math.round(away / 1000)} s`);
   }
 
-  /** `counts` goes on by itself, and is read aloud to nobody. */
+  /** `counts` is hidden from screen readers because it changes every second. */
   #show(state, text, counts = "") {
     document.body.dataset.connection = this.chip.dataset.state = state;
     const [, words, counter] = this.chip.children;
@@ -134,26 +134,26 @@ class Connection {
       document.dispatchEvent(new CustomEvent("holdfast:tick"));
       if (Date.now() - this.#panels < SLOW_MS) return;
       this.#panels = Date.now();
-      document.dispatchEvent(new CustomEvent("holdfast:slow"));
+      document.dispatchEvent(new CustomEvent("holdfast:refresh-panels"));
     }, wait);
   }
 }
 
 export function startStream() {
   const page = document.querySelector("[data-stream]");
-  if (page) new Connection(page.dataset.stream, document.querySelector("#connection"));
+  if (page) new LiveConnection(page.dataset.stream, document.querySelector("#connection"));
 }
 
-// ---- order of rows: rows keep their places while the pointer or the keyboard is on one, so that no job moves
-// away under a click; the next update after that brings the true order
+// ---- row order: rows keep their positions while one is hovered or focused, so that no job moves under a click;
+// the next update afterwards sorts them
 
 const table = () => document.querySelector("#fleet .jobs");
 let before = [];
 
-const held = () => Boolean(table()?.matches(":hover, :focus-within"));
+const isHovered = () => Boolean(table()?.matches(":hover, :focus-within"));
 const rows = (place = table()) => [...(place?.querySelectorAll("tr[id]") ?? [])];
 
-/** Within a group: a job stands under its project. */
+/** Restore the previous row order within each group. */
 function restore(group) {
   const now = rows(group);
   const known = new Map(now.map((row) => [row.id, row]));
@@ -167,19 +167,19 @@ function restore(group) {
   if (focused !== document.activeElement) focused.focus({ preventScroll: true });
 }
 
-export function startOrder() {
+export function startRowOrder() {
   const fleet = document.querySelector(".fleet");
   if (!fleet) return;
-  const tell = () => fleet.toggleAttribute("data-held", held());
-  for (const name of ["pointerover", "pointerleave", "focusin", "focusout"]) fleet.addEventListener(name, tell);
-  document.addEventListener("htmx:before:swap", () => (before = held() ? rows().map((row) => row.id) : []));
+  const update = () => fleet.toggleAttribute("data-held", isHovered());
+  for (const name of ["pointerover", "pointerleave", "focusin", "focusout"]) fleet.addEventListener(name, update);
+  document.addEventListener("htmx:before:swap", () => (before = isHovered() ? rows().map((row) => row.id) : []));
   document.addEventListener("htmx:after:swap", () => {
     if (before.length) for (const group of table()?.tBodies ?? []) restore(group);
-    tell();
+    update();
   });
 }
 
-// ---- forms: sliders beside number fields, and drafts that live updates must not overwrite
+// ---- forms: sliders next to number fields, and drafts that live updates must not overwrite
 
 const toRange = (value, low, high) => (1000 * Math.log(value / low)) / Math.log(high / low);
 const fromRange = (step, low, high) => low * (high / low) ** (step / 1000);
@@ -201,14 +201,14 @@ function slide(range) {
   field.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-/** The reason why the value before was refused says nothing of the one that is being typed. */
-function forgetError(field) {
+/** Remove the error of the previous value once a new one is typed. */
+function clearError(field) {
   field.removeAttribute("aria-invalid");
   for (const error of field.form.querySelectorAll(".field-error")) error.remove();
 }
 
-/** What is true before the server has spoken: a draft, a change on its way, one that did not get there. */
-function tellDraft(form, state, text) {
+/** Show the state of a change before the server answers: draft, saving, failed. */
+function showDraft(form, state, text) {
   const line = document.querySelector(`[data-draft="${form.getAttribute("action").split("/").at(-1)}"]`);
   if (!line) return;
   line.dataset.state = state;
@@ -221,32 +221,32 @@ const inControls = (event) => event.detail.ctx?.sourceElement?.closest?.("#contr
 function startDrafts() {
   document.addEventListener("htmx:before:request", (event) => {
     const form = inControls(event);
-    if (form && event.detail.ctx.request.method === "POST") tellDraft(form, "draft", "saving…");
+    if (form && event.detail.ctx.request.method === "POST") showDraft(form, "draft", "Saving…");
   });
   const fail = (event) => {
     const form = inControls(event);
     if (!form || event.detail.ctx.request.method !== "POST") return;
     const status = event.detail.ctx.response?.status;
     if (status >= 400 && status < 500) {
-      tellDraft(form, "failed", "not saved: all is as it was");
+      showDraft(form, "failed", "Not saved");
       return;
     }
-    // Where it was saved after all, the page's next news brings the controls again, over what was typed.
+    // if it was saved after all, the next refresh replaces the typed value
     delete form.dataset.typed;
-    tellDraft(form, "failed", "no answer: it may have been saved");
+    showDraft(form, "failed", "No answer; the change may have been saved");
   };
   document.addEventListener("htmx:error", fail);
   document.addEventListener("htmx:response:error", fail);
 }
 
-/** Whether somebody is at work in the controls. */
-const busy = () => document.querySelector("#controls form[data-typed]") !== null;
+/** Return whether a control has unsaved input. */
+const hasDraft = () => document.querySelector("#controls form[data-typed]") !== null;
 
 function refreshControls() {
   const controls = document.querySelector("#controls");
   const version = document.querySelector("[data-version]")?.dataset.version;
   const shown = controls?.querySelector("[name=version]")?.value;
-  if (controls && version !== shown && !busy()) htmx.trigger(controls, "holdfast:controls");
+  if (controls && version !== shown && !hasDraft()) htmx.trigger(controls, "holdfast:controls");
 }
 
 export function startForms() {
@@ -256,14 +256,14 @@ export function startForms() {
     if (event.target.matches("[data-log-range]")) slide(event.target);
     else if (event.target.closest("[data-guard]")) {
       event.target.closest("[data-guard]").dataset.typed = "";
-      forgetError(event.target);
+      clearError(event.target);
       placeSliders();
-      tellDraft(event.target.form, "draft", "draft, not saved");
+      showDraft(event.target.form, "draft", "Not saved yet");
     }
   });
-  // Somebody may have begun to type since the controls were asked for.
+  // do not replace input that was typed during the request
   document.addEventListener("htmx:before:swap", (event) => {
-    if (event.detail.ctx.sourceElement?.id === "controls" && busy()) event.preventDefault();
+    if (event.detail.ctx.sourceElement?.id === "controls" && hasDraft()) event.preventDefault();
   });
   document.addEventListener("htmx:after:swap", (event) => {
     if (event.detail.ctx.target?.id === "controls") placeSliders();

@@ -1,12 +1,12 @@
-// What every page does. A part whose elements are not on the page has nothing to do.
+// Behavior of every page. A part whose elements are missing does nothing.
 
-import { startForms, startOrder, startStream } from "./live.js";
+import { startForms, startRowOrder, startStream } from "./live.js";
 import { remember, remembered, startTimes, toggleUtc } from "./times.js";
 
-// ---- theme: as the system has it, until the reader chooses light or dark
+// ---- theme: the system's, until light or dark is chosen
 
 const NEXT = { system: "light", light: "dark", dark: "system" };
-const WORDS = { system: "as the system", light: "light", dark: "dark" };
+const WORDS = { system: "system", light: "light", dark: "dark" };
 const root = document.documentElement;
 
 const announce = () => document.dispatchEvent(new CustomEvent("holdfast:theme"));
@@ -34,7 +34,7 @@ function startTheme() {
   });
 }
 
-// ---- keys of every page: they come before a page's own, so that "g a" does not pan a timeline
+// ---- keyboard shortcuts of all pages; they run before those of a page, so that "g a" does not pan the timeline
 
 const PLACES = { f: "/", a: "/alerts", l: "/audit", s: "/settings" };
 const FIELDS = { "/": '[data-hotkey="/"]', b: "#budget", i: "#every", x: "#goto-iteration" };
@@ -43,8 +43,8 @@ const KEY = "holdfast-keys";
 let chord = 0;
 let off = false;
 
-// A checkbox takes no letters; one in a sheet that has just been closed still has the focus for a moment.
-const busy = (event) =>
+// checkboxes take no letters; one in a closing dialog can still have the focus
+const isTyping = (event) =>
   event.target.closest?.("input:not([type=checkbox]), select, textarea, [contenteditable]") ||
   event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]");
 
@@ -54,7 +54,7 @@ function go(key) {
   return Boolean(place);
 }
 
-/** The row below or above the one that has the focus; of none, the first. */
+/** Move the focus to the next or previous row; without a focused row, to the first. */
 function step(by) {
   const rows = [...document.querySelectorAll("[data-row]")];
   const here = rows.findIndex((row) => row.contains(document.activeElement));
@@ -70,7 +70,7 @@ function focus(selector) {
   return Boolean(field);
 }
 
-function heard(key) {
+function handleKey(key) {
   const second = performance.now() < chord;
   chord = 0;
   if (second && PLACES[key]) return go(key);
@@ -86,8 +86,8 @@ function heard(key) {
   return true;
 }
 
-/** Whoever speaks to their computer, or hits keys by chance, can do without keys of one character. */
-function letSwitchOff() {
+/** Let users disable single-key shortcuts, for speech input and accidental key presses (WCAG 2.1.4). */
+function startKeySwitch() {
   const box = document.querySelector("#single-keys");
   off = remembered(KEY) === "off";
   box.checked = !off;
@@ -98,23 +98,23 @@ function letSwitchOff() {
 }
 
 function startKeys() {
-  letSwitchOff();
+  startKeySwitch();
   const listen = (event) => {
-    if (busy(event)) return;
+    if (isTyping(event)) return;
     const silenced = off && event.key.length === 1;
-    if (!silenced && !heard(event.key.toLowerCase())) return;
-    // a key that is off stays the browser's own; a page's other keys hear of neither
+    if (!silenced && !handleKey(event.key.toLowerCase())) return;
+    // a disabled key keeps its browser default; other listeners get neither
     if (!silenced) event.preventDefault();
     event.stopImmediatePropagation();
   };
   document.addEventListener("keydown", listen, { capture: true });
 }
 
-// ---- dialogs: the server fills them; here they open and close
+// ---- dialogs: the server renders them; this code opens and closes them
 
 const restore = () => document.querySelector("#restore-dialog");
 
-function ask(url) {
+function openDialog(url) {
   htmx.ajax("GET", url, { target: "#restore-dialog", swap: "innerHTML" });
 }
 
@@ -123,9 +123,9 @@ function startDialogs() {
     const dialog = restore();
     if (dialog && event.detail.ctx.target === dialog && dialog.children.length && !dialog.open) dialog.showModal();
   });
-  document.addEventListener("holdfast:ordered", () => restore()?.close());
+  document.addEventListener("holdfast:restore-requested", () => restore()?.close());
   document.addEventListener("holdfast:restore", (event) => {
-    ask(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?checkpoint=${event.detail}`);
+    openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?checkpoint=${event.detail}`);
   });
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]");
@@ -145,8 +145,8 @@ function startDialogs() {
 const DONE_MS = 1500;
 const TO_DO_MS = 6000;
 
-/** Whether it is in the clipboard: plain HTTP has none, and a browser may refuse. Then it is selected, to be copied by hand. */
-async function copied(element) {
+/** Copy to the clipboard; where that fails (plain HTTP, or a refusal), select the text for manual copying. */
+async function copyText(element) {
   try {
     await navigator.clipboard.writeText(element.textContent);
     return true;
@@ -160,13 +160,13 @@ function startCopying() {
   document.addEventListener("click", async (event) => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
-    const done = await copied(document.querySelector(button.dataset.copy));
-    button.textContent = done ? "Copied" : "Selected: copy it with your keys";
+    const done = await copyText(document.querySelector(button.dataset.copy));
+    button.textContent = done ? "Copied" : "Selected; press Ctrl+C";
     setTimeout(() => (button.textContent = "Copy"), done ? DONE_MS : TO_DO_MS);
   });
 }
 
-// ---- filters: a choice loads the page of its address; empty fields are left out
+// ---- filters: a choice loads the page with the new query; empty fields are omitted
 
 function address(form) {
   const asked = new URLSearchParams();
@@ -214,37 +214,37 @@ function startSelected() {
   });
 }
 
-// ---- failed requests: those of the reader are reported; the page repeats its own
+// ---- failed requests: report those that the user made; the page repeats its own
 
 const SHOWN_MS = 8000;
 let timer = 0;
 
-function tell(text) {
-  const box = document.querySelector("#trouble");
+function showError(text) {
+  const box = document.querySelector("#request-error");
   box.textContent = text;
   box.hidden = false;
   clearTimeout(timer);
   timer = setTimeout(() => (box.hidden = true), SHOWN_MS);
 }
 
-const LOST = "it may have been saved. The page shows what is true as soon as it is live.";
-const reads = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
-const ofThePage = (event) => event.detail.ctx?.sourceElement?.id === "live";
+const UNKNOWN = "the change may have been saved. The page shows the result once it is live.";
+const isRead = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
+const isPageRefresh = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
-function startTrouble() {
+function startErrors() {
   document.addEventListener("htmx:error", (event) => {
-    if (ofThePage(event)) return;
-    tell(reads(event) ? "The server cannot be reached. Try again when the page is live." : `The server cannot be reached: ${LOST}`);
+    if (isPageRefresh(event)) return;
+    showError(isRead(event) ? "The server cannot be reached. Try again once the page is live." : `The server cannot be reached: ${UNKNOWN}`);
   });
   document.addEventListener("htmx:response:error", (event) => {
     const status = event.detail.ctx.response.status;
-    if (ofThePage(event) || [404, 409, 422].includes(status)) return;
-    if (status < 500) tell(`The server answered ${status}: nothing was changed. Try again in a moment.`);
-    else tell(reads(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${LOST}`);
+    if (isPageRefresh(event) || [404, 409, 422].includes(status)) return;
+    if (status < 500) showError(`The server answered ${status}; nothing was changed. Try again in a moment.`);
+    else showError(isRead(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${UNKNOWN}`);
   });
 }
 
-/** Browsers send nobody what stands behind the # of a one-time link: put the code into the form. */
+/** Fill in the code of a one-time link. It is in the URL fragment, which browsers do not send. */
 function startOneTimeLink() {
   const field = document.querySelector("[data-from-address]");
   const code = field && decodeURIComponent(location.hash.slice(1));
@@ -255,6 +255,6 @@ function startOneTimeLink() {
 }
 
 for (const start of [
-  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startOrder, startSelected, startStream, startTrouble,
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startStream, startErrors,
   startOneTimeLink,
 ]) start();

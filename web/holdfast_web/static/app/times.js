@@ -1,17 +1,17 @@
-// Moments: ages go on counting between updates, by the server's clock; times of day are told where the reader is.
+// Times on the page: ages count between updates by the server's clock; times of day are local or UTC.
 
 import { age } from "../timeline/format.js";
 
 const KEY = "holdfast-utc";
 let ahead = 0;
-let heard = 0;
+let lastNow = 0;
 let utc = false;
 
-/** The server's time, as last heard, against this machine's. */
-function hearPage() {
+/** Read the server's time from the page, to correct for the local clock. */
+function readServerTime() {
   const at = Number(document.querySelector("[data-now]")?.dataset.now);
-  if (at && at !== heard) {
-    heard = at;
+  if (at && at !== lastNow) {
+    lastNow = at;
     ahead = at - Date.now() / 1000;
   }
 }
@@ -28,10 +28,10 @@ function stamp(at, inUtc) {
 
 const named = (text) => (utc ? `${text} UTC` : text);
 
-/** A time of day; the zone is told where it is not the reader's own. */
+/** Format a time of day, with the zone if it is not the local one. */
 export const clock = (at) => named(stamp(at, utc)[1]);
 
-function tell() {
+function updateTimes() {
   const still = document.hidden || document.body.dataset.connection === "stale";
   for (const element of document.querySelectorAll("time[data-at]")) {
     const at = Number(element.dataset.at);
@@ -42,45 +42,45 @@ function tell() {
   }
 }
 
-/** Both, when somebody asks by resting on it. */
-function explain(event) {
+/** Show local time and UTC in the tooltip. */
+function showBothZones(event) {
   const element = event.target.closest?.("time[data-at]");
   if (!element) return;
   const at = Number(element.dataset.at);
-  element.title = `${stamp(at, false).join(" ")} here · ${stamp(at, true).join(" ")} UTC`;
+  element.title = `${stamp(at, false).join(" ")} local · ${stamp(at, true).join(" ")} UTC`;
 }
 
-/** What else tells times on this page sees it at the root, and hears of it. */
-function name() {
+/** Announce the zone to the timeline, which shares only the document with this script. */
+function announceZone() {
   document.documentElement.toggleAttribute("data-utc", utc);
   document.dispatchEvent(new CustomEvent("holdfast:zone"));
   const button = document.querySelector("[data-utc-toggle]");
-  if (button) button.textContent = utc ? "Show times as they are here" : "Show times in UTC";
+  if (button) button.textContent = utc ? "Show local times" : "Show times in UTC";
 }
 
 export function toggleUtc() {
   utc = !utc;
   remember(KEY, utc ? "1" : "");
-  name();
-  tell();
+  announceZone();
+  updateTimes();
 }
 
 export function startTimes() {
   utc = remembered(KEY) === "1";
-  hearPage();
-  name();
-  tell();
+  readServerTime();
+  announceZone();
+  updateTimes();
   document.addEventListener("htmx:after:swap", () => {
-    hearPage();
-    tell();
+    readServerTime();
+    updateTimes();
   });
-  document.addEventListener("pointerover", explain);
-  document.addEventListener("focusin", explain);
+  document.addEventListener("pointerover", showBothZones);
+  document.addEventListener("focusin", showBothZones);
   document.addEventListener("click", (event) => event.target.closest("[data-utc-toggle]") && toggleUtc());
-  setInterval(tell, 1000);
+  setInterval(updateTimes, 1000);
 }
 
-// ---- what this browser remembers; where storage is forbidden, a choice lasts for the page
+// ---- settings stored in the browser; without storage they last until the page closes
 
 export function remembered(key) {
   try {

@@ -14,24 +14,24 @@ export class CanvasLane {
     this.tall = 0;
   }
 
-  /** Height in CSS pixels for the model at hand. */
+  /** Return the height in CSS pixels for the current model. */
   height() {
     return 40;
   }
 
   draw() {}
 
-  /** The thing under a point of the lane, if there is one: {title, lines, checkpoint?}. */
+  /** Return the object at a point of the lane as {title, lines, checkpoint?}, or null. */
   hit() {
     return null;
   }
 
-  /** What is to be said of the lane as a whole, such as that there is more than it shows. */
+  /** Return a note about the whole lane, such as that it shows a part of the data. */
   note() {
     return "";
   }
 
-  /** What the lane shows at a place, in words. */
+  /** Return the value at a position as text. */
   readout() {
     return this.model ? this.note() : "";
   }
@@ -60,7 +60,7 @@ export class CanvasLane {
     this.draw(pen);
   }
 
-  /** Draw inside the plot only, so that nothing spills over the labels. */
+  /** Draw clipped to the plot, so that nothing covers the labels. */
   clipped(pen, paint) {
     pen.save();
     pen.beginPath();
@@ -71,9 +71,9 @@ export class CanvasLane {
   }
 }
 
-export function label(pen, text, x, y, colour, font, align = "left") {
+export function label(pen, text, x, y, color, font, align = "left") {
   pen.font = font;
-  pen.fillStyle = colour;
+  pen.fillStyle = color;
   pen.textAlign = align;
   pen.textBaseline = "middle";
   pen.fillText(text, x, y);
@@ -86,7 +86,7 @@ export function fitted(pen, text, width) {
   return `${short}…`;
 }
 
-// ---- palette: colours come from the style sheet, so that canvas and page change theme together
+// ---- palette: colors come from the style sheet, so that canvas and page share the theme
 
 const NAMES = ["text", "muted", "line", "grid", "surface", "accent", "accent-soft", "snapshot", "block", "bad", "warn", "info", "lost", "budget"];
 
@@ -101,21 +101,21 @@ export function readPalette() {
   palette.star = palette.font.replace("11", "15");
 }
 
-/** `#rrggbb` made translucent; the style sheet writes these colours in that form. */
-export function alpha(colour, opacity) {
-  return colour + Math.round(opacity * 255).toString(16).padStart(2, "0");
+/** Add an opacity to a `#rrggbb` color. */
+export function alpha(color, opacity) {
+  return color + Math.round(opacity * 255).toString(16).padStart(2, "0");
 }
 
 const hatches = new Map();
 
-/** Diagonal stripes: what is marked by colour is marked by a texture too. */
-export function stripes(context, colour) {
-  if (!context.createPattern) return alpha(colour.slice(0, 7), 0.35);
-  if (hatches.has(colour)) return hatches.get(colour);
+/** Return diagonal stripes, so that color is not the only mark. */
+export function stripes(context, color) {
+  if (!context.createPattern) return alpha(color.slice(0, 7), 0.35);
+  if (hatches.has(color)) return hatches.get(color);
   const tile = document.createElement("canvas");
   tile.width = tile.height = 6;
   const pen = tile.getContext("2d");
-  pen.strokeStyle = colour;
+  pen.strokeStyle = color;
   pen.lineWidth = 1.2;
   pen.beginPath();
   for (const shift of [-6, 0, 6]) {
@@ -123,18 +123,18 @@ export function stripes(context, colour) {
     pen.lineTo(shift + 6, 0);
   }
   pen.stroke();
-  hatches.set(colour, context.createPattern(tile, "repeat"));
-  return hatches.get(colour);
+  hatches.set(color, context.createPattern(tile, "repeat"));
+  return hatches.get(color);
 }
 
-// ---- glyphs of checkpoints: a shape for each state, in addition to its colour
+// ---- checkpoint glyphs: one shape per state, in addition to its color
 
 export const FAILED = ["failed", "torn", "damaged"];
 
-/** What operators say of it, in words. */
+/** Return the label and the pin of a checkpoint as text. */
 export const marks = (row) => [row.label, row.pinned && "pinned"].filter(Boolean);
 
-/** ● durable  ★ pinned  ◐ persisting  ✕ failed, torn, damaged  ◆ safety; · retired: a trace, so that what is left stands out. */
+/** ● durable  ★ pinned  ◐ persisting  ✕ failed, torn, damaged  ◆ safety  · retired */
 export function glyph(pen, row, x, y, radius) {
   pen.save();
   const gone = row.state === "missing";
@@ -142,9 +142,9 @@ export function glyph(pen, row, x, y, radius) {
   pen.globalAlpha = gone ? 0.55 : row.abandoned ? 0.6 : 1;
   const failed = FAILED.includes(row.state);
   const open = row.state === "persisting" || row.state === "snapshot";
-  const colour = failed ? palette.bad : row.kind === "safety" ? palette.info : palette.accent;
-  pen.fillStyle = colour;
-  pen.strokeStyle = colour;
+  const color = failed ? palette.bad : row.kind === "safety" ? palette.info : palette.accent;
+  pen.fillStyle = color;
+  pen.strokeStyle = color;
   pen.lineWidth = failed ? 2 : 1.4;
   pen.beginPath();
   if (failed) {
@@ -154,7 +154,7 @@ export function glyph(pen, row, x, y, radius) {
     pen.lineTo(x - radius, y + radius);
     pen.stroke();
   } else if (row.pinned && !gone) {
-    label(pen, "★", x, y, colour, palette.star, "center");
+    label(pen, "★", x, y, color, palette.star, "center");
   } else if (row.kind === "safety") {
     const wide = radius * 1.25;
     pen.moveTo(x, y - wide);
@@ -170,7 +170,7 @@ export function glyph(pen, row, x, y, radius) {
     pen.fill();
     pen.stroke();
     if (open) {
-      pen.fillStyle = colour;
+      pen.fillStyle = color;
       pen.beginPath();
       pen.arc(x, y, radius, Math.PI / 2, Math.PI * 1.5);
       pen.fill();
@@ -184,7 +184,7 @@ export function glyph(pen, row, x, y, radius) {
 const STEP_PX = 90;
 const DAY_SECONDS = 86400;
 
-/** What the axis counts, at one place, in words. */
+/** Format a position on the axis. */
 export const placeText = (axis, place) => (axis === "time" ? `${day(place)} ${clock(place)}${zone()}` : count(place));
 
 export class AxisLane extends CanvasLane {
@@ -213,21 +213,21 @@ export class AxisLane extends CanvasLane {
       pen.fillRect(x, 0, 1, 5);
       pen.font = palette.font;
       const half = pen.measureText(text).width / 2;
-      const centre = Math.min(Math.max(x, view.gutter + half), view.gutter + view.plotWidth - half);
-      label(pen, text, centre, 14, palette.muted, palette.font, "center");
+      const middle = Math.min(Math.max(x, view.gutter + half), view.gutter + view.plotWidth - half);
+      label(pen, text, middle, 14, palette.muted, palette.font, "center");
     }
   }
 }
 
 // ---- round numbers for axes
 
-/** The largest of 1, 2, 5 times a power of ten that is no larger than `rough`. */
+/** Return the largest of 1, 2, 5 times a power of ten up to `rough`. */
 export function roundStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
   return [5, 2, 1].find((factor) => factor * power <= rough) * power;
 }
 
-/** About `most` multiples of a round number. */
+/** Return about `most` multiples of a round number. */
 export function steps(from, to, most) {
   const step = roundStep(((to - from) / Math.max(1, most)) * 1.999);
   const result = [];
@@ -235,7 +235,7 @@ export function steps(from, to, most) {
   return result;
 }
 
-/** Powers of ten, and of few of them, 2 and 5 times each; of many, every n-th. */
+/** Return powers of ten: for few, also 2 and 5 times each; for many, every n-th. */
 export function decades(low, high, most) {
   const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
   const factors = last - first < 3 ? [1, 2, 5] : [1];
@@ -255,13 +255,13 @@ const HOUR = 3600;
 const DAY = 86400;
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, MINUTE, 2 * MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY, 365 * DAY];
 
-/** The moment at which the clock on show stands at a multiple of `step`, by `how` near to another one. */
+/** Round a time to a multiple of `step` of the displayed clock. */
 function onTheStep(at, step, how) {
   const shift = ahead(at);
   return how((at + shift) / step) * step - shift;
 }
 
-/** Round times of the clock on show, and the step between them: noon stays noon when summer time ends. */
+/** Return round times of the displayed clock and their step; noon stays noon across a change of daylight saving. */
 export function times(from, to, most) {
   const rough = (to - from) / Math.max(1, most);
   const step = TIME_STEPS.find((one) => one >= rough) ?? TIME_STEPS.at(-1);

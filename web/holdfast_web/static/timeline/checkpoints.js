@@ -1,4 +1,4 @@
-// The run as it grew: one line for each lineage, its restore points on it, an arc where training was taken back.
+// Lineages: one line per lineage with its restore points, and an arc per restore.
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
 import { count, duration, size } from "./format.js";
@@ -21,7 +21,7 @@ export class LineageLane extends CanvasLane {
     Object.assign(this.list, { className: "points", tabIndex: 0 });
     this.list.setAttribute("role", "listbox");
     this.list.setAttribute("aria-label", "Restore points in this window");
-    // assistive technology clicks without a pointer
+    // screen readers click without a pointer
     this.list.addEventListener("click", (event) => {
       const id = event.target.closest("[role=option]")?.dataset.id;
       if (id) document.dispatchEvent(new CustomEvent("holdfast:select", { detail: id }));
@@ -34,7 +34,7 @@ export class LineageLane extends CanvasLane {
     super.setModel(model);
   }
 
-  /** All on rows of their own or, folded, the way that stands on one and what was abandoned on another. */
+  /** Assign rows: one per lineage, or one for the current work and one for abandoned work. */
   #rows(model) {
     const newest = [...model.lineages].sort((a, b) => b.lineage - a.lineage);
     this.folds = newest.length > 1;
@@ -43,7 +43,7 @@ export class LineageLane extends CanvasLane {
     return new Map(newest.map((row, index) => [row.lineage, Math.min(index, MOST_ROWS - 1)]));
   }
 
-  /** null: as many as there are lineages decides. */
+  /** Show all lineages or fold them; null decides by their number. */
   unfold(everything) {
     this.everything = everything;
     if (this.model) this.setModel(this.model);
@@ -54,7 +54,7 @@ export class LineageLane extends CanvasLane {
     return rows * ROW + 8;
   }
 
-  /** Of a lineage, or of what of it was abandoned, which lies with the abandoned where they are folded. */
+  /** Return the height of a lineage, or of its abandoned part when folded. */
   #y(lineage, abandoned = false) {
     const row = this.folded && abandoned ? 1 : (this.rows.get(lineage) ?? 0);
     return 4 + (row + 0.5) * ROW;
@@ -69,14 +69,14 @@ export class LineageLane extends CanvasLane {
       this.#points(pen);
       for (const { lineage, parts } of this.model.lineages) for (const part of parts) this.#lostWords(pen, lineage, part);
     });
-    // boxes to click and to read out are laid when the window has come to rest: sixty times a second they cost too much
+    // update the focusable targets once the window is at rest; with every frame they cost too much
     clearTimeout(this.settling);
     this.settling = setTimeout(() => this.#options(), SETTLE_MS);
   }
 
   #foldedNames(pen) {
     label(pen, `L${this.model.currentLineage}`, this.view.gutter - 8, 4 + ROW / 2, palette.accent, palette.bold, "right");
-    label(pen, "left", this.view.gutter - 8, 4 + ROW * 1.5, palette.muted, palette.font, "right");
+    label(pen, "old", this.view.gutter - 8, 4 + ROW * 1.5, palette.muted, palette.font, "right");
   }
 
   #names(pen) {
@@ -103,7 +103,7 @@ export class LineageLane extends CanvasLane {
     return [Math.max(view.gutter - 2, view.x(until)), Math.min(view.gutter + view.plotWidth + 2, view.x(to))];
   }
 
-  /** Work that was given up: hatched. */
+  /** Hatch lost work. */
   #lost(pen, part, y) {
     const [left, right] = this.#lostPixels(part);
     if (right <= left) return;
@@ -115,7 +115,7 @@ export class LineageLane extends CanvasLane {
     pen.fillRect(left, y - 0.5, right - left, 1);
   }
 
-  /** How much it was, where there is room between the points on it. */
+  /** Label lost work where there is room between its points. */
   #lostWords(pen, lineage, part) {
     const [left, right] = this.#lostPixels(part);
     const text = `lost: ${lostText(part.lost)}`;
@@ -127,10 +127,10 @@ export class LineageLane extends CanvasLane {
     const edges = [left, ...taken.filter((x) => x > left && x < right), right];
     const room = edges.findIndex((x, index) => index > 0 && x - edges[index - 1] > wide + 14);
     if (room < 0) return;
-    const centre = (edges[room - 1] + edges[room]) / 2;
+    const middle = (edges[room - 1] + edges[room]) / 2;
     pen.fillStyle = palette.surface;
-    pen.fillRect(centre - wide / 2, y - 7, wide, 14);
-    label(pen, text, centre, y, palette.muted, palette.font, "center");
+    pen.fillRect(middle - wide / 2, y - 7, wide, 14);
+    label(pen, text, middle, y, palette.muted, palette.font, "center");
   }
 
   #branch(pen, row) {
@@ -148,8 +148,8 @@ export class LineageLane extends CanvasLane {
     if (left != null && left > row.from) this.#arc(pen, view.x(left), this.#y(from, true), x, y);
   }
 
-  #stem(pen, x, fromY, toY, colour) {
-    pen.strokeStyle = colour;
+  #stem(pen, x, fromY, toY, color) {
+    pen.strokeStyle = color;
     pen.lineWidth = 2;
     pen.beginPath();
     pen.moveTo(x, fromY);
@@ -157,7 +157,7 @@ export class LineageLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Up from where training stood, back over the row that goes on, and down to where it was taken. */
+  /** Draw an arrow from the iteration before the restore to the restored one. */
   #arc(pen, fromX, fromY, toX, toY) {
     const top = toY - ROW / 2 + 3;
     const round = Math.min(6, (fromX - toX) / 2);
@@ -196,7 +196,7 @@ export class LineageLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Real, focusable targets over the canvas; thinned where they would lie on each other. */
+  /** Place focusable targets over the canvas, without overlaps. */
   #options() {
     const free = new Map();
     const chosen = [];
@@ -238,9 +238,9 @@ export class LineageLane extends CanvasLane {
     if (near.length === 0) return this.#lostHit(x, y);
     const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
     const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${size(row.payload_bytes)}`];
-    if (row.persist_seconds != null) lines.push(`snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
+    if (row.persist_seconds != null) lines.push(`Snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
     if (row.reason) lines.push(row.reason);
-    if (row.restorable) lines.push("click to select, then restore");
+    if (row.restorable) lines.push("Click to select, then restore");
     return { title: `Iteration ${count(row.iteration)}`, lines, checkpoint: row };
   }
 
@@ -249,14 +249,14 @@ export class LineageLane extends CanvasLane {
     for (const { lineage, parts } of this.model.lineages) {
       if (Math.abs(this.#y(lineage, true) - y) >= LOST_PX) continue;
       const part = parts.find((one) => one.to > one.until && one.until <= place && place <= one.to);
-      if (part) return { title: `Lost: ${lostText(part.lost)}`, lines: [`of lineage ${lineage}, beyond where training went on from; checkpoints in it stay restorable`] };
+      if (part) return { title: `Lost: ${lostText(part.lost)}`, lines: [`Lineage ${lineage}; its checkpoints can still be restored`] };
     }
     return null;
   }
 
   note() {
     if (!this.model?.checkpoint_density) return "";
-    return `${count(this.model.checkpoints.length)} of ${count(this.model.checkpoints_total)} shown: zoom in for all`;
+    return `${count(this.model.checkpoints.length)} of ${count(this.model.checkpoints_total)} shown; zoom in for all`;
   }
 }
 
@@ -264,7 +264,7 @@ function lostText({ iterations, seconds }) {
   return `${count(iterations)} ${iterations === 1 ? "iteration" : "iterations"}${seconds ? `, ${duration(seconds)}` : ""}`;
 }
 
-// ---- snapshot and persist of each checkpoint: in iterations, the length of a bar is the training it overlapped
+// ---- snapshot and persist of each checkpoint; by iteration, the length is the overlapped training
 
 const BAR_ROW = 13;
 const BAR = 9;
@@ -287,14 +287,14 @@ export class PipelineLane extends CanvasLane {
 
   #none() {
     const { checkpoints_total: total, paced, lastIteration } = this.model;
-    if (total > 0 || this.view.from > this.model.extent[0]) return "no checkpoint in this window";
+    if (total > 0 || this.view.from > this.model.extent[0]) return "No checkpoints in this window";
     const interval = paced.at(-1)?.interval;
-    if (paced.length === 0) return "no checkpoint yet: the first is due when the first iterations are profiled";
-    if (interval == null) return "no checkpoint yet: they are paused";
-    return `no checkpoint yet: one is due every ${count(interval)} iterations, ${count(lastIteration)} are done`;
+    if (paced.length === 0) return "No checkpoint yet; the first is due once the first iterations are profiled";
+    if (interval == null) return "No checkpoint yet; checkpoints are paused";
+    return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
   }
 
-  /** Too many for a bar each: how long the slowest of every stretch took. */
+  /** Draw the slowest checkpoint of each step. */
   #density(pen, dense) {
     const { view } = this;
     const total = (index) => dense.snapshot_seconds[index] + dense.persist_seconds[index];
@@ -332,7 +332,7 @@ export class PipelineLane extends CanvasLane {
       pen.fillStyle = alpha(palette.snapshot, 0.55);
       pen.fillRect(left, y, copied - left, high);
     };
-    // of several ranks a strip each, as long as its own part took
+    // one strip per rank, with the duration of its part
     const high = BAR / ranks.length;
     const wide = (right - left) / Math.max(...ranks.map(took));
     if (ranks[1]) ranks.forEach((one, index) => strip(left + one.snapshot_seconds * wide, left + took(one) * wide, y + index * high, high - 0.3));
@@ -363,7 +363,7 @@ export class PipelineLane extends CanvasLane {
 
   note() {
     const { checkpoint_density: dense, checkpoints_total: total } = this.model;
-    if (dense) return `${count(total)} checkpoints, the slowest of each stretch: zoom in for bars`;
+    if (dense) return `${count(total)} checkpoints, the slowest per step shown; zoom in for bars`;
     return this.model.checkpoints.length ? "" : this.#none();
   }
 
@@ -387,7 +387,7 @@ function denseHit(dense, place) {
   if (dense.failed[index]) states.push(`${count(dense.failed[index])} failed`);
   return {
     title: `${count(dense.count[index])} checkpoints`,
-    lines: [states.join(", "), `snapshot up to ${duration(dense.snapshot_seconds[index])}, persist up to ${duration(dense.persist_seconds[index])}`, "zoom in for bars"],
+    lines: [states.join(", "), `Snapshot up to ${duration(dense.snapshot_seconds[index])}, persist up to ${duration(dense.persist_seconds[index])}`, "Zoom in for bars"],
   };
 }
 
@@ -395,13 +395,13 @@ function describe({ checkpoint, from, to, open }, axis) {
   const lines = [`${checkpoint.state} · ${size(checkpoint.payload_bytes)} · lineage ${checkpoint.lineage}`];
   if (checkpoint.snapshot_seconds != null) {
     const stalled = checkpoint.stall_seconds != null ? `, of which ${duration(checkpoint.stall_seconds)} blocking` : "";
-    lines.push(`snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);
+    lines.push(`Snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);
   }
-  if (checkpoint.persist_seconds != null) lines.push(`persist ${duration(checkpoint.persist_seconds)}`);
+  if (checkpoint.persist_seconds != null) lines.push(`Persist ${duration(checkpoint.persist_seconds)}`);
   const [slow] = checkpoint.ranks;
-  if (slow) lines.push(`slowest rank ${slow.rank}: ${duration(slow.snapshot_seconds)} and ${duration(slow.persist_seconds)}`);
+  if (slow) lines.push(`Slowest rank ${slow.rank}: ${duration(slow.snapshot_seconds)} and ${duration(slow.persist_seconds)}`);
   const long = axis === "time" ? duration(to - from) : `${count(to - from)} iterations`;
-  lines.push(open ? `under way for ${long}` : axis === "time" ? `${long} in all` : `overlapped ${long}`);
+  lines.push(open ? `In progress for ${long}` : axis === "time" ? `${long} in total` : `Overlapped ${long}`);
   if (checkpoint.reason) lines.push(checkpoint.reason);
   return { title: `Checkpoint of iteration ${count(checkpoint.iteration)}`, lines, checkpoint };
 }

@@ -1,4 +1,4 @@
-// The curves (a metric, iteration time): mean, minimum to maximum, and what was given up.
+// The curves (a metric, iteration time): mean, minimum to maximum, and lost parts.
 
 import { alpha, CanvasLane, decades, label, palette, placeText, steps, stripes } from "./canvas.js";
 import { clock, count, zone } from "./format.js";
@@ -34,12 +34,12 @@ export class CurveLane extends CanvasLane {
     this.#axis(pen, scale);
     if (!scale) return;
     this.clipped(pen, () => {
-      this.#holes(pen);
+      this.#missing(pen);
       this.#band(pen, scale.y, first, last);
       for (const lost of curve.lost) this.#line(pen, lost, scale.y, ...shown(lost), palette.lost, [4, 3]);
       this.#line(pen, curve, scale.y, first, last, palette.accent, []);
       this.#dots(pen, scale.y, first, last);
-      this.#odd(pen);
+      this.#nonFinite(pen);
     });
   }
 
@@ -68,7 +68,7 @@ export class CurveLane extends CanvasLane {
 
   #axis(pen, scale) {
     const { view } = this;
-    if (!scale) return label(pen, "no data in this window", view.gutter + 2, this.tall / 2, palette.muted, palette.font);
+    if (!scale) return label(pen, "No data in this window", view.gutter + 2, this.tall / 2, palette.muted, palette.font);
     for (const value of scale.ticks) {
       const y = Math.round(scale.y(value));
       pen.fillStyle = palette.grid;
@@ -77,16 +77,16 @@ export class CurveLane extends CanvasLane {
     }
   }
 
-  /** Where samples were thinned away nothing is known, and nothing is made up. */
-  #holes(pen) {
-    for (const hole of this.model.holes) {
-      if (!this.view.shows(hole.from, hole.to)) continue;
-      const [left, right] = [this.view.x(hole.from), this.view.x(hole.to)];
+  /** Shade ranges with missing samples. */
+  #missing(pen) {
+    for (const gap of this.model.missing) {
+      if (!this.view.shows(gap.from, gap.to)) continue;
+      const [left, right] = [this.view.x(gap.from), this.view.x(gap.to)];
       const wide = Math.max(2, right - left);
-      pen.fillStyle = alpha(palette.lost, 0.1 + 0.16 * hole.share);
+      pen.fillStyle = alpha(palette.lost, 0.1 + 0.16 * gap.share);
       pen.fillRect(left, 0, wide, this.tall);
       if (wide < 56) continue;
-      const lines = hole.silent ? ["no word", `since ${clock(hole.silent).slice(0, 5)}`] : [hole.share > THINNED ? "no data" : "thinned"];
+      const lines = gap.silent ? ["no report", `since ${clock(gap.silent).slice(0, 5)}`] : [gap.share > THINNED ? "no data" : "thinned"];
       lines.reverse().forEach((text, up) => label(pen, text, left + wide / 2, this.tall - 10 - 13 * up, palette.muted, palette.font, "center"));
     }
   }
@@ -107,7 +107,7 @@ export class CurveLane extends CanvasLane {
     }
   }
 
-  #line(pen, curve, y, first, last, colour, dash) {
+  #line(pen, curve, y, first, last, color, dash) {
     pen.beginPath();
     let drawing = false;
     for (let index = first; index <= last; index += 1) {
@@ -119,7 +119,7 @@ export class CurveLane extends CanvasLane {
         drawing = true;
       }
     }
-    pen.strokeStyle = colour;
+    pen.strokeStyle = color;
     pen.lineWidth = dash.length ? 1.2 : 1.6;
     pen.lineJoin = "round";
     pen.setLineDash(dash);
@@ -127,7 +127,7 @@ export class CurveLane extends CanvasLane {
     pen.setLineDash([]);
   }
 
-  /** Points, where there are few of them or one stands alone. */
+  /** Draw points where there are few, or an isolated one. */
   #dots(pen, y, first, last) {
     const { mean, x } = this.curve;
     const few = last - first <= FEW_POINTS;
@@ -141,10 +141,10 @@ export class CurveLane extends CanvasLane {
     }
   }
 
-  #odd(pen) {
+  #nonFinite(pen) {
     const { view } = this;
     const end = view.gutter + view.plotWidth;
-    for (const range of this.curve.odd) {
+    for (const range of this.curve.nonFinite) {
       if (!view.shows(range.from, range.to)) continue;
       const left = Math.max(view.gutter, view.x(range.from));
       const width = Math.max(3, Math.min(end, view.x(range.to)) - left);
@@ -162,14 +162,14 @@ export class CurveLane extends CanvasLane {
     }
   }
 
-  /** The row of the curve nearest to a place: its iteration and its time. */
+  /** Return the nearest row of the curve. */
   at(place) {
     const index = this.curve ? nearest(this.curve.x, place) : -1;
     if (index < 0 || this.curve.mean[index] === null) return null;
     return { iteration: this.curve.iteration[index], at: this.curve.at[index], index };
   }
 
-  /** What the lane shows at a place, in words. */
+  /** Return the value at a position as text. */
   readout(place) {
     const { curve } = this;
     if (!curve) return "";
@@ -183,28 +183,28 @@ export class CurveLane extends CanvasLane {
 
   hit(x) {
     const place = this.view.place(x);
-    const hole = this.model.holes.find((one) => one.from <= place && one.to >= place);
-    if (!hole) return null;
-    if (hole.silent) return { title: `No word since ${clock(hole.silent)}${zone()}`, lines: ["the job or its network stopped; this stretch of the axis grows no longer than it is"] };
-    const of = hole.last_iteration - hole.first_iteration + 1;
+    const gap = this.model.missing.find((one) => one.from <= place && one.to >= place);
+    if (!gap) return null;
+    if (gap.silent) return { title: `No report since ${clock(gap.silent)}${zone()}`, lines: ["The job or its network stopped; the axis does not grow further"] };
+    const of = gap.last_iteration - gap.first_iteration + 1;
     return {
-      title: hole.share > THINNED ? "No data" : "Thinned",
-      lines: [`samples of ${count(hole.dropped)} of ${count(of)} iterations were dropped by the agent: no server took them in time`],
+      title: gap.share > THINNED ? "No data" : "Thinned",
+      lines: [`The agent dropped samples of ${count(gap.dropped)} of ${count(of)} iterations because the server was unreachable`],
     };
   }
 }
 
-// ---- the whole run in one strip, with a brush for the window on show
+// ---- overview of the whole run with a brush for the window
 
 const TALL = 46;
 const GRIP_PX = 9;
 
-/** With every frame, so only what is new. */
+/** Set an attribute only when it changes, since this runs with every frame. */
 function write(element, name, value) {
   if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
 }
 
-export class Overview {
+export class OverviewStrip {
   constructor(element, view) {
     this.element = element;
     this.view = view;
@@ -240,9 +240,9 @@ export class Overview {
     const pen = this.canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     this.#line(pen);
-    for (const hole of this.model.holes) {
-      pen.fillStyle = alpha(palette.lost, 0.1 + 0.2 * hole.share);
-      pen.fillRect(this.#x(hole.from), 0, Math.max(1, this.#x(hole.to) - this.#x(hole.from)), TALL);
+    for (const gap of this.model.missing) {
+      pen.fillStyle = alpha(palette.lost, 0.1 + 0.2 * gap.share);
+      pen.fillRect(this.#x(gap.from), 0, Math.max(1, this.#x(gap.to) - this.#x(gap.from)), TALL);
     }
     const timed = this.model.axis === "time";
     for (const row of this.model.attempts) if (row.previous_exit) this.#tick(pen, timed ? row.started_at : row.iteration, palette.bad);
@@ -287,8 +287,8 @@ export class Overview {
     pen.stroke();
   }
 
-  #tick(pen, place, colour) {
-    pen.fillStyle = colour;
+  #tick(pen, place, color) {
+    pen.fillStyle = color;
     pen.fillRect(this.#x(place) - 0.5, 3, 1.5, TALL - 9);
   }
 

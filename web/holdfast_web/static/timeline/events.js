@@ -1,16 +1,16 @@
-// What people and processes did: settings, starts, restores; with the words where there is room for them.
+// Events: settings, starts and restores, labeled where there is room.
 
 import { alpha, CanvasLane, fitted, label, palette, roundStep } from "./canvas.js";
-import { clock, count, duration, percent, zone } from "./format.js";
+import { capitalized, clock, count, duration, percent, zone } from "./format.js";
 
 const ROW = 17;
 const ROWS = 2;
 
-/** Where something lies: by its time where time is the axis; what has not happened yet, at the end. */
+/** Return the position of an event on the axis; pending events are at the end. */
 const place = (model, iteration, at) => (model.axis === "time" ? at : iteration) ?? model.extent[1];
 
 function edits(model) {
-  // a restore is marked as one, with what became of it
+  // restores have their own marks
   const settings = model.edits.filter((edit) => edit.changes.some((change) => change.field !== "restore"));
   return settings.map((edit) => ({
     x: place(model, edit.applied_iteration, edit.applied_at),
@@ -19,8 +19,8 @@ function edits(model) {
     text: `v${edit.version} ${edit.summary}`,
     title: edit.summary,
     lines: [
-      `version ${edit.version} by ${edit.who} at ${clock(edit.at)}${zone()}`,
-      edit.applied_iteration == null ? "not applied yet" : `applied at iteration ${count(edit.applied_iteration)}`,
+      `Version ${edit.version} by ${edit.who} at ${clock(edit.at)}${zone()}`,
+      edit.applied_iteration == null ? "Not applied yet" : `Applied at iteration ${count(edit.applied_iteration)}`,
     ],
   }));
 }
@@ -32,9 +32,9 @@ function attempts(model) {
     text: row.previous_exit ? `attempt ${row.attempt} after ${row.previous_exit}` : `attempt ${row.attempt}`,
     title: `Attempt ${row.attempt} started at iteration ${count(row.iteration)}`,
     lines: [
-      `at ${clock(row.started_at)}${zone()}, lineage ${row.lineage}`,
-      ...(row.previous_exit ? [`the attempt before was ${row.previous_exit}`] : []),
-      ...(row.finished ? [`ended: ${row.finished}`] : []),
+      `Started ${clock(row.started_at)}${zone()}, lineage ${row.lineage}`,
+      ...(row.previous_exit ? [`Previous attempt: ${row.previous_exit}`] : []),
+      ...(row.finished ? [`Ended: ${row.finished}`] : []),
     ],
   }));
 }
@@ -47,8 +47,8 @@ function orders(model) {
     text: `restore to ${count(order.iteration)}${order.state === "restored" ? "" : `: ${order.state}`}`,
     title: `Restore to iteration ${count(order.iteration)}: ${order.state}`,
     lines: [
-      `ordered by ${order.who} at ${clock(order.created_at)}${zone()}`,
-      ...(order.seconds != null ? [`took ${duration(order.seconds)}, lineage ${order.new_lineage ?? "–"} starts there`] : []),
+      `Requested by ${order.who} at ${clock(order.created_at)}${zone()}`,
+      ...(order.seconds != null ? [`Took ${duration(order.seconds)}, started lineage ${order.new_lineage ?? "–"}`] : []),
       ...(order.reason ? [order.reason] : []),
     ],
   }));
@@ -95,9 +95,9 @@ export class EventLane extends CanvasLane {
   }
 
   #mark(pen, event, x, y) {
-    const colour = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info }[event.mark];
-    pen.fillStyle = event.open ? palette.surface : colour;
-    pen.strokeStyle = colour;
+    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info }[event.mark];
+    pen.fillStyle = event.open ? palette.surface : color;
+    pen.strokeStyle = color;
     pen.lineWidth = 1.5;
     pen.beginPath();
     if (event.mark === "edit") pen.rect(x - 3.5, y - 3.5, 7, 7);
@@ -124,7 +124,7 @@ export class EventLane extends CanvasLane {
   }
 }
 
-// ---- measured overhead against the budget in force, and where the interval changed
+// ---- measured overhead, budget, and changes of the interval
 
 const TALL = 68;
 const TOP = 8;
@@ -136,12 +136,12 @@ const OUT_PX = 12;
 const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
 const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
 
-/** The highest value that the lane shows: one budget of 100 % must not flatten everything else. */
+/** Return the top of the scale; one budget of 100 % must not flatten the rest. */
 export function topOf(rows) {
   const measured = ascending(rows.map((row) => row.measured_overhead));
   const budgets = ascending(rows.map((row) => row.budget));
   const highest = Math.max(budgets.at(-1) * 1.35, measured.at(-1) ?? 0);
-  // the usual budget is what overhead is read against: it stays in sight however little is spent
+  // keep the usual budget visible, because overhead is compared with it
   const usual = Math.max(CUT_FACTOR * (quantile(measured, 0.95) ?? 0), quantile(budgets, 0.5) * 1.35);
   return Math.min(highest, usual) * 1.06;
 }
@@ -155,7 +155,7 @@ export class OverheadLane extends CanvasLane {
     const { view } = this;
     const paced = this.model.paced;
     if (paced.length === 0) {
-      label(pen, "not measured yet: the first iterations are being profiled", view.gutter + 2, TALL / 2, palette.muted, palette.font);
+      label(pen, "Not measured yet; profiling the first iterations", view.gutter + 2, TALL / 2, palette.muted, palette.font);
       return;
     }
     const top = topOf(this.#shown());
@@ -169,7 +169,7 @@ export class OverheadLane extends CanvasLane {
     });
   }
 
-  /** The decisions in the window, and the one that was in force when it begins. */
+  /** Return the decisions in the window and the one in force at its start. */
   #shown() {
     const { view } = this;
     const paced = this.model.paced;
@@ -178,7 +178,7 @@ export class OverheadLane extends CanvasLane {
     return rows.length ? rows : paced.slice(0, 1);
   }
 
-  /** Where a line leaves the scale: a break in it, and how high it goes. */
+  /** Mark where a line leaves the scale, with its value. */
   #cuts(pen, paced, top) {
     let free = -Infinity;
     paced.forEach((row, index) => {
@@ -188,10 +188,10 @@ export class OverheadLane extends CanvasLane {
       const x = Math.max(this.view.x(row.x), this.view.gutter + 4);
       if (x < free) return;
       const text = `↑ ${percent(value)}`;
-      const colour = value === row.budget ? palette.budget : palette.accent;
+      const color = value === row.budget ? palette.budget : palette.accent;
       pen.fillStyle = palette.surface;
       pen.fillRect(x - 3, TOP - 6, 12, 12);
-      pen.strokeStyle = colour;
+      pen.strokeStyle = color;
       pen.lineWidth = 1.6;
       for (const shift of [0, 5]) {
         pen.beginPath();
@@ -199,7 +199,7 @@ export class OverheadLane extends CanvasLane {
         pen.lineTo(x + shift + 3, TOP - 5);
         pen.stroke();
       }
-      label(pen, text, x + 12, TOP + 5, colour, palette.bold);
+      label(pen, text, x + 12, TOP + 5, color, palette.bold);
       free = x + CUT_GAP_PX;
     });
   }
@@ -213,7 +213,7 @@ export class OverheadLane extends CanvasLane {
     }
   }
 
-  /** A place in pixels, no further out than just beyond the plot: dashes out of sight take as long as those in sight. */
+  /** Return a position in pixels, clamped to the plot, because invisible dashes cost as much as visible ones. */
   #near(place) {
     const { view } = this;
     return Math.min(Math.max(view.x(place), view.gutter - OUT_PX), view.gutter + view.plotWidth + OUT_PX);
@@ -261,7 +261,7 @@ export class OverheadLane extends CanvasLane {
     pen.stroke();
   }
 
-  /** Each new interval: a ring and, where there is room, what it is. */
+  /** Draw a ring at each new interval, labeled where there is room. */
   #intervals(pen, paced, y) {
     let free = -Infinity;
     this.decisions = paced.filter((row, index) => paced[index - 1]?.interval !== row.interval && Number.isFinite(row.measured_overhead));
@@ -293,7 +293,7 @@ export class OverheadLane extends CanvasLane {
     const every = row.interval == null ? "No checkpoints" : `Every ${count(row.interval)} iterations`;
     return {
       title: `${every}, from iteration ${count(row.iteration)}`,
-      lines: [`decided at a measured overhead of ${percent(row.measured_overhead)}, with a budget of ${percent(row.budget)}`],
+      lines: [`Measured overhead ${percent(row.measured_overhead)}, budget ${percent(row.budget)}`],
     };
   }
 
@@ -305,17 +305,17 @@ export class OverheadLane extends CanvasLane {
   }
 }
 
-// ---- stalls: one row for each kind; the taller, the longer
+// ---- stalls: one row per kind; height shows duration
 
 const KIND_ROW = 18;
 const KINDS = { snapshot_wait: "copy", persist_backpressure: "persist", data_fetch: "fetch", data_prep: "prep", barrier: "barrier", restore: "restore" };
 const STALL_NAMES = {
-  snapshot_wait: "waited for the snapshot copy", persist_backpressure: "waited for earlier persists",
-  data_fetch: "waited for data to be read", data_prep: "waited for data to be prepared",
-  barrier: "waited for other ranks", restore: "restored",
+  snapshot_wait: "wait for the snapshot copy", persist_backpressure: "wait for earlier persists",
+  data_fetch: "wait for data to be read", data_prep: "wait for data to be prepared",
+  barrier: "wait for other ranks", restore: "restore",
 };
 
-const colourOf = (kind) => (kind === "restore" ? palette.info : palette.block);
+const colorOf = (kind) => (kind === "restore" ? palette.info : palette.block);
 
 export class StallLane extends CanvasLane {
   setModel(model) {
@@ -332,7 +332,7 @@ export class StallLane extends CanvasLane {
   draw(pen) {
     const { view } = this;
     if (this.kinds.length === 0) {
-      label(pen, "no wait long enough to be reported in this window", view.gutter + 2, KIND_ROW / 2 + 2, palette.muted, palette.font);
+      label(pen, "No stalls reported in this window", view.gutter + 2, KIND_ROW / 2 + 2, palette.muted, palette.font);
       return;
     }
     this.kinds.forEach((kind, row) => {
@@ -352,19 +352,19 @@ export class StallLane extends CanvasLane {
     for (const stall of shown) {
       const base = (this.kinds.indexOf(stall.kind) + 1) * KIND_ROW;
       const high = Math.max(2, Math.sqrt(stall.seconds / longest) * (KIND_ROW - 4));
-      pen.fillStyle = alpha(colourOf(stall.kind), this.#lost(stall) ? 0.35 : 0.9);
+      pen.fillStyle = alpha(colorOf(stall.kind), stall.abandoned ? 0.35 : 0.9);
       pen.fillRect(view.x(stall.x) - wide / 2, base - high, wide, high);
     }
   }
 
-  /** Too many for one each: the longest of every stretch. */
+  /** Draw the longest stall of each step. */
   #bars(pen) {
     const { view } = this;
     const longest = Math.max(1e-9, ...[...this.dense.values()].flatMap((one) => one.longest_seconds));
     for (const [kind, one] of this.dense) {
       const base = (this.kinds.indexOf(kind) + 1) * KIND_ROW;
       const wide = Math.max(1.5, (one.width / view.span) * view.plotWidth - 0.5);
-      pen.fillStyle = alpha(colourOf(kind), 0.8);
+      pen.fillStyle = alpha(colorOf(kind), 0.8);
       one.start.forEach((start, index) => {
         if (!view.shows(start, start + one.width)) return;
         const high = Math.max(2, Math.sqrt(one.longest_seconds[index] / longest) * (KIND_ROW - 4));
@@ -373,13 +373,9 @@ export class StallLane extends CanvasLane {
     }
   }
 
-  #lost(stall) {
-    return stall.abandoned;
-  }
-
   note() {
     if (!this.dense.size) return "";
-    return `${count(this.model.stalls_total)} waits, the longest of each stretch: zoom in for each`;
+    return `${count(this.model.stalls_total)} stalls, the longest per step shown; zoom in for each one`;
   }
 
   hit(x, y) {
@@ -391,16 +387,16 @@ export class StallLane extends CanvasLane {
     const one = this.dense.get(kind);
     const index = one ? one.start.findIndex((start) => start <= place && place < start + one.width) : -1;
     if (index < 0) return null;
-    const lines = [`${count(one.count[index])} times ${STALL_NAMES[kind]}, ${duration(one.seconds[index])} in all`, "zoom in to tell them apart"];
-    return { title: `up to ${duration(one.longest_seconds[index])}`, lines };
+    const lines = [`${count(one.count[index])} × ${STALL_NAMES[kind]}, ${duration(one.seconds[index])} in total`, "Zoom in to see each one"];
+    return { title: `Up to ${duration(one.longest_seconds[index])}`, lines };
   }
 
   #eachHit(kind, x) {
     const near = this.model.stalls.filter((stall) => stall.kind === kind && Math.abs(this.view.x(stall.x) - x) < 5);
     if (near.length === 0) return null;
     const worst = near.reduce((a, b) => (a.seconds > b.seconds ? a : b));
-    const lines = [`${STALL_NAMES[kind]} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
-    if (near.length > 1) lines.push(`longest of ${near.length} here; zoom in to tell them apart`);
+    const lines = [`${capitalized(STALL_NAMES[kind])} at iteration ${count(worst.iteration)}, lineage ${worst.lineage}`];
+    if (near.length > 1) lines.push(`Longest of ${near.length} here; zoom in to see each one`);
     return { title: duration(worst.seconds), lines };
   }
 }

@@ -1,4 +1,4 @@
-// Asks the API for the window on show and a margin around it; one question at a time, at most one a second.
+// Requests the visible window and a margin from the API: one request at a time, at most one a second.
 
 const MARGIN = 0.35;
 const LIVE_MS = 1000;
@@ -7,12 +7,12 @@ const CALM_MS = 5000;
 const MOVE_MS = 140;
 const PATIENCE_MS = 20000;
 const WHOLE_POINTS = 300;
-/** Finer than this nobody sees; the answer, and what is drawn with every frame, would be twice as long. */
+/** Pixels per sample; a finer resolution is not visible and doubles the cost. */
 const POINT_PX = 2;
 const MARK_PX = 12;
 const DIGITS = 5;
 
-export class Feed extends EventTarget {
+export class TimelineFeed extends EventTarget {
   #asking = false;
   #again = false;
   #timer = 0;
@@ -21,7 +21,7 @@ export class Feed extends EventTarget {
   #askedWhole = -Infinity;
   #covered = null;
   metric = "loss";
-  /** Of an iteration, about; says how often a window that follows is worth asking for. */
+  /** Approximate duration of an iteration; limits the request rate of a following window. */
   secondsPerIteration = 1;
 
   constructor(source, view) {
@@ -30,7 +30,7 @@ export class Feed extends EventTarget {
     this.view = view;
   }
 
-  /** Until something could be seen to have moved: a window of a million iterations is not asked for every second. */
+  /** Milliseconds until the picture moves by a pixel, within limits. */
   get #pace() {
     if (!this.view.live) return CALM_MS;
     const stepSeconds = this.view.axis === "time" ? 1 : this.secondsPerIteration;
@@ -38,21 +38,21 @@ export class Feed extends EventTarget {
     return Math.min(SLOWEST_MS, Math.max(LIVE_MS, pixelMs));
   }
 
-  /** What was known is not what is asked for any more: another axis, another metric. */
+  /** Discard the covered window after a change of axis or metric. */
   forget() {
     this.#covered = null;
     this.#askedWhole = -Infinity;
     this.ask();
   }
 
-  /** Something new has happened; a window that does not follow hears of it more seldom. */
+  /** Schedule a request after new data; less often for a window that does not follow. */
   wake() {
     if (document.hidden) return;
     this.#plan(Math.max(0, this.#pace - (performance.now() - this.#asked)));
     if (!this.view.fitted && performance.now() - this.#askedWhole > CALM_MS) this.#askWhole();
   }
 
-  /** The window moved: ask when it leaves what is known, or when it could be seen more sharply. */
+  /** Request data when the window leaves the covered range or needs a finer resolution. */
   moved() {
     if (!this.#covered) return;
     const { view } = this;
@@ -107,7 +107,7 @@ export class Feed extends EventTarget {
     const { metric } = this;
     try {
       const timeline = await this.#get(this.#query());
-      // an answer to what is not asked for any more
+      // discard the answer if axis or metric changed meanwhile
       if (axis !== this.view.axis || metric !== this.metric) return;
       if (timeline.extent) this.#cover(timeline, span);
       this.dispatchEvent(new CustomEvent("timeline", { detail: timeline }));
@@ -128,7 +128,7 @@ export class Feed extends EventTarget {
     this.#covered = [from <= start ? -Infinity : from, to >= end ? Infinity : to, coarse ? span : 0];
   }
 
-  /** The whole run, roughly, for the strip above a window that shows a part of it. */
+  /** Request a coarse view of the whole run for the overview. */
   async #askWhole() {
     this.#askedWhole = performance.now();
     try {

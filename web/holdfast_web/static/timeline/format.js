@@ -1,10 +1,10 @@
-// Figures for people; the same rules as holdfast_web/filters.py.
+// Formatting of values, with the same rules as holdfast_web/shared/filters.py.
 
 export const count = (value) => (value == null ? NONE : fixed(Math.round(value), 0));
 
 export function percent(fraction) {
   if (fraction == null) return NONE;
-  if (!Number.isFinite(fraction)) return odd(fraction);
+  if (!Number.isFinite(fraction)) return nonFinite(fraction);
   const value = fraction * 100;
   if (value === 0 || Math.abs(value) >= 100) return `${value.toFixed(0)} %`;
   return `${Math.abs(value) >= 0.01 ? Number(value.toPrecision(3)) : value.toFixed(2)} %`;
@@ -24,21 +24,21 @@ export function size(bytes) {
 
 export function metric(value) {
   if (value == null) return NONE;
-  if (!Number.isFinite(value)) return odd(value);
+  if (!Number.isFinite(value)) return nonFinite(value);
   if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(3);
   return String(Number(value.toPrecision(5)));
 }
 
-// two scripts ask on one page, and share nothing but the page
+// two scripts on the page need the zone and share only the document
 const inUtc = () => document.documentElement.hasAttribute("data-utc");
 
-/** Told behind a time of day, where the clock is not the reader's own. */
+/** Suffix of a time of day that is not local. */
 export const zone = () => (inUtc() ? " UTC" : "");
 
-/** Seconds that the clock on show is ahead of UTC at a moment: other ones in summer than in winter. */
+/** Offset of the displayed clock from UTC in seconds; differs between summer and winter. */
 export const ahead = (at) => (inUtc() ? 0 : -60 * new Date(at * 1000).getTimezoneOffset());
 
-/** Its UTC fields are what the clock shows. */
+/** A date whose UTC fields show the displayed clock. */
 const shown = (at) => new Date((at + ahead(at)) * 1000);
 
 export function clock(at) {
@@ -49,33 +49,37 @@ export function clock(at) {
 
 const days = [undefined, "numeric"].map((year) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" }));
 
-/** Of this year, without it. */
+/** Format a day, without the current year. */
 export function day(at) {
   const date = shown(at);
   return days[Number(date.getUTCFullYear() !== new Date().getFullYear())].format(date);
 }
 
-export const capitalised = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+export const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
-// ---- lengths of time
+// ---- durations
 
-export const NONE = "–";
+const NONE = "–";
 
-/** By decimals: to make one takes far longer than to use it. */
+/** Number formats by decimals, cached because creating one is slow. */
 const formats = [];
 
-export const fixed = (value, decimals) => {
+const fixed = (value, decimals) => {
   formats[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   return formats[decimals].format(value);
 };
 
-export const significant = (value, digits = 3) => (value === 0 ? "0" : fixed(value, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))))));
+function significant(value, digits = 3) {
+  if (value === 0) return "0";
+  const rounded = Number(value.toPrecision(digits)); // 0.9996 is 1.00, not 1.000
+  return fixed(value, Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(rounded)))));
+}
 
-export const odd = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞");
+const nonFinite = (value) => (Number.isNaN(value) ? "NaN" : value > 0 ? "∞" : "−∞");
 
 export function duration(seconds) {
   if (seconds == null) return NONE;
-  if (!Number.isFinite(seconds)) return odd(seconds);
+  if (!Number.isFinite(seconds)) return nonFinite(seconds);
   const size = Math.abs(seconds);
   if (size === 0) return "0 s";
   if (size < 0.9995e-3) return `${significant(seconds * 1e6, 2)} µs`;

@@ -1,38 +1,38 @@
-// The timeline: lanes that share one axis, of iterations or of time, and the hands that move it.
+// The timeline: lanes that share an axis of iterations or time, and its controls.
 
 import { AxisLane, FAILED, placeText, readPalette } from "./canvas.js";
 import { LineageLane, PipelineLane } from "./checkpoints.js";
-import { CurveLane, Overview } from "./curves.js";
+import { CurveLane, OverviewStrip } from "./curves.js";
 import { EventLane, OverheadLane, StallLane } from "./events.js";
-import { Feed } from "./feed.js";
-import { capitalised, clock, count, duration, metric as asMetric, zone } from "./format.js";
-import { modelOf, otherAxis } from "./model.js";
-import { fillTables, linkExports, Readout, saveChart, Selection, sentence } from "./panels.js";
-import { flushAddress, Pointer, readAddress, View, writeAddress } from "./view.js";
+import { TimelineFeed } from "./feed.js";
+import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
+import { modelOf, convertWindow } from "./model.js";
+import { fillTables, linkExports, Readout, saveChart, PointSelection, sentence } from "./panels.js";
+import { flushAddress, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
 const REST_MS = 120;
 
-class Timeline {
+class TimelinePanel {
   model = null;
-  heard = 0;
+  receivedAt = 0;
   #drawing = false;
 
   constructor(root) {
     this.root = root;
     this.lanesBox = root.querySelector(".lanes");
-    this.view = new View();
-    this.feed = new Feed(root.dataset.source, this.view);
+    this.view = new Viewport();
+    this.feed = new TimelineFeed(root.dataset.source, this.view);
     readPalette();
     this.#measure();
     this.#makeLanes();
     this.state = readAddress();
-    this.overview = new Overview(root.querySelector(".overview"), this.view);
+    this.overview = new OverviewStrip(root.querySelector(".overview"), this.view);
     this.readout = new Readout(root, this.view, this.lanes);
-    this.selection = new Selection(this.#part("selection"));
-    this.#begin();
+    this.selection = new PointSelection(this.#part("selection"));
+    this.#applyAddress();
     this.#listen();
-    this.#listenToHands();
+    this.#listenToInput();
     this.feed.ask();
   }
 
@@ -77,22 +77,22 @@ class Timeline {
     view.addEventListener("state", () => this.#showState());
     feed.addEventListener("timeline", (event) => this.#receive(event.detail));
     feed.addEventListener("whole", (event) => this.#receiveWhole(modelOf(event.detail)));
-    feed.addEventListener("trouble", () => this.#trouble("The timeline could not be read; it is asked for again with the next news of the job."));
+    feed.addEventListener("trouble", () => this.#showError("The timeline could not be loaded; the page retries at the next update."));
     document.addEventListener("holdfast:tick", () => {
       feed.wake();
       this.#countNew();
     });
     document.addEventListener("holdfast:theme", () => this.#restyle());
-    document.addEventListener("holdfast:zone", () => this.#tellOtherwise());
+    document.addEventListener("holdfast:zone", () => this.#changeZone());
     document.addEventListener("visibilitychange", () => !document.hidden && feed.wake());
     new ResizeObserver(() => this.#resize()).observe(this.lanesBox);
     this.selection.addEventListener("change", () => this.#showSelection());
     document.addEventListener("holdfast:select", (event) => this.selection.choose(event.detail));
   }
 
-  #listenToHands() {
+  #listenToInput() {
     const { readout } = this;
-    new Pointer(this.lanesBox, this.view, {
+    new PointerGestures(this.lanesBox, this.view, {
       hover: (x, y, event) => this.model && readout.hover(x, y, event),
       leave: () => readout.leave(),
       zone: (from, to) => readout.zone(from, to),
@@ -113,13 +113,13 @@ class Timeline {
 
   #receive(timeline) {
     this.root.dataset.state = timeline.extent ? "drawn" : "empty";
-    this.heard = Date.now() / 1000;
+    this.receivedAt = Date.now() / 1000;
     this.#part("stale").hidden = true;
-    if (!timeline.extent) return this.#say("No iteration has been reported yet. The first ones appear here within a second of being trained.");
+    if (!timeline.extent) return this.#setSummary("No iterations reported yet. They appear within a second.");
     if (this.#otherMetric(timeline.metrics)) return;
     this.model = modelOf(timeline);
     this.feed.secondsPerIteration = this.model.secondsPerIteration;
-    this.#place(this.model.extent);
+    this.#placeWindow(this.model.extent);
     this.#showMetrics();
     for (const lane of this.lanes) lane.setModel(this.model);
     const window = timeline.time_window ?? timeline.window;
@@ -130,7 +130,7 @@ class Timeline {
     this.#showState();
   }
 
-  /** Ask for a metric that there is, when the one asked for is not. */
+  /** Switch to an existing metric if the chosen one does not exist. */
   #otherMetric(names) {
     if (!names.length || names.includes(this.feed.metric)) return false;
     this.feed.metric = this.metricLane.metric = names[0];
@@ -138,8 +138,8 @@ class Timeline {
     return true;
   }
 
-  /** Where the view is, now that there is something to see. */
-  #place(extent) {
+  /** Set the window from the address or the data. */
+  #placeWindow(extent) {
     const { view } = this;
     if (!this.wanted) return view.extend(extent);
     const { window, live } = this.wanted;
@@ -149,11 +149,11 @@ class Timeline {
     if (live) view.follow(true);
   }
 
-  /** The same stretch, counted otherwise. */
+  /** Show the same range on the other axis. */
   #switchAxis() {
     const { view, model } = this;
     const axis = view.axis === "time" ? "iteration" : "time";
-    const window = view.fitted ? null : otherAxis(model, [view.from, view.to]);
+    const window = view.fitted ? null : convertWindow(model, [view.from, view.to]);
     this.model = null;
     view.count(axis, axis === "time" ? model.times : [1, model.lastIteration], window);
     this.#press("axis", axis === "time");
@@ -172,7 +172,7 @@ class Timeline {
       picker.replaceChildren(...names.map((name) => new Option(name, name, false, name === this.metricLane.metric)));
     }
     picker.disabled = names.length < 2;
-    const title = names.length ? capitalised(this.metricLane.metric.replaceAll("_", " ")) : "No metric reported";
+    const title = names.length ? capitalized(this.metricLane.metric.replaceAll("_", " ")) : "No metric reported";
     this.metricLane.element.querySelector(".lane-name").textContent = title;
   }
 
@@ -214,16 +214,16 @@ class Timeline {
     this.overview.draw();
   }
 
-  /** Times are told by another clock. */
-  #tellOtherwise() {
+  /** Redraw times after a change of the zone. */
+  #changeZone() {
     this.#press("axis", this.view.axis === "time");
     this.#showState();
   }
 
-  // ---- state that others see ----------------------------------------------------------------
+  // ---- state in the address -----------------------------------------------------------------
 
-  /** As the address says. */
-  #begin() {
+  /** Apply the state of the address. */
+  #applyAddress() {
     const { axis, window, live, selected, metric, logarithmic, everything, table } = this.state;
     if (selected) this.selection.choose(selected);
     this.points.selected = selected;
@@ -243,16 +243,16 @@ class Timeline {
     if (act === "axis") this.root.querySelector(".axis-name").textContent = on ? `time${zone()}` : "iteration";
   }
 
-  /** What is on show stays, and says how old it is. */
-  #trouble(text) {
-    if (this.heard) {
-      const [mark, words] = [this.#part("stale"), `not read since ${clock(this.heard)}${zone()}`];
+  /** Keep the current picture and show its age. */
+  #showError(text) {
+    if (this.receivedAt) {
+      const [mark, words] = [this.#part("stale"), `Last updated ${clock(this.receivedAt)}${zone()}`];
       mark.hidden = false;
       if (mark.textContent !== words) mark.textContent = words;
     }
     if (this.model) return;
     this.root.dataset.state = "trouble";
-    this.#say(text);
+    this.#setSummary(text);
   }
 
   #showFolds() {
@@ -264,7 +264,7 @@ class Timeline {
   #showState() {
     const live = this.#button("live");
     live.setAttribute("aria-pressed", String(this.view.live));
-    if (this.view.live) live.lastElementChild.textContent = "Live";
+    if (this.view.live) live.lastElementChild.textContent = "Follow";
     writeAddress(this.view, {
       selected: this.selection.id, metric: this.feed.metric, logarithmic: this.metricLane.logarithmic,
       everything: this.points.everything, table: !this.#part("tables").hidden,
@@ -291,23 +291,23 @@ class Timeline {
     if (this.view.live || !this.model) return;
     const newest = Number(document.querySelector("[data-iteration]").dataset.iteration);
     const missed = newest - Math.round(this.view.axis === "time" ? this.model.lastIteration : this.view.to);
-    this.#button("live").lastElementChild.textContent = missed > 0 ? `Live ▸ ${count(missed)} ahead` : "Live";
+    this.#button("live").lastElementChild.textContent = missed > 0 ? `Follow ▸ ${count(missed)} new` : "Follow";
   }
 
-  #say(text) {
+  #setSummary(text) {
     this.#part("summary").textContent = text;
   }
 
-  /** In words, once the window has come to rest. */
+  /** Update the summary once the window is at rest. */
   #describe() {
     clearTimeout(this.describing);
-    this.describing = setTimeout(() => this.#tell(), REST_MS);
+    this.describing = setTimeout(() => this.#updateSummary(), REST_MS);
   }
 
-  #tell() {
+  #updateSummary() {
     if (!this.model) return;
     linkExports(this.root, this.view, this.model);
-    this.#say(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
+    this.#setSummary(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
     const tables = this.#part("tables");
     if (!tables.hidden) fillTables(tables, this.model, this.view, this.model.metrics.length ? this.metricLane.metric : null);
   }
@@ -377,16 +377,16 @@ class Timeline {
     flushAddress();
     try {
       await navigator.clipboard.writeText(location.href);
-      button.dataset.done = "copied";
+      button.dataset.done = "Copied";
     } catch {
-      // plain HTTP has no clipboard, and a browser may refuse
-      button.dataset.done = "copy the address of this page";
+      // plain HTTP has no clipboard, and browsers can refuse access
+      button.dataset.done = "Copy the address of this page";
     }
-    setTimeout(() => delete button.dataset.done, button.dataset.done === "copied" ? 1500 : 6000);
+    setTimeout(() => delete button.dataset.done, button.dataset.done === "Copied" ? 1500 : 6000);
   }
 }
 
-// ---- keys: letters work from anywhere on the page, arrows where the timeline has the focus
+// ---- keyboard shortcuts: letters work on the whole page, arrow keys in the focused timeline
 
 const LETTERS = {
   w: "zoom-in", s: "zoom-out", a: "pan-left", d: "pan-right", "[": "stall-before", "]": "stall-after", n: "failure",
@@ -401,7 +401,7 @@ function startKeys(root, act) {
     const onPoints = event.key === "Enter" && event.target.closest?.("[role=listbox]");
     const name = LETTERS[event.key] ?? (root.contains(event.target) ? ARROWS[event.key] : null) ?? (onPoints ? "restore" : null);
     if (!name) return;
-    // Enter held down must not go on to press what has the focus in the dialog that it opens.
+    // a held Enter must not press a button in the dialog that it opens
     if (onPoints && event.repeat) return;
     event.preventDefault();
     act(name);
@@ -409,4 +409,4 @@ function startKeys(root, act) {
 }
 
 const root = document.querySelector("#timeline");
-if (root) new Timeline(root);
+if (root) new TimelinePanel(root);

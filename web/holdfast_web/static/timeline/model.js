@@ -1,14 +1,14 @@
-// What the timeline API answers, made ready to draw. Pure: no DOM, no clock.
+// Converts an answer of the timeline API into the model that the lanes draw. Pure: no DOM, no clock.
 
-const ODD = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+const NON_FINITE = { nan: NaN, inf: Infinity, "-inf": -Infinity };
 const LOST_CURVES = 40;
 const SILENT_SHARE = 0.12;
 const COLUMNS = ["x", "iteration", "at", "mean", "min", "max"];
 
-const number = (value) => (typeof value === "string" ? ODD[value] ?? NaN : value);
+const number = (value) => (typeof value === "string" ? NON_FINITE[value] ?? NaN : value);
 const numbers = (values) => (values ?? []).map(number);
 
-export function median(values) {
+function median(values) {
   const sorted = values.filter(Number.isFinite).sort((a, b) => a - b);
   return sorted.length ? sorted[Math.floor(sorted.length / 2)] : NaN;
 }
@@ -32,8 +32,8 @@ export function nearest(values, target) {
   return target - values[at - 1] <= values[at] - target ? at - 1 : at;
 }
 
-/** The value of one ascending column where another one has `target`; between two rows, in between. */
-export function between(keys, values, target) {
+/** Interpolate `values` at `target` in the ascending `keys`. */
+export function interpolate(keys, values, target) {
   const at = lowerBound(keys, target);
   if (at === 0 || at === keys.length) return values[Math.min(at, keys.length - 1)];
   const part = (target - keys[at - 1]) / (keys[at] - keys[at - 1] || 1);
@@ -49,17 +49,17 @@ function column(series, metric) {
   return { mean: numbers(values.mean), min: numbers(values.min), max: numbers(values.max) };
 }
 
-/** A metric that the loop gives only now and then: its NaN mean "not measured", and are left out. */
+/** Return whether the loop reports a metric only sometimes; its NaN values then mean "not measured". */
 function isSparse(values) {
   const finite = values.filter(Number.isFinite).length;
   const alone = values.filter((value, index) => Number.isFinite(value) && !Number.isFinite(values[index - 1]) && !Number.isFinite(values[index + 1])).length;
   return finite > 0 && finite < values.length / 2 && alone > finite / 2;
 }
 
-const none = () => Object.fromEntries(COLUMNS.map((name) => [name, []]));
+const emptyColumns = () => Object.fromEntries(COLUMNS.map((name) => [name, []]));
 
-function take(series, values, axis, keep) {
-  const points = none();
+function selectRows(series, values, axis, keep) {
+  const points = emptyColumns();
   const sparse = isSparse(values.mean);
   series.iteration.forEach((iteration, index) => {
     if (!keep(iteration) || (sparse && !Number.isFinite(values.mean[index]))) return;
@@ -73,9 +73,9 @@ function take(series, values, axis, keep) {
   return points;
 }
 
-/** Parts as one. A hole in what was received stays a hole: nothing is drawn across it. A long part is told more roughly. */
-function withHoles(parts, axis) {
-  const result = none();
+/** Join parts, with a null row at each gap so that no line is drawn across it. Parts differ in resolution. */
+function joinWithGaps(parts, axis) {
+  const result = emptyColumns();
   let before = 0;
   for (const points of parts) {
     const own = median(points.x.slice(1).map((value, index) => value - points.x[index])) || before;
@@ -92,7 +92,7 @@ function withHoles(parts, axis) {
   return result;
 }
 
-function oddRanges(curve) {
+function nonFiniteRanges(curve) {
   const ranges = [];
   curve.x.forEach((x, index) => {
     const value = curve.mean[index];
@@ -104,8 +104,8 @@ function oddRanges(curve) {
   return ranges;
 }
 
-/** A window of the axis at hand as one of the other axis, by what stands and, beyond it, by what was lost; null: unknown. */
-export function otherAxis(model, window) {
+/** Convert a window to the other axis by the current samples and, beyond them, by lost ones; null if unknown. */
+export function convertWindow(model, window) {
   const [standing, lost] = [[], []];
   for (const { iteration, at, stands_until: until } of model.series) {
     const cut = iteration.filter((one) => one <= until).length;
@@ -120,12 +120,12 @@ export function otherAxis(model, window) {
   const away = ({ keys }, place) => Math.max(keys[0] - place, place - keys.at(-1), 0);
   const other = (place) => {
     const { keys, values } = parts.reduce((best, one) => (away(one, place) < away(best, place) ? one : best));
-    return between(keys, values, place);
+    return interpolate(keys, values, place);
   };
   return window.map(other).sort((a, b) => a - b);
 }
 
-/** One metric (null: iteration time) as the curve that stands and the stretches that were given up. */
+/** Return the current curve of a metric (null: iteration time) and its lost parts. */
 export function curveOf(timeline, metric) {
   const axis = axisOf(timeline);
   const ordered = [...timeline.series].sort((a, b) => a.lineage - b.lineage);
@@ -135,15 +135,15 @@ export function curveOf(timeline, metric) {
     const values = column(series, metric);
     if (!values) continue;
     const until = series.stands_until;
-    standing.push(take(series, values, axis, (iteration) => iteration <= until));
-    const rest = take(series, values, axis, (iteration) => iteration > until);
+    standing.push(selectRows(series, values, axis, (iteration) => iteration <= until));
+    const rest = selectRows(series, values, axis, (iteration) => iteration > until);
     if (rest.x.length) lost.push(rest);
   }
-  const curve = withHoles(standing, axis);
-  return { ...curve, lost: lost.slice(-LOST_CURVES).map((one) => withHoles([one], axis)), odd: oddRanges(curve) };
+  const curve = joinWithGaps(standing, axis);
+  return { ...curve, lost: lost.slice(-LOST_CURVES).map((one) => joinWithGaps([one], axis)), nonFinite: nonFiniteRanges(curve) };
 }
 
-function packed(spans, rows) {
+function assignRows(spans, rows) {
   const ends = new Array(rows).fill(-Infinity);
   for (const span of spans) {
     let row = ends.findIndex((end) => end <= span.from);
@@ -154,7 +154,7 @@ function packed(spans, rows) {
   return spans;
 }
 
-/** Snapshot and persist of a checkpoint, from left to right; `secondsEach`: what one step of the axis takes. */
+/** Return the snapshot and persist spans of a checkpoint; `secondsEach` is the duration of one axis unit. */
 function spanOf(checkpoint, secondsEach, axis, end) {
   const wide = (seconds) => (seconds ?? 0) / secondsEach;
   const from = checkpoint.x;
@@ -166,14 +166,14 @@ function spanOf(checkpoint, secondsEach, axis, end) {
   return { checkpoint, from, copied, open, to: Math.max(copied, ended), blocked: wide(checkpoint.stall_seconds) };
 }
 
-/** Where on the axis lineages run, part by part: what stands of each up to `until`, and what was lost beyond. */
-function placed(lineages, timeline, axis) {
+/** Place lineages on the axis: each part is current up to `until` and lost beyond. */
+function placeLineages(lineages, timeline, axis) {
   return lineages.map((row) => {
     const own = timeline.series.filter((series) => series.lineage === row.lineage && series.at.length);
     if (axis === "time") return { ...row, from: row.at, parts: own.map(timedPart) };
     const until = row.abandoned ? row.iteration : row.stands_until;
     const [iterations, times] = [own.flatMap((one) => one.iteration), own.flatMap((one) => one.at)];
-    const at = (iteration) => between(iterations, times, iteration);
+    const at = (iteration) => interpolate(iterations, times, iteration);
     const seconds = times.length ? at(row.last_iteration) - at(until) : null;
     const part = { from: row.iteration, until, to: row.last_iteration, lost: { iterations: row.last_iteration - until, seconds } };
     return { ...row, from: row.iteration, parts: [part] };
@@ -182,29 +182,29 @@ function placed(lineages, timeline, axis) {
 
 function timedPart({ iteration, at, stands_until: stands }) {
   const [from, to] = [at[0], at.at(-1)];
-  const until = stands >= iteration.at(-1) ? to : stands < iteration[0] ? from : between(iteration, at, stands);
+  const until = stands >= iteration.at(-1) ? to : stands < iteration[0] ? from : interpolate(iteration, at, stands);
   return { from, until, to, lost: { iterations: iteration.at(-1) - Math.max(stands, iteration[0] - 1), seconds: to - until } };
 }
 
-/** Where on the axis samples are missing, and how large a share of them. */
-function holes(timeline, axis) {
+/** Return the axis ranges with missing samples and the missing share. */
+function missingRanges(timeline, axis) {
   return timeline.gaps.flatMap((gap) => {
     const share = gap.dropped / (gap.last_iteration - gap.first_iteration + 1);
     const [first, last] = [gap.first_iteration, gap.last_iteration];
     if (axis === "iteration") return [{ ...gap, share, from: first, to: last }];
     const series = timeline.series.find((one) => one.lineage === gap.lineage && one.iteration[0] <= last && one.iteration.at(-1) >= first);
-    return series ? [{ ...gap, share, from: between(series.iteration, series.at, first), to: between(series.iteration, series.at, last) }] : [];
+    return series ? [{ ...gap, share, from: interpolate(series.iteration, series.at, first), to: interpolate(series.iteration, series.at, last) }] : [];
   });
 }
 
-/** From when on nothing was heard, as far as the axis shows it: it does not grow for as long as that lasts. */
-function silence({ silent_since: since, times, now }, axis) {
+/** Return the range without reports; its width on the axis is limited. */
+function silentRange({ silent_since: since, times, now }, axis) {
   if (since == null || axis !== "time") return [];
   const from = Math.max(since, times[1]);
   return [{ from, to: from + Math.max(1, Math.min(now - from, (from - times[0]) * SILENT_SHARE)), share: 1, silent: since }];
 }
 
-/** Everything the lanes draw, from one answer of the API. */
+/** Build the model of all lanes from one API answer. */
 export function modelOf(timeline) {
   const axis = axisOf(timeline);
   const usual = median(timeline.series.flatMap((series) => numbers(series.seconds.mean)));
@@ -212,8 +212,8 @@ export function modelOf(timeline) {
   const current = timeline.lineage;
   const ended = timeline.lineages.find((row) => row.lineage === current)?.last_iteration ?? timeline.extent[1];
   const end = axis === "time" ? timeline.times[1] : ended;
-  const quiet = silence(timeline, axis);
-  // what an attempt that died left half done is under way no more
+  const quiet = silentRange(timeline, axis);
+  // checkpoints that a crashed attempt left unfinished are no longer in progress
   const started = Math.max(0, ...timeline.attempts.map((row) => row.started_at));
   const alive = (row) => row.lineage === current && row.at >= started;
   const checkpoints = timeline.checkpoints
@@ -227,14 +227,14 @@ export function modelOf(timeline) {
     extent: axis === "time" ? [timeline.times[0], quiet[0]?.to ?? end] : timeline.extent,
     end: axis === "time" ? end : timeline.extent[1],
     lastIteration: timeline.extent[1],
-    spans: packed(spans, 3),
+    spans: assignRows(spans, 3),
     stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
-    lineages: placed(timeline.lineages, timeline, axis),
-    // in iterations, the decisions that stand; in time, all of them
+    lineages: placeLineages(timeline.lineages, timeline, axis),
+    // by iteration, only current decisions; by time, all
     paced: timeline.paced
       .filter((row) => axis === "time" || row.stands)
       .map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration }))
       .sort((a, b) => a.x - b.x),
-    holes: [...holes(timeline, axis), ...quiet],
+    missing: [...missingRanges(timeline, axis), ...quiet],
   };
 }

@@ -1,10 +1,10 @@
-// The one restore point that is selected, told in full under the lanes.
+// The selected restore point, the readout at the pointer, the tables and the exports.
 
 import { marks, placeText } from "./canvas.js";
-import { capitalised, clock, count, day, duration, metric as asMetric, size, zone } from "./format.js";
-import { curveOf, otherAxis } from "./model.js";
+import { capitalized, clock, count, day, duration, metric as asMetric, size, zone } from "./format.js";
+import { curveOf, convertWindow } from "./model.js";
 
-export class Selection extends EventTarget {
+export class PointSelection extends EventTarget {
   id = null;
 
   constructor(panel) {
@@ -18,7 +18,7 @@ export class Selection extends EventTarget {
     document.dispatchEvent(new CustomEvent("holdfast:selected", { detail: id }));
   }
 
-  /** Of the selected point, as its id says it. */
+  /** The iteration of the selected point, from its id. */
   get iteration() {
     return this.id === null ? null : Number(this.id.split("-")[0]);
   }
@@ -54,7 +54,7 @@ function facts(row) {
   return known;
 }
 
-// ---- readout: one crosshair through all lanes, their values at it, and what is under the pointer
+// ---- readout: a crosshair through all lanes, their values, and the object under the pointer
 
 const SIDE_PX = 90;
 
@@ -82,7 +82,7 @@ export class Readout {
     this.#describe(this.hit(event), x, y);
   }
 
-  /** The values again, after the lanes moved under a hand at rest. */
+  /** Update the values after the lanes moved under a resting pointer. */
   refresh() {
     if (this.#x === null) return this.#notes();
     const { view } = this;
@@ -92,10 +92,10 @@ export class Readout {
     this.crosshair.firstElementChild.textContent = this.#where(place);
     const room = Math.min(this.#x, view.width - this.#x);
     this.crosshair.dataset.side = room > SIDE_PX ? "" : this.#x > view.width / 2 ? "left" : "right";
-    this.#tell((lane) => lane.readout(place));
+    this.#writeValues((lane) => lane.readout(place));
   }
 
-  /** The place on this axis, and on the other one too. */
+  /** Format a position on both axes. */
   #where(place) {
     const row = this.lanes[0].at(place) ?? this.lanes[1].at(place);
     const text = placeText(this.view.axis, place);
@@ -111,19 +111,19 @@ export class Readout {
   }
 
   #notes() {
-    this.#tell((lane) => (lane.model ? lane.note() : ""));
+    this.#writeValues((lane) => (lane.model ? lane.note() : ""));
   }
 
-  #tell(told) {
+  #writeValues(textOf) {
     for (const [lane, value] of this.values) {
-      const text = told(lane);
+      const text = textOf(lane);
       if (value.textContent !== text) value.textContent = text;
     }
   }
 
-  /** The thing under an event: {title, lines, checkpoint?} or null. */
+  /** Return the object under an event as {title, lines, checkpoint?}, or null. */
   hit(event) {
-    // a captured pointer reports the box that captured it, so ask the document what lies there
+    // a captured pointer reports the capturing element, so look up the element at the point
     const body = document.elementFromPoint(event.clientX, event.clientY)?.closest(".lane-body");
     const lane = body && this.lanes.find((one) => one.body === body);
     if (!lane?.hit || !lane.model) return null;
@@ -145,7 +145,7 @@ export class Readout {
     tip.style.transform = `translate(${left}px, ${below ? y + 18 : y - tip.offsetHeight - 12}px)`;
   }
 
-  /** The stretch that a drag is about to zoom into; null: none. */
+  /** Show the range of a zoom drag; null hides it. */
   zone(from, to) {
     this.band.hidden = from === null;
     if (from === null) return;
@@ -156,7 +156,7 @@ export class Readout {
   }
 }
 
-// ---- tables: the same data for readers who do not see the canvas
+// ---- tables: the data of the canvas for screen readers
 
 const MOST_ROWS = 100;
 
@@ -176,7 +176,7 @@ function table(caption, heads, rows) {
     const row = body.insertRow();
     for (const value of values) row.insertCell().textContent = value;
   }
-  // a box of its own, which is laid out when it is scrolled to
+  // the box lets the browser skip the layout until it is visible
   const box = document.createElement("div");
   box.append(element);
   return box;
@@ -193,7 +193,7 @@ function iterations(model, view, metric) {
   const inside = seconds.x.map((place, index) => [place, index]).filter(([place, index]) => view.shows(place) && seconds.mean[index] !== null);
   const rows = thinned(inside).map(([place, index]) => [count(seconds.iteration[index]), asMetric(known.get(place)), duration(seconds.mean[index]), duration(seconds.max[index])]);
   const caption = `Iterations ${windowText(view)}, ${rows.length} rows${model.bucketed ? ", means over buckets" : ""}`;
-  return table(caption, ["Iteration", metric ? capitalised(metric) : "Metric", "Seconds, mean", "Seconds, max"], rows);
+  return table(caption, ["Iteration", metric ? capitalized(metric) : "Metric", "Seconds, mean", "Seconds, max"], rows);
 }
 
 export function fillTables(target, model, view, metric) {
@@ -220,7 +220,7 @@ const outOf = (some, all) => (all > some ? `${count(some)} of ${count(all)}` : c
 const summed = (dense, column, view) =>
   dense.start.reduce((sum, start, index) => (view.shows(start, start + dense.width) ? sum + dense[column][index] : sum), 0);
 
-/** How much of each there is in the window; where the server tells how dense they lie, by that. */
+/** Count checkpoints and stalls in the window, from densities where the server sent those. */
 function counted(model, view) {
   const dense = model.checkpoint_density;
   const shown = model.checkpoints.filter((row) => view.shows(row.x));
@@ -232,26 +232,26 @@ function counted(model, view) {
   return { checkpoints: shown.length, durable: of(["durable"]), failed: of(["failed", "torn", "damaged"]), stalls: waits };
 }
 
-/** One sentence that says what there is to see. */
+/** Return a one-sentence summary of the window. */
 export function sentence(model, view, { metric, mean }) {
   const { durable, failed, stalls } = counted(model, view);
   const last = mean.findLast((value) => value !== null);
   const timed = view.axis === "time";
   return [
     `${timed ? "From" : "Iterations"} ${windowText(view, timed ? Infinity : model.lastIteration)}${timed ? "" : ` of ${count(model.lastIteration)}`}:`,
-    `${count(durable)} durable checkpoints${failed ? `, ${count(failed)} that failed` : ""},`,
+    `${count(durable)} durable checkpoints${failed ? `, ${count(failed)} failed` : ""},`,
     `${count(stalls)} stalls,`,
     `${model.lineages.length} ${model.lineages.length === 1 ? "lineage" : "lineages"}.`,
     last != null ? `Newest ${metric} ${asMetric(last)}.` : "",
-    model.silent_since ? `No word since ${clock(model.silent_since)}${zone()}.` : "",
+    model.silent_since ? `No report since ${clock(model.silent_since)}${zone()}.` : "",
   ].join(" ").trim();
 }
 
-// ---- exports: links to the server's files of the window on show, and pictures of the canvas
+// ---- exports: links to files of the window, and images of the canvas
 
 export function linkExports(root, view, model) {
   const places = [view.from, view.end];
-  const window = view.axis === "iteration" ? places : (otherAxis(model, places) ?? [1, model.lastIteration]);
+  const window = view.axis === "iteration" ? places : (convertWindow(model, places) ?? [1, model.lastIteration]);
   const from = Math.max(1, Math.floor(window[0]));
   const to = Math.min(model.lastIteration, Math.ceil(window[1]));
   const here = root.dataset.source.replace(/timeline$/, "");

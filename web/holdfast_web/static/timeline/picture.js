@@ -1,4 +1,4 @@
-// The chart as a file: PNG from what is on the screen, SVG drawn once more. Loaded when somebody asks for one.
+// Export of the chart as PNG or SVG. Loaded on demand.
 
 const HEAD = 30;
 const LANE_HEAD = 20;
@@ -9,7 +9,7 @@ const ANCHORS = { left: "start", right: "end", center: "middle" };
 const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const round = (value) => Math.round(value * 100) / 100;
 
-/** As much of a canvas's 2D context as the lanes use, writing SVG. */
+/** The part of the canvas 2D context that the lanes use, writing SVG. */
 class SvgPen {
   parts = [];
   #path = [];
@@ -71,7 +71,7 @@ class SvgPen {
     this.#here = [x, y];
   }
 
-  /** Corners of the lanes are right-angled: a curve through the corner is what a round one comes to. */
+  /** Approximate the arc by a quadratic curve; the lanes draw right angles only. */
   arcTo(cornerX, cornerY, x, y, radius) {
     const toward = ([fromX, fromY], [toX, toY]) => {
       const far = Math.hypot(toX - fromX, toY - fromY) || 1;
@@ -127,10 +127,10 @@ const nameOf = (lane) => lane.element.querySelector(".lane-name")?.textContent ?
 
 const tallOf = (lanes) => lanes.reduce((sum, lane) => sum + lane.tall + (nameOf(lane) ? LANE_HEAD : 0), HEAD + PAD);
 
-/** Heading and lanes one below the other; `draw` puts one lane at a height. */
+/** Draw the heading and the lanes below each other; `draw` draws one lane at a height. */
 function compose(pen, { lanes, view, title }, draw) {
-  const text = (words, x, y, weight, colour) => {
-    Object.assign(pen, { font: `${weight} 12px ${style("--font")}`, fillStyle: colour, textAlign: "left", textBaseline: "middle" });
+  const text = (words, x, y, weight, color) => {
+    Object.assign(pen, { font: `${weight} 12px ${style("--font")}`, fillStyle: color, textAlign: "left", textBaseline: "middle" });
     pen.fillText(words, x, y);
   };
   let top = HEAD;

@@ -1,4 +1,4 @@
-// The window on show, in iterations or in time: where it is, how it moves, what follows it.
+// The visible window in iterations or time, its state in the address, and pointer gestures.
 
 const SHORTEST = { iteration: 8, time: 1 };
 const EASE_MS = 260;
@@ -6,8 +6,8 @@ const EASED_PX = 2;
 
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
-export class View extends EventTarget {
-  /** What is counted from left to right: "iteration", or "time" in seconds since 1970. */
+export class Viewport extends EventTarget {
+  /** "iteration", or "time" in seconds since 1970. */
   axis = "iteration";
   from = 0;
   to = 1;
@@ -23,7 +23,7 @@ export class View extends EventTarget {
     return Math.max(40, this.width - this.gutter - this.margin);
   }
 
-  /** The last place that is both on show and known. */
+  /** Last visible position with data. */
   get end() {
     return Math.min(this.to, this.extent[1]);
   }
@@ -40,7 +40,7 @@ export class View extends EventTarget {
     return this.gutter + ((place - this.from) / this.span) * this.plotWidth;
   }
 
-  /** What lies at a pixel. */
+  /** Return the position at a pixel. */
   place(x) {
     return this.from + ((x - this.gutter) / this.plotWidth) * this.span;
   }
@@ -49,7 +49,7 @@ export class View extends EventTarget {
     return to >= this.from && from <= this.to;
   }
 
-  /** New data: a view that follows moves its right edge along. */
+  /** Set a new extent; a window that follows moves its right edge. */
   extend([start, end]) {
     this.extent = [start, Math.max(end, start + 1)];
     if (!this.live) return;
@@ -101,8 +101,8 @@ export class View extends EventTarget {
 
   zoom(factor, around = (this.from + this.to) / 2) {
     const pinned = this.live && !this.fitted;
-    const centre = pinned ? this.to : around;
-    this.show(centre - (centre - this.from) * factor, centre + (this.to - centre) * factor);
+    const middle = pinned ? this.to : around;
+    this.show(middle - (middle - this.from) * factor, middle + (this.to - middle) * factor);
     if (pinned) this.follow(true);
   }
 
@@ -124,12 +124,12 @@ export class View extends EventTarget {
     this.dispatchEvent(new Event("state"));
   }
 
-  /** Bring one place into view without changing the scale. */
+  /** Scroll a position into view without zooming. */
   reveal(place) {
     if (!this.shows(place)) this.pan(place - (this.from + this.to) / 2);
   }
 
-  /** Count something else from left to right; without a window, all of it. */
+  /** Change the axis; without a window, show everything. */
   count(axis, extent, window) {
     this.axis = axis;
     this.extent = extent;
@@ -140,7 +140,7 @@ export class View extends EventTarget {
   }
 }
 
-// ---- address: a link to the page shows the same window and selection
+// ---- address: a link to the page restores the window and the selection
 
 const WRITE_MS = 300;
 const NAMES = ["x", "from", "to", "live", "sel", "metric", "log", "branches", "table"];
@@ -181,7 +181,7 @@ function shown(view, { selected, metric, logarithmic, everything, table }) {
   return query.toString();
 }
 
-/** Once the window has come to rest: browsers take offence at an address that changes with every frame. */
+/** Update the address once the window is at rest; browsers limit the rate of changes. */
 export function writeAddress(view, state) {
   clearTimeout(timer);
   write = () => {
@@ -191,18 +191,18 @@ export function writeAddress(view, state) {
   timer = setTimeout(flushAddress, WRITE_MS);
 }
 
-/** What is still to be written, now. */
+/** Write a pending address now. */
 export function flushAddress() {
   clearTimeout(timer);
   write?.();
   write = null;
 }
 
-// ---- pointer: drag zooms, shift-drag pans, ctrl-wheel zooms where it points, touch pans and pinches
+// ---- pointer: drag zooms, shift-drag pans, ctrl-wheel zooms at the pointer, touch pans and pinches
 
 const CLICK_PX = 4;
 
-export class Pointer {
+export class PointerGestures {
   #touches = new Map();
 
   /** @param actions {hover(x, y, event), leave(), click(event), zone(from, to)}, in pixels of the element */

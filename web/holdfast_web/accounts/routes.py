@@ -1,0 +1,262 @@
+"""Signing in and out, first set-up, password links. Every form works without scripts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fastapi import APIRouter, Form, Query, Request
+from fastapi.responses import RedirectResponse, Response
+
+from holdfast_server.accounts import people, rate_limits, sign_ins
+from holdfast_server.accounts.auth_backends import SharedSecretAuth
+from holdfast_server.accounts.auth_middleware import (
+    COOKIE,
+    DEVICE_COOKIE,
+    address_of,
+    cookie_name,
+    cookie_of,
+    over_https,
+)
+from holdfast_server.accounts.oidc import CALLBACK, FLOW_SECONDS, Provider
+from holdfast_server.accounts.sign_ins import Visitor
+from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySignInAttempts
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db
+from holdfast_web.shared.render import View
+from holdfast_web.shared.routing import PageRoute, Text, headers_of, local_path
+
+STATE_COOKIE = "holdfast_provider"
+DEVICE_SECONDS = 365 * 86400
+AGAIN = "This action needs a sign-in within the last hour. Sign in and try again."
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+Then = Annotated[str, Form(alias="next")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoginPage(View):
+    template: ClassVar[str] = "accounts/login.html"
+    accounts: bool
+    then: str
+    """The path to open after the sign-in."""
+    refused: str = ""
+    name: str = ""
+    provider: str = ""
+    """The label of the identity provider's button."""
+    empty: bool = False
+    """Whether the server is not set up yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkPage(View):
+    """The target page of a one-time link: first set-up, or a new password."""
+
+    template: ClassVar[str] = "accounts/link.html"
+    setup: bool
+    refused: str = ""
+    name: str = ""
+    code: str = ""
+
+
+@router.get("/login")
+async def login_page(
+    request: Request, db: Db, then: Annotated[str, Query(alias="next")] = "/", again: bool = False
+) -> Response:
+    return (await _login_page(request, db, then, refused=AGAIN if again else "")).response()
+
+
+async def _login_page(request: Request, db: Db, then: str, *, refused: str = "", name: str = "") -> LoginPage:
+    accounts = request.app.state.auth.has_accounts
+    provider: Provider | None = request.app.state.provider
+    empty = False
+    if accounts and provider is None:
+        async with db.read() as session:
+            empty = not await people.has_people(session)
+    return LoginPage(
+        accounts=accounts,
+        then=local_path(then),
+        refused=refused,
+        name=name,
+        provider=provider.settings.label if accounts and provider else "",
+        empty=empty,
+    )
+
+
+@router.post("/login")
+async def login(
+    request: Request,
+    db: Db,
+    config: Config,
+    clock: Clock,
+    name: Text = "",
+    password: Text = "",
+    token: Text = "",
+    then: Then = "/",
+) -> Response:
+    now, auth = clock(), request.app.state.auth
+    if not auth.has_accounts:
+        return await _shared(request, db, token, then, now=now)
+    try:
+        secret = await sign_ins.with_password(db, name, password, visitor(request), now=now)
+    except RequestRefused as refusal:
+        page = await _login_page(request, db, then, refused=sentence(refusal), name=name)
+        return _refused(page, refusal, 401)
+    return signed_in(request, secret, then, device=await sign_ins.new_device(db, name))
+
+
+async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
+    auth = request.app.state.auth
+    if not isinstance(auth, SharedSecretAuth):
+        return RedirectResponse(local_path(then), 303)  # this server needs no sign-in
+    try:
+        await rate_limits.take_address_attempt(db, visitor(request).address, now=now)
+    except TooManySignInAttempts as refusal:
+        return _refused(await _login_page(request, db, then, refused=sentence(refusal)), refusal, 401)
+    if not auth.matches(token):
+        refused = "Wrong token." if token.strip() else "Enter the token."
+        return (await _login_page(request, db, then, refused=refused)).response(401)
+    return signed_in(request, await auth.begin_session(now=now), then)
+
+
+def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -> Response:
+    return page.response(status if refusal.retry_seconds is None else refusal.status, headers_of(refusal))
+
+
+@router.post("/logout")
+async def logout(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+    auth, cookie = request.app.state.auth, cookie_of(request.scope, COOKIE)
+    if asker.sign_in_id is not None:
+        await sign_ins.end(db, asker, asker.sign_in_id, now=clock())
+    elif isinstance(auth, SharedSecretAuth) and cookie is not None:
+        await auth.end_session(cookie)
+    response = RedirectResponse("/login", 303)
+    _delete_cookie(request, response, COOKIE)
+    return response
+
+
+# ---- one-time links ------------------------------------------------------------------------
+
+
+@router.get("/setup")
+async def setup_page() -> Response:
+    return LinkPage(setup=True).response()
+
+
+@router.post("/setup")
+async def setup(
+    request: Request, db: Db, clock: Clock, code: Text = "", name: Text = "", password: Text = ""
+) -> Response:
+    now = clock()
+    try:
+        person = await people.create_first_admin(db, code, name, password, now=now)
+        secret = await sign_ins.begin(db, person, visitor(request), by="setup link", now=now)
+    except RequestRefused as refusal:
+        kept = "" if isinstance(refusal, LinkExpired) else code
+        return _refused(LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept), refusal, 422)
+    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
+
+
+@router.get("/reset")
+async def reset_page() -> Response:
+    return LinkPage(setup=False).response()
+
+
+@router.post("/reset")
+async def reset(request: Request, db: Db, clock: Clock, code: Text = "", password: Text = "") -> Response:
+    now = clock()
+    try:
+        person = await people.choose_password(db, code, password, now=now)
+        secret = await sign_ins.begin(db, person, visitor(request), by="link", now=now)
+    except RequestRefused as refusal:
+        kept = "" if isinstance(refusal, LinkExpired) else code
+        return _refused(LinkPage(setup=False, refused=sentence(refusal), code=kept), refusal, 422)
+    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
+
+
+# ---- identity provider ----------------------------------------------------------------------
+
+
+@router.get("/login/provider")
+async def to_provider(
+    request: Request, db: Db, config: Config, clock: Clock, then: Annotated[str, Query(alias="next")] = "/"
+) -> Response:
+    provider: Provider | None = request.app.state.provider
+    if provider is None or not request.app.state.auth.has_accounts:
+        return RedirectResponse("/login", 303)
+    address, state = await provider.begin(
+        db, visitor(request), back=_back(request, config), then=local_path(then), now=clock()
+    )
+    response = RedirectResponse(address, 303)
+    _set_cookie(request, response, STATE_COOKIE, state, seconds=int(FLOW_SECONDS))
+    return response
+
+
+@router.get("/login/provider/back")
+async def from_provider(
+    request: Request, db: Db, config: Config, clock: Clock, code: str = "", state: str = ""
+) -> Response:
+    provider: Provider | None = request.app.state.provider
+    if provider is None or not request.app.state.auth.has_accounts:
+        return RedirectResponse("/login", 303)
+    try:
+        secret, then = await provider.finish(
+            db, visitor(request), back=_back(request, config), code=code, state=state,
+            kept=cookie_of(request.scope, STATE_COOKIE) or "", now=clock(),
+        )  # fmt: skip
+    except RequestRefused as refusal:
+        response: Response = (await _login_page(request, db, "/", refused=sentence(refusal))).response(403)
+    else:
+        response = signed_in(request, secret, then)
+    _delete_cookie(request, response, STATE_COOKIE)
+    return response
+
+
+def _back(request: Request, config: ServerSettings) -> str:
+    return public_address(request, config) + CALLBACK
+
+
+# ---- shared helpers --------------------------------------------------------------------------
+
+
+def public_address(request: Request, config: ServerSettings) -> str:
+    return (config.address or f"{request.url.scheme}://{request.url.netloc}").rstrip("/")
+
+
+def visitor(request: Request) -> Visitor:
+    return Visitor(
+        address=address_of(request.scope),
+        browser=request.headers.get("user-agent", ""),
+        replaces=cookie_of(request.scope, COOKIE),
+        device=cookie_of(request.scope, DEVICE_COOKIE),
+    )
+
+
+def signed_in(request: Request, secret: str, then: str, *, device: str | None = None) -> Response:
+    response = RedirectResponse(local_path(then), 303)
+    _set_cookie(request, response, COOKIE, secret, seconds=int(sign_ins.LASTS_SECONDS))
+    remember_device(request, response, device)
+    return response
+
+
+def remember_device(request: Request, response: Response, device: str | None) -> None:
+    if device is not None:
+        _set_cookie(request, response, DEVICE_COOKIE, device, seconds=DEVICE_SECONDS)
+
+
+def _set_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int) -> None:
+    response.set_cookie(
+        cookie_name(request.scope, name), value, max_age=seconds, path="/", secure=over_https(request.scope),
+        httponly=True, samesite="lax",
+    )  # fmt: skip
+
+
+def _delete_cookie(request: Request, response: Response, name: str) -> None:
+    secure = over_https(request.scope)
+    response.delete_cookie(cookie_name(request.scope, name), secure=secure, httponly=True, samesite="lax")
+
+
+def sentence(refusal: RequestRefused) -> str:
+    text = str(refusal)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

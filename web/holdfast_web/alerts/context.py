@@ -1,0 +1,132 @@
+"""Views of the alert pages: alerts, rules, channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from holdfast.pacing.policy import duration
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
+from holdfast_server.core.alert_settings import AlertSettings
+from holdfast_server.core.principal import Principal, Role
+from holdfast_server.db import Database
+from holdfast_web.shared.render import View
+
+ALERTS_SHOWN, DELIVERIES_SHOWN = 100, 8
+SILENCES = ((3600, "1 hour"), (8 * 3600, "8 hours"), (86400, "1 day"), (7 * 86400, "1 week"))
+UNITS = {
+    "seconds": "time",
+    "iterations": "iterations",
+    "gpu_hours": "GPU-hours",
+    "times_budget": "times the budget",
+    "checkpoints": "checkpoints",
+    "": "",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertRows(View):
+    """The list of alerts, refreshed while the page is open."""
+
+    template: ClassVar[str] = "alerts/alerts_live.html"
+    page_template: ClassVar[str] = "alerts/alerts.html"
+    alerts: list[Alert]
+    history: bool
+    """Whether resolved alerts are included."""
+    project: str
+    older: int | None
+    """The alert before which the next page starts; None on the last page."""
+    now: float
+    silences: tuple[tuple[int, str], ...] = SILENCES
+    back: str = "/alerts"
+    projects: list[str] = field(default_factory=list)
+    """Choices of the project filter; only on the full page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RulesPage(View):
+    template: ClassVar[str] = "alerts/rules.html"
+    project: str
+    rules: list[AlertRule]
+    limits: dict[str, str]
+    """The text of the limit field, by rule."""
+    delays: dict[str, str]
+    """The text of the delay field, by rule."""
+    kinds: list[RuleKind]
+    severities: tuple[str, ...] = SEVERITIES
+    units: dict[str, str] = field(default_factory=lambda: UNITS)
+    may_change: bool
+    sees_channels: bool
+    refused: str = ""
+    refused_rule: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelLog:
+    channel: AlertChannel
+    deliveries: list[AlertDelivery]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelsPage(View):
+    template: ClassVar[str] = "alerts/channels.html"
+    project: str
+    channels: list[ChannelLog]
+    severities: tuple[str, ...] = SEVERITIES
+    mail: bool
+    webhooks: bool
+    now: float
+    made: AlertChannel | None = None
+    """A new channel with its secret, which is shown once."""
+    refused: str = ""
+    typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": ""})
+
+
+async def alert_rows(
+    db: Database, asker: Principal, now: float, *, state: str, project: str, before: int | None
+) -> AlertRows:
+    found = await incidents.list_alerts(
+        db,
+        now=now,
+        visible_projects=asker.visible_projects,
+        project=project or None,
+        open_only=state != "all",
+        before=before,
+        limit=ALERTS_SHOWN + 1,
+    )
+    shown = found[:ALERTS_SHOWN]
+    older = shown[-1].id if len(found) > len(shown) else None
+    return AlertRows(alerts=shown, history=state == "all", project=project, older=older, now=now)
+
+
+async def rules_page(db: Database, asker: Principal, project: str) -> RulesPage:
+    role = asker.role_in(project) or 0
+    found = await rules.list_rules(db, project)
+    return RulesPage(
+        project=project,
+        rules=found,
+        limits={rule.name: _field_text(rule.limit, rule.unit) for rule in found},
+        delays={rule.name: _field_text(rule.for_seconds, "seconds") for rule in found},
+        kinds=list(KINDS.values()),
+        may_change=role >= Role.operator,
+        sees_channels=role >= Role.admin,
+    )
+
+
+def _field_text(value: float, unit: str) -> str:
+    return duration(value) if unit == "seconds" else f"{value:.6g}"
+
+
+async def channels_page(db: Database, settings: AlertSettings, project: str, now: float) -> ChannelsPage:
+    logs = [
+        ChannelLog(
+            channel=channel,
+            deliveries=await deliveries.list_deliveries(db, project, channel.id, limit=DELIVERIES_SHOWN),
+        )
+        for channel in await channels.list_channels(db, project)
+    ]
+    return ChannelsPage(
+        project=project, channels=logs, mail=bool(settings.smtp_host), webhooks=settings.webhooks, now=now
+    )

@@ -1,0 +1,213 @@
+"""The alert pages: open alerts, the rules of a project, its channels."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Annotated, NamedTuple
+
+from fastapi import APIRouter, Depends, Path, Query
+from fastapi.responses import RedirectResponse, Response
+from msgspec import UNSET, UnsetType
+
+from holdfast.protocol.administration import AlertRule
+from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server.alerts import channels, deliveries, incidents, rules
+from holdfast_server.alerts.conditions import KINDS
+from holdfast_server.alerts.errors import AlertResolved
+from holdfast_server.alerts.rules import RuleChanges
+from holdfast_server.core.errors import RequestRefused, UnknownProject
+from holdfast_server.core.principal import Principal
+from holdfast_server.db import Database
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
+from holdfast_server.queries.fleet import projects_of
+from holdfast_web.alerts import context
+from holdfast_web.shared import forms
+from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path
+
+Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
+Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+# ---- alerts ---------------------------------------------------------------------------------------
+
+
+@router.get("/alerts")
+async def alerts_page(
+    db: Db, clock: Clock, asker: Asker, state: str = "open", project: str = "", before: Older = None
+) -> Response:
+    rows = await context.alert_rows(db, asker, clock(), state=state, project=project, before=before)
+    return replace(rows, projects=await projects_of(db, asker.visible_projects)).page()
+
+
+@router.get("/alerts/live")
+async def alerts_live(
+    db: Db, clock: Clock, asker: Asker, state: str = "open", project: str = "", before: Older = None
+) -> Response:
+    return (await context.alert_rows(db, asker, clock(), state=state, project=project, before=before)).response()
+
+
+@router.post("/jobs/{job}/alerts/{alert}/acknowledge")
+async def acknowledge(
+    job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
+) -> Response:
+    with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
+        await incidents.acknowledge(db, job, alert, who=who, now=clock())
+    return _done(back, htmx)
+
+
+@router.post("/jobs/{job}/alerts/{alert}/silence")
+async def silence(
+    job: str,
+    alert: Number,
+    db: Db,
+    clock: Clock,
+    who: Who,
+    seconds: Text = "3600",
+    back: Text = "/alerts",
+    htmx: Htmx = False,
+) -> Response:
+    now = clock()
+    until = now + forms.seconds("silence", seconds)
+    with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
+        await incidents.silence(db, job, alert, until=until, who=who, now=now)
+    return _done(back, htmx)
+
+
+@router.post("/jobs/{job}/alerts/{alert}/unsilence")
+async def unsilence(
+    job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
+) -> Response:
+    with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
+        await incidents.unsilence(db, job, alert, who=who, now=clock())
+    return _done(back, htmx)
+
+
+def _done(back: str, htmx: bool) -> Response:
+    """Make the page refresh itself; without scripts, redirect to it."""
+    if htmx:
+        return Response(status_code=204, headers={"HX-Trigger": "holdfast:refresh-now"})
+    return RedirectResponse(local_path(back), 303)
+
+
+# ---- rules ----------------------------------------------------------------------------------------
+
+
+@router.get("/projects/{project}/alert-rules")
+async def rules_page(project: str, db: Db, asker: Asker) -> Response:
+    return (await context.rules_page(db, asker, project)).response()
+
+
+class RuleForm(NamedTuple):
+    severity: str
+    limit: str
+    for_seconds: str
+    jobs: str
+
+
+def _rule_form(
+    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*"
+) -> RuleForm:
+    return RuleForm(severity, limit, for_seconds, jobs)
+
+
+Fields = Annotated[RuleForm, Depends(_rule_form)]
+
+
+@router.post("/projects/{project}/alert-rules")
+async def new_rule(
+    project: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
+) -> Response:
+    return await _save_rule(db, asker, project, name.strip(), form, now=clock(), who=who, kind=kind)
+
+
+@router.post("/projects/{project}/alert-rules/{rule}")
+async def change_rule(
+    project: str, rule: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, enabled: Text = ""
+) -> Response:
+    return await _save_rule(db, asker, project, rule, form, now=clock(), who=who, enabled=bool(enabled))
+
+
+async def _save_rule(
+    db: Database, asker: Principal, project: str, name: str, form: RuleForm, *, now: float, who: str,
+    kind: str = "", enabled: bool = True,
+) -> Response:  # fmt: skip
+    """Change a rule; on a refusal, answer with the page and the reason."""
+    try:
+        changes = _rule_changes(await rules.list_rules(db, project), name, kind, form, enabled)
+        await rules.change(db, project, name, changes, who=who, now=now)
+    except UnknownProject:
+        raise
+    except RequestRefused as refusal:
+        page = replace(await context.rules_page(db, asker, project), refused=str(refusal), refused_rule=name)
+        return page.response(refusal.status)
+    return RedirectResponse(f"/projects/{project}/alert-rules#rule-{name}", 303)
+
+
+def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, enabled: bool) -> RuleChanges:
+    """Parse the form of a rule; its kind decides whether the limit is a duration or a number."""
+    held = next((rule for rule in known if rule.name == name), None)
+    unit = held.unit if held else KINDS[kind].unit if kind in KINDS else ""
+    limit: float | UnsetType = UNSET
+    if unit and (form.limit.strip() or held):
+        limit = forms.seconds("limit", form.limit) if unit == "seconds" else forms.number("limit", form.limit)
+    return RuleChanges(
+        kind=UNSET if held else kind,
+        enabled=enabled,
+        severity=form.severity,
+        limit=limit,
+        for_seconds=forms.seconds("for_seconds", form.for_seconds),
+        jobs=form.jobs.strip(),
+    )
+
+
+@router.post("/projects/{project}/alert-rules/{rule}/remove")
+async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -> Response:
+    await rules.remove(db, project, rule, who=who, now=clock())
+    return RedirectResponse(f"/projects/{project}/alert-rules", 303)
+
+
+# ---- channels -------------------------------------------------------------------------------------
+
+
+@router.get("/projects/{project}/alert-channels")
+async def channels_page(project: str, db: Db, clock: Clock, config: Config) -> Response:
+    return (await context.channels_page(db, config.alerts, project, clock())).response()
+
+
+@router.post("/projects/{project}/alert-channels")
+async def new_channel(
+    project: str,
+    db: Db,
+    clock: Clock,
+    config: Config,
+    who: Who,
+    name: Text = "",
+    target: Text = "",
+    least_severity: Text = "warning",
+) -> Response:
+    now, typed = clock(), {"name": name, "target": target}
+    asked = channels.NewChannel(name=name, target=target, least_severity=least_severity)
+    try:
+        made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
+    except UnknownProject:
+        raise
+    except RequestRefused as refusal:
+        page = await context.channels_page(db, config.alerts, project, now)
+        return replace(page, refused=str(refusal), typed=typed).response(refusal.status)
+    # no redirect: only this answer contains the secret
+    return replace(await context.channels_page(db, config.alerts, project, now), made=made).response()
+
+
+@router.post("/projects/{project}/alert-channels/{channel}/remove")
+async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: Who) -> Response:
+    await channels.remove(db, project, channel, who=who, now=clock())
+    return RedirectResponse(f"/projects/{project}/alert-channels", 303)
+
+
+@router.post("/projects/{project}/alert-channels/{channel}/test")
+async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Response:
+    await deliveries.send_test(db, project, channel, now=clock())
+    return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)

@@ -1,0 +1,142 @@
+"""Views of the page of one checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from holdfast.protocol.jobs import Edit, Family, JobSummary, Tensors, Verification
+from holdfast.protocol.messages import validate_job
+from holdfast.protocol.questions import CheckpointStory
+from holdfast_server.control import control
+from holdfast_server.control.control import MOST_LABEL
+from holdfast_server.db import Database
+from holdfast_server.queries import summaries, timeline
+from holdfast_server.queries.summaries import job_summary
+from holdfast_server.queries.timeline import story
+from holdfast_server.records.verifications import IN_REACH
+from holdfast_web.job.context import EDITS_MOST, ChangeStatus, FieldInput
+from holdfast_web.shared.filters import age
+from holdfast_web.shared.render import View
+
+STATES = {
+    "snapshot": "still being copied", "persisting": "still being written", "failed": "failed",
+    "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
+}  # fmt: skip
+TENSORS_SHOWN = 40
+MAX_NAME = 100
+"""Maximum length of a job name in characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerificationPart(View):
+    """The state and verdict of the verification."""
+
+    template: ClassVar[str] = "checkpoint/_verification.html"
+    job: JobSummary
+    verification: Verification
+    delivered: bool
+    """Whether the job received the request."""
+    readable: bool
+    verify_refusal: str = ""
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorsPart(View):
+    """The tensor summary, compared with another checkpoint if one is chosen."""
+
+    template: ClassVar[str] = "checkpoint/_tensors.html"
+    job: JobSummary
+    table: Tensors
+    measurable: bool
+    """Whether the difference can be requested: both are in the store and no request is open."""
+    shown: int
+    measured: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPage(View):
+    template: ClassVar[str] = "checkpoint/checkpoint.html"
+    job: JobSummary
+    story: CheckpointStory
+    other: CheckpointStory | None
+    """The checkpoint to compare with."""
+    pin: ChangeStatus | None
+    """The progress of the newest pin change."""
+    label: FieldInput
+    refusal: str
+    """The reason why the pin change was refused."""
+    family: Family
+    fork: FieldInput
+    """The name of the new job in the fork command."""
+    verify: VerificationPart
+    tensors: TensorsPart
+    states: dict[str, str] = field(default_factory=lambda: STATES)
+    most_label: int = MOST_LABEL
+    now: float
+
+
+async def checkpoint_page(
+    db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: FieldInput | None = None,
+    refusal: str = "", verify_refusal: str = "", all_tensors: bool = False, fork: str = "",
+) -> CheckpointPage:  # fmt: skip
+    summary, this = await job_summary(db, job, now=now), await story(db, job, checkpoint)
+    that = await story(db, job, other) if other else None
+    table = await control.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
+    points = [this.checkpoint, *([that.checkpoint] if that else [])]
+    asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
+    return CheckpointPage(
+        job=summary,
+        story=this,
+        other=that,
+        verify=verification_part(summary, this, now, refusal=verify_refusal),
+        tensors=TensorsPart(
+            job=summary,
+            table=table,
+            measurable=len({each.id for each in points if each.state in IN_REACH}) == 2 and not asked,
+            shown=len(table.rows) if all_tensors else TENSORS_SHOWN,
+            measured=age(None if table.measured_at is None else now - table.measured_at),
+        ),
+        pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
+        family=await summaries.family(db, job),
+        fork=_named(fork.strip()),
+        label=typed or FieldInput(value=this.checkpoint.label or ""),
+        refusal=refusal,
+        now=now,
+    )
+
+
+def verification_part(
+    job: JobSummary, this: CheckpointStory, now: float, *, refusal: str = ""
+) -> VerificationPart:
+    found = this.verification
+    return VerificationPart(
+        job=job,
+        verification=found,
+        delivered=found.request <= job.delivered_version,
+        readable=this.checkpoint.state in IN_REACH,
+        verify_refusal=refusal,
+        now=now,
+    )
+
+
+def _named(fork: str) -> FieldInput:
+    try:
+        return FieldInput(value=validate_job(fork) if fork else "")
+    except ValueError as error:
+        return FieldInput(
+            value=fork[:MAX_NAME], error=str(error) if len(fork) <= MAX_NAME else "the name is too long"
+        )
+
+
+def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> ChangeStatus | None:
+    def is_about_it(edit: Edit) -> bool:
+        return any(change.field in ("pin", "unpin") and change.after == checkpoint for change in edit.changes)
+
+    newest = max(filter(is_about_it, edits), key=lambda edit: edit.version, default=None)
+    if newest is None:
+        return None
+    return ChangeStatus(
+        edit=newest, alive=job.alive, delivered=newest.version <= job.delivered_version, undoable=False
+    )

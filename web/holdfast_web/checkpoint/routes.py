@@ -1,0 +1,86 @@
+"""The page of one checkpoint: how it was written, how long it is kept, whether it is sound."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query
+from fastapi.responses import RedirectResponse, Response
+
+from holdfast.protocol.jobs import CheckpointChanges
+from holdfast_server.control import control
+from holdfast_server.core.errors import InvalidSetting, NotPossible
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries.summaries import job_summary
+from holdfast_server.queries.timeline import story
+from holdfast_web.checkpoint import context
+from holdfast_web.job.context import FieldInput
+from holdfast_web.shared.routing import PageRoute, Text
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/jobs/{job}/checkpoints/{checkpoint}")
+async def checkpoint_page(
+    job: str, checkpoint: str, db: Db, clock: Clock, other: Annotated[str, Query(alias="with")] = "",
+    tensors: str = "", fork: str = "",
+) -> Response:  # fmt: skip
+    page = await context.checkpoint_page(
+        db, job, checkpoint, clock(), other=other, all_tensors=tensors == "all", fork=fork
+    )
+    return page.response()
+
+
+@router.get("/jobs/{job}/checkpoints/{checkpoint}/verification")
+async def verification(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
+    """Return the progress of a verification; after the verdict, make the browser reload the page."""
+    now = clock()
+    part = context.verification_part(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
+    return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify")
+async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, against: Text = "") -> Response:
+    now = clock()
+    try:
+        await control.verify(db, job, checkpoint, against=against or None, who=who, now=now)
+    except NotPossible as refusal:
+        page = await context.checkpoint_page(db, job, checkpoint, now, other=against, verify_refusal=str(refusal))
+        return page.response(refusal.status)
+    return _back(job, checkpoint, "verify", against)
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify/cancel")
+async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
+    await control.cancel_verification(db, job, checkpoint, who=who, now=clock())
+    return _back(job, checkpoint, "verify")
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/pin")
+async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned: Text) -> Response:
+    now, changes = clock(), CheckpointChanges(pinned=pinned == "true")
+    try:
+        await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
+    except NotPossible as refusal:
+        page = await context.checkpoint_page(db, job, checkpoint, now, refusal=str(refusal))
+        return page.response(refusal.status)
+    return _back(job, checkpoint, "retention-section")
+
+
+@router.post("/jobs/{job}/checkpoints/{checkpoint}/label")
+async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label: Text = "") -> Response:
+    now = clock()
+    try:
+        await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
+    except InvalidSetting as refusal:
+        page = await context.checkpoint_page(
+            db, job, checkpoint, now, typed=FieldInput(value=label, error=str(refusal))
+        )
+        return page.response(refusal.status)
+    return _back(job, checkpoint, "retention-section")
+
+
+def _back(job: str, checkpoint: str, part: str, other: str = "") -> Response:
+    beside = f"?with={quote(other)}" if other else ""
+    return RedirectResponse(f"/jobs/{job}/checkpoints/{checkpoint}{beside}#{part}", 303)

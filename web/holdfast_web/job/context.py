@@ -1,0 +1,369 @@
+"""Views of the job page: its live parts, forms, dialogs and plan."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from holdfast.pacing.profile import IntervalPlan
+from holdfast.protocol.administration import Alert
+from holdfast.protocol.jobs import CheckpointRow, Edit, Family, JobSummary, NoticeRow, Order
+from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
+from holdfast_server.alerts import incidents
+from holdfast_server.control import control, plans, previews
+from holdfast_server.core.errors import (
+    CheckpointNotFound,
+    InvalidSetting,
+    NotRestorable,
+    RequestRefused,
+    VersionConflict,
+)
+from holdfast_server.db import Database
+from holdfast_server.queries import exports, goodput, summaries, timeline
+from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
+from holdfast_server.records.desired_state import SETTINGS
+from holdfast_web.alerts.context import SILENCES
+from holdfast_web.fleet.context import GOODPUT_WINDOW
+from holdfast_web.job.plan_plot import PlanPlot, draw
+from holdfast_web.shared import forms
+from holdfast_web.shared.render import View, values
+
+POINTS_SHOWN, POINTS_MOST = 12, 500
+EDITS_SHOWN, EDITS_MOST = 8, 200
+NOTICES_SHOWN = 8
+ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
+"""How long the banner of a completed and of a failed restore stays on the page."""
+FAILURES = ("failed", "expired")
+POLICIES = {
+    "checkfreq": "as often as the budget allows",
+    "goodput": "least lost time",
+    "young-daly": "from the failure rate",
+}
+HOLDS = (
+    ("", "until changed"),
+    ("30 min", "for 30 min"),
+    ("2 h", "for 2 h"),
+    ("8 h", "for 8 h"),
+    ("24 h", "for 24 h"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeStatus:
+    """The progress of the newest change of one setting: saved, delivered, applied."""
+
+    edit: Edit
+    alive: bool
+    delivered: bool
+    undoable: bool
+
+    @property
+    def applied(self) -> bool:
+        return self.edit.applied_iteration is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldInput:
+    """The text of a form field and why it was refused."""
+
+    value: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviewPart(View):
+    """Predictions for the typed settings next to measurements and predictions for the current ones."""
+
+    template: ClassVar[str] = "job/_preview.html"
+    job: JobSummary
+    plan: IntervalPlan | None
+    in_force: IntervalPlan | None
+    why_none: str
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlsPart(View):
+    template: ClassVar[str] = "job/_controls.html"
+    job: JobSummary
+    budget: FieldInput
+    every: FieldInput
+    retention: FieldInput
+    conflict: VersionConflict | None
+    conflict_form: str
+    """The form that met the conflict."""
+    policy: str | None
+    """The chosen policy; None for the script's default."""
+    hold: str = ""
+    """How long a fixed interval applies: a key of `holds`."""
+    preview: PreviewPart
+    changes: dict[str, ChangeStatus]
+    policies: dict[str, str] = field(default_factory=lambda: POLICIES)
+    holds: tuple[tuple[str, str], ...] = HOLDS
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointsPart(View):
+    """The table of restore points."""
+
+    template: ClassVar[str] = "job/_points.html"
+    job: JobSummary
+    points: list[CheckpointRow]
+    points_limit: int
+    family: Family
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryPart(View):
+    """Edited settings, restores and notices."""
+
+    template: ClassVar[str] = "job/_history.html"
+    job: JobSummary
+    orders: list[Order]
+    edits: list[Edit]
+    edits_limit: int
+    more_edits: bool
+    notices: list[NoticeRow]
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLive(PointsPart, HistoryPart):
+    """The parts of the page that refresh while it is open."""
+
+    template: ClassVar[str] = "job/job_live.html"
+    stall_window: int
+    order: Order | None
+    """The restore that the banner shows."""
+    alerts: list[Alert]
+    silences: tuple[tuple[int, str], ...] = SILENCES
+    changes: dict[str, ChangeStatus]
+    goodput: float | None
+    """Goodput of the last hour."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPage(JobLive):
+    template: ClassVar[str] = "job/job.html"
+    controls: ControlsPart
+    parquet: bool
+    """Whether the server can export Parquet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanAnswer(View):
+    """The predicted cost of each interval, or why the inputs were refused."""
+
+    template: ClassVar[str] = "job/_plan_answer.html"
+    job: str
+    plan: JobPlan
+    plot: PlanPlot | None
+    query: str = ""
+    """The query string of the same request to the API."""
+    error: str = ""
+    field: str = ""
+    """The field that was refused."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPart(View):
+    """The inputs of the plan with the answer."""
+
+    template: ClassVar[str] = "job/_plan.html"
+    page_template: ClassVar[str] = "job/plan.html"
+    job: str
+    typed: dict[str, str]
+    answer: PlanAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreDialog(View):
+    template: ClassVar[str] = "job/_restore.html"
+    page_template: ClassVar[str] = "job/restore.html"
+    job: JobSummary
+    preview: RestorePreview | None
+    asked: str
+    """The iteration as typed."""
+    refusal: str
+    nearest: CheckpointRow | None
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Idempotency key: a form that is sent twice requests one restore."""
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteDialog(View):
+    template: ClassVar[str] = "job/_delete.html"
+    page_template: ClassVar[str] = "job/delete.html"
+    job: JobSummary
+    refusal: str
+    now: float
+
+
+def shown_order(orders: list[Order], now: float) -> Order | None:
+    """Return the open restore, or the newest one for a while after it ended."""
+    if not orders:
+        return None
+    newest = next((order for order in orders if order.open), orders[0])
+    moved_at = newest.transitions[-1].at if newest.transitions else newest.created_at
+    shown_seconds = FAILURE_SHOWN_SECONDS if newest.state in FAILURES else ORDER_SHOWN_SECONDS
+    return newest if newest.open or now - moved_at < shown_seconds else None
+
+
+async def points_part(db: Database, job: JobSummary, *, now: float, limit: int) -> PointsPart:
+    return PointsPart(
+        job=job,
+        points=await timeline.restore_points(db, job.job, limit=limit, in_store=True),
+        points_limit=limit,
+        family=await summaries.family(db, job.job),
+        now=now,
+    )
+
+
+async def history_part(
+    db: Database, job: JobSummary, *, now: float, limit: int, edits: list[Edit] | None = None
+) -> HistoryPart:
+    if edits is None:
+        edits = await timeline.edits(db, job.job, limit=EDITS_MOST)
+    # restores have their own list
+    changed = [
+        edit
+        for edit in edits
+        if any(change.field != "restore" and change.before != change.after for change in edit.changes)
+    ]
+    return HistoryPart(
+        job=job,
+        orders=await timeline.orders(db, job.job),
+        edits=changed[:limit],
+        edits_limit=limit,
+        more_edits=len(changed) > limit,
+        notices=await timeline.notices(db, job.job, limit=NOTICES_SHOWN),
+        now=now,
+    )
+
+
+async def job_live(
+    db: Database, name: str, *, now: float, points_limit: int = POINTS_SHOWN, edits_limit: int = EDITS_SHOWN
+) -> JobLive:
+    async with db.one_view():
+        job = await summaries.job_summary(db, name, now=now)
+        edits = await timeline.edits(db, name, limit=EDITS_MOST)
+        points = await points_part(db, job, now=now, limit=points_limit)
+        history = await history_part(db, job, now=now, limit=edits_limit, edits=edits)
+        alerts = await incidents.open_of_jobs(db, [name], now=now)
+        shares = await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)
+    return JobLive(
+        **values(points) | values(history),
+        stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
+        order=shown_order(history.orders, now),
+        alerts=alerts.get(name, []),
+        changes=newest_changes(edits, job),
+        goodput=shares.get(name),
+    )
+
+
+async def restore_dialog(
+    db: Database, name: str, *, now: float, checkpoint: str = "", asked: str = "", refusal: str = ""
+) -> RestoreDialog:
+    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one."""
+    job = await summaries.job_summary(db, name, now=now)
+    nearest = None
+    try:
+        if asked:
+            checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
+        preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
+        if preview and not preview.checkpoint.restorable:
+            point = preview.checkpoint
+            raise NotRestorable(
+                f"checkpoint {point.id} is {point.state}" + (f": {point.reason}" if point.reason else "")
+            )
+    except (CheckpointNotFound, NotRestorable, InvalidSetting) as error:
+        preview, refusal = None, _sentence(error)
+        nearest = error.nearest if isinstance(error, CheckpointNotFound) else None
+    return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
+
+
+def _sentence(error: RequestRefused) -> str:
+    if isinstance(error, CheckpointNotFound):
+        none = "" if error.nearest else " No earlier restore point exists."
+        return f"Iteration {error.iteration:,} has no restore point.{none}"
+    return str(error)
+
+
+async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
+    """Return the plan for the typed inputs; raise UnknownJob."""
+    try:
+        plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
+        plot = draw(plan.comparison) if plan.comparison else None
+        answer = PlanAnswer(job=name, plan=plan, plot=plot, query=forms.plan_query(typed))
+    except InvalidSetting as error:
+        # the placeholders of blank fields need the current plan
+        plan = await plans.plan_job(db, name)
+        answer = PlanAnswer(job=name, plan=plan, plot=None, error=str(error), field=error.field)
+    return PlanPart(job=name, typed=typed, answer=answer)
+
+
+def job_page(live: JobLive, shown: ControlsPart) -> JobPage:
+    return JobPage(**values(live), controls=shown, parquet=exports.writes_parquet())
+
+
+# ---- forms --------------------------------------------------------------------------------------
+
+
+def newest_changes(edits: list[Edit], job: JobSummary) -> dict[str, ChangeStatus]:
+    """Return the newest change of each setting."""
+    newest: dict[str, ChangeStatus] = {}
+    for edit in sorted(edits, key=lambda row: row.version, reverse=True):
+        undoable = all(change.field in SETTINGS and change.before != change.after for change in edit.changes)
+        delivered = edit.version <= job.delivered_version
+        status = ChangeStatus(edit=edit, alive=job.alive, delivered=delivered, undoable=undoable)
+        for change in edit.changes:
+            newest.setdefault(change.field, status)
+    return newest
+
+
+def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
+    return PreviewPart(job=job, plan=answer.plan, in_force=answer.in_force, why_none=answer.why_none)
+
+
+async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatus], *, now: float) -> ControlsPart:
+    budget = job.desired.budget if job.desired.budget is not None else job.budget
+    every = job.desired.every if job.desired.every is not None else job.interval
+    return ControlsPart(
+        job=job,
+        budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
+        every=FieldInput(value="" if every is None else str(every)),
+        retention=FieldInput(value=job.desired.retention or ""),
+        conflict=None,
+        conflict_form="",
+        policy=job.desired.policy,
+        preview=preview_part(job, await plans.preview_settings(db, job.job, budget=None, every=None, now=now)),
+        changes=changes,
+        now=now,
+    )
+
+
+async def controls_of(db: Database, name: str, *, now: float) -> ControlsPart:
+    job = await summaries.job_summary(db, name, now=now)
+    return await controls(db, job, newest_changes(await timeline.edits(db, name), job), now=now)
+
+
+def refused_controls(
+    shown: ControlsPart, form: str, typed: str, refusal: RequestRefused, *, hold: str = ""
+) -> ControlsPart:
+    """Return the controls with the refused input and the reason; after a conflict the form can be sent again."""
+    conflict = refusal if isinstance(refusal, VersionConflict) else None
+    answer = replace(shown, conflict=conflict, conflict_form=form)
+    error = "" if conflict else str(refusal)
+    if form == "budget":
+        return replace(answer, budget=FieldInput(value=typed, error=error))
+    if form == "interval":
+        return replace(answer, every=FieldInput(value=typed, error=error), hold=hold)
+    if form == "retention":
+        return replace(answer, retention=FieldInput(value=typed, error=error))
+    if form == "policy":
+        return replace(answer, policy=typed or None)
+    return answer

@@ -1,0 +1,156 @@
+"""The forms that change the settings of a job. Every form works without scripts, by POST and redirect."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from fastapi.responses import RedirectResponse, Response
+
+from holdfast.protocol.jobs import DesiredChanges, JobSummary
+from holdfast_server.control import control, plans
+from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries import summaries
+from holdfast_web.job import context
+from holdfast_web.shared import forms
+from holdfast_web.shared.routing import Htmx, PageRoute, Text
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/jobs/{job}/controls")
+async def job_controls(job: str, db: Db, clock: Clock) -> Response:
+    return (await context.controls_of(db, job, now=clock())).response()
+
+
+@router.get("/jobs/{job}/preview")
+async def job_preview(job: str, db: Db, clock: Clock, budget: str = "", every: str = "") -> Response:
+    now = clock()
+    summary = await summaries.job_summary(db, job, now=now)
+    preview = await _preview(db, summary, now, budget=budget, every=every)
+    return preview.response(422 if preview.error else 200)
+
+
+async def _preview(
+    db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = ""
+) -> context.PreviewPart:
+    try:
+        answer = await plans.preview_settings(
+            db,
+            job.job,
+            budget=forms.budget_from_percent(budget) if budget else None,
+            every=forms.interval(every) if every else None,
+            now=now,
+        )
+    except RequestRefused as refusal:
+        return context.PreviewPart(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
+    return context.preview_part(job, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _ControlForm:
+    """The fields that all forms share."""
+
+    job: str
+    db: Db
+    who: str
+    now: float
+    version: str
+    """The version that the page showed."""
+    htmx: bool
+
+    async def change(
+        self, form: str, changes: Callable[[], DesiredChanges], *, typed: str = "", hold: str = ""
+    ) -> Response:
+        async def apply() -> None:
+            version = forms.version(self.version)
+            await control.edit(self.db, self.job, changes(), version=version, who=self.who, now=self.now)
+
+        return await self.do(form, apply, typed=typed, hold=hold)
+
+    async def do(
+        self, form: str, act: Callable[[], Awaitable[None]], *, typed: str = "", hold: str = ""
+    ) -> Response:
+        """Apply a change; answer with the current controls, or with the reason of a refusal."""
+        try:
+            await act()
+        except (UnknownJob, UnknownOrder):
+            raise
+        except RequestRefused as refusal:
+            return await self._refused(form, refusal, typed, hold)
+        if self.htmx:
+            return (await context.controls_of(self.db, self.job, now=self.now)).response()
+        return RedirectResponse(f"/jobs/{self.job}#controls", 303)
+
+    async def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
+        shown = await context.controls_of(self.db, self.job, now=self.now)
+        if isinstance(refusal, VersionConflict) and form == "budget":
+            shown = replace(shown, preview=await _preview(self.db, shown.job, self.now, budget=typed))
+        shown = context.refused_controls(shown, form, typed, refusal, hold=hold)
+        if self.htmx:
+            return shown.response(refusal.status)
+        live = await context.job_live(self.db, self.job, now=self.now)
+        return context.job_page(live, shown).response(refusal.status)
+
+
+async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _ControlForm:
+    return _ControlForm(job, db, who, clock(), version, htmx)
+
+
+Form = Annotated[_ControlForm, Depends(_form)]
+
+
+@router.post("/jobs/{job}/budget")
+async def set_budget(form: Form, budget: Text = "") -> Response:
+    return await form.change(
+        "budget", lambda: DesiredChanges(budget=forms.budget_from_percent(budget)), typed=budget
+    )
+
+
+@router.post("/jobs/{job}/interval")
+async def set_interval(form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "") -> Response:
+    def changes() -> DesiredChanges:
+        if mode == "automatic":
+            return DesiredChanges(every=None)
+        return DesiredChanges(every=forms.interval(every), every_seconds=forms.hold(hold))
+
+    return await form.change("interval", changes, typed=every, hold=hold)
+
+
+@router.post("/jobs/{job}/policy")
+async def set_policy(form: Form, policy: Text = "") -> Response:
+    return await form.change("policy", lambda: DesiredChanges(policy=policy or None), typed=policy)
+
+
+@router.post("/jobs/{job}/retention")
+async def set_retention(form: Form, retention: Text = "") -> Response:
+    return await form.change(
+        "retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention
+    )
+
+
+@router.post("/jobs/{job}/undo")
+async def undo(form: Form, edit: Text) -> Response:
+    async def apply() -> None:
+        number, version = forms.version(edit), forms.version(form.version)
+        await control.undo(form.db, form.job, number, version=version, who=form.who, now=form.now)
+
+    return await form.do("undo", apply)
+
+
+@router.post("/jobs/{job}/pause")
+async def set_paused(form: Form, paused: Text) -> Response:
+    return await form.change("pause", lambda: DesiredChanges(paused=paused == "true"), typed=paused)
+
+
+@router.post("/jobs/{job}/checkpoint")
+async def request_checkpoint(form: Form) -> Response:
+    return await form.change("checkpoint", lambda: DesiredChanges(checkpoint_request=True))
+
+
+@router.post("/jobs/{job}/probe")
+async def request_probe(form: Form) -> Response:
+    return await form.change("probe", lambda: DesiredChanges(probe_request=True))

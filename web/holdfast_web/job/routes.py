@@ -1,0 +1,190 @@
+"""The page of a job and its dialogs: plan, restore, delete. Every form works without scripts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import AfterValidator
+
+from holdfast_server.api.responses import EncodedBody, encoding_for
+from holdfast_server.control import control, deletion
+from holdfast_server.core.errors import (
+    NotCancellable,
+    NotPossible,
+    OpenOrder,
+    RequestRefused,
+    UnknownJob,
+    UnknownOrder,
+)
+from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.queries import summaries
+from holdfast_web.job import context
+from holdfast_web.shared.render import HEADERS
+from holdfast_web.shared.routing import Htmx, PageRoute, Text
+
+Points = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.POINTS_SHOWN), context.POINTS_MOST))]
+Edits = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.EDITS_SHOWN), context.EDITS_MOST))]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def _back(job: str, anchor: str) -> Response:
+    return RedirectResponse(f"/jobs/{job}#{anchor}", 303)
+
+
+# ---- job ------------------------------------------------------------------------------------
+
+
+@router.get("/jobs/{job}")
+async def job_page(
+    job: str,
+    db: Db,
+    clock: Clock,
+    points: Points = context.POINTS_SHOWN,
+    edits: Edits = context.EDITS_SHOWN,
+) -> Response:
+    now = clock()
+    async with db.one_view():
+        live = await context.job_live(db, job, now=now, points_limit=points, edits_limit=edits)
+        shown = await context.controls(db, live.job, live.changes, now=now)
+    return context.job_page(live, shown).response()
+
+
+@router.get("/jobs/{job}/live")
+async def live_parts(
+    job: str,
+    db: Db,
+    clock: Clock,
+    shared: SharedAnswers,
+    request: Request,
+    asker: Asker,
+    points: Points = context.POINTS_SHOWN,
+    edits: Edits = context.EDITS_SHOWN,
+) -> Response:
+    limits = {"points_limit": points, "edits_limit": edits}
+    encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
+
+    async def ask() -> EncodedBody:
+        live = await shared.answer(
+            job, ("data", *limits.values()), lambda: context.job_live(db, job, now=clock(), **limits)
+        )
+        return await EncodedBody.of_page(live.html(), encoding)
+
+    # the page depends on what the asker may see and do
+    packed = await shared.answer(job, ("live", *limits.values(), asker.permissions, encoding), ask)
+    return packed.response(HEADERS)
+
+
+@router.get("/jobs/{job}/history")
+async def job_history(job: str, db: Db, clock: Clock, edits: Edits = context.EDITS_SHOWN) -> Response:
+    now = clock()
+    async with db.one_view():
+        summary = await summaries.job_summary(db, job, now=now)
+        return (await context.history_part(db, summary, now=now, limit=edits)).response()
+
+
+@router.get("/jobs/{job}/points")
+async def job_points(job: str, db: Db, clock: Clock, points: Points = context.POINTS_SHOWN) -> Response:
+    now = clock()
+    async with db.one_view():
+        summary = await summaries.job_summary(db, job, now=now)
+        return (await context.points_part(db, summary, now=now, limit=points)).response()
+
+
+# ---- plan -----------------------------------------------------------------------------------
+
+
+def _plan_inputs(
+    budget: str = "", every: str = "", mtbf: str = "", ranks: str = "", restart: str = ""
+) -> dict[str, str]:
+    return {"budget": budget, "every": every, "mtbf": mtbf, "ranks": ranks, "restart": restart}
+
+
+PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
+
+
+@router.get("/jobs/{job}/plan")
+async def job_plan(job: str, db: Db, typed: PlanInputs, htmx: Htmx = False) -> Response:
+    part = await context.plan_part(db, job, typed)
+    status = 422 if part.answer.error else 200
+    return part.response(status) if htmx else part.page(status)
+
+
+@router.get("/jobs/{job}/plan/answer")
+async def job_plan_answer(job: str, db: Db, typed: PlanInputs) -> Response:
+    answer = (await context.plan_part(db, job, typed)).answer
+    return answer.response(422 if answer.error else 200)
+
+
+# ---- restore --------------------------------------------------------------------------------
+
+
+@router.get("/jobs/{job}/restore")
+async def restore_dialog(
+    job: str, db: Db, clock: Clock, checkpoint: str = "", iteration: str = "", htmx: Htmx = False
+) -> Response:
+    dialog = await context.restore_dialog(db, job, now=clock(), checkpoint=checkpoint, asked=iteration)
+    return _dialog_response(dialog, 422 if dialog.refusal else 200, htmx)
+
+
+@router.post("/jobs/{job}/restores")
+async def order_restore(
+    job: str, db: Db, who: Who, clock: Clock, checkpoint: Text, key: Text, htmx: Htmx = False
+) -> Response:
+    now = clock()
+    try:
+        await control.order_restore(db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now)
+    except (UnknownJob, UnknownOrder):
+        raise
+    except RequestRefused as refusal:
+        dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, refusal=str(refusal))
+        return _dialog_response(dialog, 409 if isinstance(refusal, OpenOrder) else 422, htmx)
+    if not htmx:
+        return _back(job, "restore-status")
+    return await _moved(db, job, now, "holdfast:restore-requested")
+
+
+@router.post("/jobs/{job}/restores/{order}/cancel")
+async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
+    now = clock()
+    try:
+        await control.cancel_restore(db, job, order, who=who, now=now)
+    except NotCancellable:
+        # the page was outdated; answer with the current state
+        if not htmx:
+            raise
+    return await _moved(db, job, now, "holdfast:refresh-now") if htmx else _back(job, "restore-status")
+
+
+@router.get("/jobs/{job}/delete")
+async def delete_dialog(job: str, db: Db, clock: Clock, htmx: Htmx = False) -> Response:
+    return await _delete_dialog(db, job, clock(), htmx)
+
+
+async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
+    dialog = context.DeleteDialog(job=await summaries.job_summary(db, job, now=now), refusal=refusal, now=now)
+    status = 409 if refusal else 200
+    return dialog.response(status) if htmx else dialog.page(status)
+
+
+@router.post("/jobs/{job}/delete")
+async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
+    now = clock()
+    try:
+        await deletion.delete_job(db, job, who=who, now=now)
+    except NotPossible as refusal:
+        return await _delete_dialog(db, job, now, htmx, refusal=str(refusal))
+    if htmx:
+        return Response(headers={"HX-Redirect": "/"})
+    return RedirectResponse("/", 303)
+
+
+async def _moved(db: Db, job: str, now: float, event: str) -> Response:
+    live = await context.job_live(db, job, now=now)
+    return live.response(headers={"HX-Trigger": event})
+
+
+def _dialog_response(dialog: context.RestoreDialog, status: int, htmx: bool) -> Response:
+    return dialog.response(status) if htmx else dialog.page(status)

@@ -1,0 +1,4 @@
+"""The pages under /settings: a person's own account, keys, people and projects.
+
+Entry point: `routes.router`; `context` has the views. May import `accounts` and `shared`.
+"""

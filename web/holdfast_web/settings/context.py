@@ -1,0 +1,103 @@
+"""Views of the pages under /settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from holdfast.protocol.administration import Person, Token
+from holdfast_server.accounts import people, projects, sign_ins, tokens
+from holdfast_server.accounts.projects import ProjectMember, ProjectSummary
+from holdfast_server.accounts.sign_ins import BrowserSession
+from holdfast_server.core.principal import Principal, Role
+from holdfast_server.db import Database
+from holdfast_web.shared.render import View
+
+ROLES = tuple(role.name for role in Role)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingsPage(View):
+    """The fields that all settings pages share."""
+
+    asker: Principal
+    now: float
+    refused: str = ""
+    done: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoAccountsPage(View):
+    template: ClassVar[str] = "settings/no_accounts.html"
+    shared: bool
+    """Whether the server has a shared token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class YouPage(SettingsPage):
+    template: ClassVar[str] = "settings/you.html"
+    sign_ins: list[BrowserSession]
+    by_provider: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysPage(SettingsPage):
+    template: ClassVar[str] = "settings/keys.html"
+    keys: list[Token]
+    projects: list[str]
+    """The projects for which the asker may create a key."""
+    secret: str = ""
+    """The new key, shown once."""
+    typed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeoplePage(SettingsPage):
+    template: ClassVar[str] = "settings/people.html"
+    people: list[Person]
+    link: str = ""
+    """A link to choose a password, shown once."""
+    link_for: str = ""
+    typed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectsPage(SettingsPage):
+    template: ClassVar[str] = "settings/projects.html"
+    projects: list[ProjectSummary]
+    typed: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectPage(SettingsPage):
+    template: ClassVar[str] = "settings/project.html"
+    project: str
+    members: list[ProjectMember]
+    roles: tuple[str, ...] = ROLES
+    typed: str = ""
+
+
+async def you_page(db: Database, asker: Principal, now: float) -> YouPage:
+    found = await sign_ins.list_sessions(db, asker, now=now)
+    by_provider = await people.uses_identity_provider(db, asker.name)
+    return YouPage(asker=asker, now=now, sign_ins=found, by_provider=by_provider)
+
+
+async def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
+    found = await tokens.list_tokens(db, asker=asker, now=now)
+    names = [row.name for row in await projects.list_projects(db, asker)]
+    return KeysPage(asker=asker, now=now, keys=found, projects=names)
+
+
+async def people_page(db: Database, asker: Principal, now: float) -> PeoplePage:
+    return PeoplePage(asker=asker, now=now, people=await people.list_people(db))
+
+
+async def projects_page(db: Database, asker: Principal, now: float) -> ProjectsPage:
+    found = await projects.list_projects(db, asker, role=Role.admin)
+    return ProjectsPage(asker=asker, now=now, projects=found)
+
+
+async def project_page(db: Database, asker: Principal, now: float, project: str) -> ProjectPage:
+    members = await projects.list_members(db, project)
+    return ProjectPage(asker=asker, now=now, project=project, members=members)

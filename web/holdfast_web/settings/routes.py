@@ -1,0 +1,224 @@
+"""The pages under /settings: a person's own account, keys, people, projects."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Form, Request
+from fastapi.responses import RedirectResponse, Response
+
+from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast_server.accounts import people, projects, sign_ins, tokens
+from holdfast_server.accounts.auth_backends import SharedSecretAuth
+from holdfast_server.core.errors import InvalidSetting, NotPossible, RequestRefused
+from holdfast_server.core.principal import SCOPES, Role
+from holdfast_server.http.dependencies import Asker, Clock, Config, Db
+from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
+from holdfast_web.settings import context
+from holdfast_web.shared.routing import PageRoute, Text, headers_of
+
+NO_ACCOUNTS = "This server has no accounts. Start it with `holdfast serve --accounts`."
+
+
+def _require_accounts(request: Request) -> None:
+    if request.url.path != "/settings" and not request.app.state.auth.has_accounts:
+        raise NotPossible(NO_ACCOUNTS)
+
+
+router = APIRouter(
+    prefix="/settings", route_class=PageRoute, include_in_schema=False, dependencies=[Depends(_require_accounts)]
+)
+
+
+def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) -> Response:
+    """Answer with the page as it is now, the text that was typed, and the reason of the refusal."""
+    shown = replace(page, refused=sentence(refusal), **typed)
+    return shown.response(refusal.status, headers_of(refusal))
+
+
+# ---- you ------------------------------------------------------------------------------------
+
+
+@router.get("")
+async def you(request: Request, db: Db, asker: Asker, clock: Clock) -> Response:
+    auth = request.app.state.auth
+    if not auth.has_accounts:
+        return context.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
+    return (await context.you_page(db, asker, clock())).response()
+
+
+@router.post("/password")
+async def change_password(
+    request: Request, db: Db, asker: Asker, clock: Clock, present: Text = "", password: Text = ""
+) -> Response:
+    now = clock()
+    try:
+        await sign_ins.check_password(db, asker.name, present, visitor(request), now=now)
+        await people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.you_page(db, asker, now), refusal)
+    done = "Your password is changed, and your other browsers are signed out."
+    response = replace(await context.you_page(db, asker, now), done=done).response()
+    remember_device(request, response, await sign_ins.new_device(db, asker.name))
+    return response
+
+
+@router.post("/sessions/end")
+async def end_other_sessions(db: Db, asker: Asker, clock: Clock) -> Response:
+    await sign_ins.end_others(db, asker, now=clock())
+    return RedirectResponse("/settings#browsers", 303)
+
+
+@router.post("/sessions/{sign_in}/end")
+async def end_session(sign_in: str, db: Db, asker: Asker, clock: Clock) -> Response:
+    await sign_ins.end(db, asker, sign_in, now=clock())
+    return RedirectResponse("/settings#browsers", 303)
+
+
+# ---- keys -----------------------------------------------------------------------------------
+
+
+@router.get("/keys")
+async def list_keys(db: Db, asker: Asker, clock: Clock) -> Response:
+    return (await context.keys_page(db, asker, clock())).response()
+
+
+@router.post("/keys")
+async def create_key(
+    db: Db,
+    asker: Asker,
+    clock: Clock,
+    name: Text = "",
+    project: Text = "",
+    job: Text = "",
+    expires: Text = "",
+    scopes: Annotated[list[str] | None, Form()] = None,
+) -> Response:
+    now, chosen = clock(), [scope for scope in SCOPES if scope in (scopes or [])]
+    typed = {"name": name, "project": project, "job": job, "expires": expires, "scopes": " ".join(chosen)}
+    try:
+        wish = tokens.TokenRequest(
+            name=name, scopes=chosen, project=project or None, job=job.strip() or None, seconds=_seconds(expires)
+        )
+        secret, _ = await tokens.create(db, wish, maker=asker, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.keys_page(db, asker, now), refusal, typed=typed)
+    return replace(await context.keys_page(db, asker, now), secret=secret).response()
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return parse_positive_seconds(text, "expires") if text.strip() else None
+    except ValueError as error:
+        raise InvalidSetting("expires", str(error)) from None
+
+
+@router.post("/keys/{prefix}/revoke")
+async def revoke_key(prefix: str, db: Db, asker: Asker, clock: Clock) -> Response:
+    await tokens.revoke(db, prefix, asker=asker, now=clock())
+    return RedirectResponse("/settings/keys", 303)
+
+
+# ---- people ---------------------------------------------------------------------------------
+
+
+@router.get("/people")
+async def list_people(db: Db, asker: Asker, clock: Clock) -> Response:
+    return (await context.people_page(db, asker, clock())).response()
+
+
+@router.post("/people")
+async def add_person(
+    request: Request, db: Db, asker: Asker, clock: Clock, config: Config, name: Text = ""
+) -> Response:
+    now = clock()
+    try:
+        added, code = await people.add(db, name, who=asker.name, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.people_page(db, asker, now), refusal, typed=name)
+    link = f"{public_address(request, config)}/reset#{code}"
+    return replace(await context.people_page(db, asker, now), link=link, link_for=added).response()
+
+
+@router.post("/people/{person}/link")
+async def reset_link(
+    person: str, request: Request, db: Db, asker: Asker, clock: Clock, config: Config
+) -> Response:
+    now = clock()
+    code = await people.reset_link(db, person, who=asker.name, now=now)
+    link = f"{public_address(request, config)}/reset#{code}"
+    return replace(await context.people_page(db, asker, now), link=link, link_for=person).response()
+
+
+@router.post("/people/{person}/admin")
+async def set_admin(person: str, db: Db, asker: Asker, clock: Clock, admin: Text = "") -> Response:
+    now = clock()
+    try:
+        await people.set_admin(db, person, admin == "true", who=asker.name, now=now)
+    except NotPossible as refusal:
+        return _refused(await context.people_page(db, asker, now), refusal)
+    return RedirectResponse("/settings/people" if person != asker.name else "/settings", 303)
+
+
+@router.post("/people/{person}/remove")
+async def remove_person(person: str, db: Db, asker: Asker, clock: Clock) -> Response:
+    now = clock()
+    try:
+        await people.remove(db, person, who=asker.name, now=now)
+    except NotPossible as refusal:
+        return _refused(await context.people_page(db, asker, now), refusal)
+    return RedirectResponse("/settings/people", 303)
+
+
+# ---- projects -------------------------------------------------------------------------------
+
+
+@router.get("/projects")
+async def list_projects(db: Db, asker: Asker, clock: Clock) -> Response:
+    return (await context.projects_page(db, asker, clock())).response()
+
+
+@router.post("/projects")
+async def add_project(db: Db, asker: Asker, clock: Clock, name: Text = "") -> Response:
+    now = clock()
+    try:
+        added = await projects.add(db, name, who=asker.name, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.projects_page(db, asker, now), refusal, typed=name)
+    return RedirectResponse(f"/settings/projects/{added}", 303)
+
+
+@router.get("/projects/{project}")
+async def show_project(project: str, db: Db, asker: Asker, clock: Clock) -> Response:
+    return (await context.project_page(db, asker, clock(), project)).response()
+
+
+@router.post("/projects/{project}/members")
+async def set_member(
+    project: str, db: Db, asker: Asker, clock: Clock, person: Text = "", role: Text = ""
+) -> Response:
+    now = clock()
+    try:
+        await people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.project_page(db, asker, now, project), refusal, typed=person)
+    return RedirectResponse(f"/settings/projects/{project}", 303)
+
+
+def _role(text: str) -> Role | None:
+    if text == "none":
+        return None
+    if text not in Role.__members__:
+        raise InvalidSetting("role", f"role must be one of {', '.join(Role.__members__)}")
+    return Role[text]
+
+
+@router.post("/projects/{project}/jobs")
+async def move_job(project: str, db: Db, asker: Asker, clock: Clock, job: Text = "") -> Response:
+    now = clock()
+    try:
+        await projects.move_job(db, job.strip(), project, who=asker.name, now=now)
+    except RequestRefused as refusal:
+        return _refused(await context.project_page(db, asker, now, project), refusal)
+    return RedirectResponse(f"/settings/projects/{project}", 303)

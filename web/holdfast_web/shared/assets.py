@@ -1,0 +1,73 @@
+"""Static files under URLs with a version, which browsers cache forever.
+
+The version is a hash of all files and a folder of the URL. Scripts import each other by relative paths, so a page
+loads files of one version only.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+STATIC = Path(str(files("holdfast_web") / "static"))
+_FOREVER = "public, max-age=31536000, immutable"
+_CONTENT_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_CONTENTS = {
+    path.relative_to(STATIC).as_posix(): path.read_bytes()
+    for path in sorted(STATIC.rglob("*"))
+    if path.suffix in _CONTENT_TYPES
+}
+VERSION = hashlib.sha256(repr(_CONTENTS).encode()).hexdigest()[:12]
+_IMPORT = re.compile(r'^import .* from "(\.[^"]+)";$', re.MULTILINE)
+
+
+def static_url(path: str) -> str:
+    return f"/static/{VERSION}/{path}"
+
+
+@cache
+def imports_of(script: str) -> list[str]:
+    """Return the direct and indirect imports of a script, for `modulepreload`."""
+    found: list[str] = []
+    for path in [(STATIC / script).parent / name for name in _IMPORT.findall(_CONTENTS[script].decode())]:
+        imported = path.resolve().relative_to(STATIC.resolve()).as_posix()
+        found += [one for one in (imported, *imports_of(imported)) if one not in found]
+    return found
+
+
+@cache
+def _compressed(path: str) -> bytes:
+    return gzip.compress(_CONTENTS[path], 9, mtime=0)
+
+
+class VersionedStaticFiles(StaticFiles):
+    """Files of the current version are immutable and compressed; others are served with revalidation."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        version, _, rest = path.partition("/")
+        versioned = re.fullmatch("[0-9a-f]{12}", version) is not None
+        if version != VERSION or rest not in _CONTENTS:
+            response = await super().get_response(rest if versioned else path, scope)
+            response.headers["Cache-Control"] = "no-cache"
+            return response
+        content_type = _CONTENT_TYPES[Path(rest).suffix]
+        headers = {"Cache-Control": _FOREVER, "Content-Type": content_type, "Vary": "Accept-Encoding"}
+        if "gzip" in Headers(scope=scope).get("Accept-Encoding", ""):
+            return Response(_compressed(rest), headers=headers | {"Content-Encoding": "gzip"})
+        return Response(_CONTENTS[rest], headers=headers)
+
+
+static_app = VersionedStaticFiles(directory=STATIC)

@@ -1,0 +1,221 @@
+"""Template filters that format values with their units. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime
+
+from holdfast_server.samples.limits import is_time
+
+NONE = "–"
+_DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def _significant(value: float, digits: int = 3) -> str:
+    """Format with about `digits` significant digits and without an exponent."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{value:,.{decimals}f}"
+
+
+def _odd(value: float) -> str:
+    return "NaN" if math.isnan(value) else ("∞" if value > 0 else "−∞")
+
+
+def count(value: int | None) -> str:
+    return NONE if value is None else f"{value:,}"
+
+
+def plural(value: int, noun: str, many: str | None = None) -> str:
+    return f"{value:,} {noun if value == 1 else many or noun + 's'}"
+
+
+def iterations(value: int | None) -> str:
+    return NONE if value is None else plural(value, "iteration")
+
+
+def duration(seconds: float | None) -> str:
+    """`1.2 µs`, `38 ms`, `4.1 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if seconds is None:
+        return NONE
+    if not math.isfinite(seconds):
+        return _odd(seconds)
+    if abs(seconds) > 1e15:
+        return NONE
+    size = abs(seconds)
+    if size == 0:
+        return "0 s"
+    if size < 0.9995e-3:
+        return f"{_significant(seconds * 1e6, 2)} µs"
+    if size < 0.9995:
+        return f"{_significant(seconds * 1e3, 3 if size >= 0.1 else 2)} ms"
+    if size < 59.95:
+        return f"{seconds:.1f} s"
+    for unit, name, part, part_name in _DURATIONS:
+        # round first: 1 min 59.7 s is 2 min, not 1 min 60 s
+        parts = round(size / part)
+        if size >= unit * 0.999 and parts * part >= unit:
+            whole, rest = divmod(parts, round(unit / part))
+            return f"{whole:,} {name}" + (f" {rest} {part_name}" if rest else "")
+    return f"{seconds:.0f} s"
+
+
+def age(seconds: float | None) -> str:
+    if seconds is None:
+        return "never"
+    if seconds < 1.5:
+        return "just now"
+    return f"{seconds:.0f} s ago" if seconds < 59.5 else f"{duration(float(round(seconds)))} ago"
+
+
+def percent(fraction: float | None) -> str:
+    """Format as `2.81 %`, with at most two decimals."""
+    if fraction is None:
+        return NONE
+    if not math.isfinite(fraction):
+        return _odd(fraction)
+    value = fraction * 100
+    if value == 0 or abs(value) >= 100:
+        return f"{value:.0f} %"
+    return f"{value:.3g} %" if abs(value) >= 0.01 else f"{value:.2f} %"
+
+
+def share(fraction: float | None) -> str:
+    """Format a share; near 100 % with enough digits to separate 99.86 % from 99.91 %."""
+    if fraction is None:
+        return NONE
+    if not math.isfinite(fraction):
+        return _odd(fraction)
+    if 0.99995 <= fraction < 1:
+        return ">99.99 %"
+    return f"{fraction * 100:.2f} %" if 0.99 <= fraction < 1 else f"{fraction * 100:.1f} %"
+
+
+def amount(value: float | None) -> str:
+    """Format with three significant digits: `3,984`, `48.6`, `0.12`."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return _odd(value)
+    return "<0.01" if 0 < value < 0.01 else _significant(value)
+
+
+def gpu_hours(value: float | None) -> str:
+    """Format GPU-hours; below 0.01 as GPU-seconds."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "nothing"
+    return f"{amount(value * 3600)} GPU-s" if 0 < value < 0.01 else f"{amount(value)} GPU-h"
+
+
+def size(value: int | None) -> str:
+    """Format bytes with decimal units."""
+    if value is None or not 0 <= value < 10**21:
+        return NONE
+    scaled, unit = float(value), 0
+    while scaled >= 999.5 and unit < len(_SIZES) - 1:
+        scaled, unit = scaled / 1000, unit + 1
+    return f"{value} B" if unit == 0 else f"{_significant(scaled)} {_SIZES[unit]}"
+
+
+def rate(per_second: float | None) -> str:
+    """Format as `4.1 iterations/s`, or below one per second as `12 s/iteration`."""
+    if per_second is None or per_second <= 0 or not math.isfinite(per_second):
+        return NONE
+    return (
+        f"{_significant(per_second)} iterations/s" if per_second >= 1 else f"{duration(1 / per_second)}/iteration"
+    )
+
+
+def metric(value: float | None) -> str:
+    """Format a metric; NaN and infinities are named."""
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return _odd(value)
+    if value != 0 and (abs(value) < 1e-4 or abs(value) >= 1e7):
+        return f"{value:.3e}"
+    return f"{value:.5g}"
+
+
+def clock(at: float | None) -> str:
+    return _formatted(at, "%H:%M:%S")
+
+
+def stamp(at: float | None) -> str:
+    return _formatted(at, "%Y-%m-%d %H:%M:%S UTC")
+
+
+def iso(at: float | None) -> str:
+    return _formatted(at, "%Y-%m-%dT%H:%M:%S+00:00")
+
+
+def day(at: float | None) -> str:
+    return _formatted(at, "%Y-%m-%d")
+
+
+def facts(text: str | None) -> str:
+    """Format a JSON object of the audit log as `name ada, role viewer`."""
+    if text is None:
+        return ""
+    parsed = json.loads(text)
+    return (
+        ", ".join(f"{name} {_fact(value)}" for name, value in parsed.items()) if isinstance(parsed, dict) else text
+    )
+
+
+_BROWSERS = ("Firefox", "Edg", "OPR", "Chrome", "Safari", "curl", "Python")
+_SYSTEMS = ("Android", "iPhone", "iPad", "Windows", "Mac OS X", "Linux")
+_NICKNAMES = {"Edg": "Edge", "OPR": "Opera", "Mac OS X": "macOS"}
+
+
+def browser(agent: str) -> str:
+    """Return the browser and the system of a User-Agent header, such as `Firefox on Linux`."""
+    name, system = (next((one for one in known if one in agent), "") for known in (_BROWSERS, _SYSTEMS))
+    words = [_NICKNAMES.get(word, word) for word in (name, system) if word]
+    return " on ".join(words) or agent[:40] or "unknown"
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return "; ".join(_fact(one) for one in value)
+    if isinstance(value, dict):
+        return " ".join(f"{name} {_fact(one)}" for name, one in value.items())
+    return "none" if value is None else str(value)
+
+
+def _formatted(at: float | None, form: str) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime(form) if at is not None and is_time(at) else NONE
+
+
+def polyline(values: list[float], width: int, height: int) -> str:
+    """Return the points of an SVG polyline through the finite values, scaled to the box."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    # keep a nearly constant line in the middle instead of scaling up its noise
+    span = max(high - low, abs(high) * 0.2, 1e-12)
+    middle = (high + low) / 2
+    step = width / (len(values) - 1)
+    return " ".join(
+        f"{index * step:.1f},{height / 2 - (value - middle) / span * (height - 2):.1f}"
+        for index, value in enumerate(values)
+        if math.isfinite(value)
+    )
+
+
+FILTERS = {
+    function.__name__: function
+    for function in (
+        age, amount, browser, clock, count, day, duration, facts, gpu_hours, iso, iterations, metric, percent,
+        plural, polyline, rate, share, size, stamp,
+    )
+}  # fmt: skip

@@ -1,0 +1,83 @@
+"""Parsers of form fields; each raises InvalidSetting with the reason."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from holdfast.pacing.quantities import parse_seconds
+from holdfast.pacing.settings import parse_budget, parse_every
+from holdfast_server.core.errors import InvalidSetting
+
+MAX_SHOWN = 40
+"""Maximum number of characters of the input that an error repeats."""
+
+
+def budget_from_percent(text: str) -> float:
+    """Parse a percentage as a fraction."""
+    try:
+        return parse_budget(_cut(text).replace(",", "."), bare="percent")
+    except ValueError as error:
+        raise InvalidSetting("budget", _shortened(error)) from None
+
+
+def interval(text: str) -> int:
+    try:
+        return parse_every(_cut(text))
+    except ValueError as error:
+        raise InvalidSetting("every", _shortened(error)) from None
+
+
+def hold(text: str) -> float | None:
+    """Parse how long a fixed interval applies; None until it is changed."""
+    return seconds("every_seconds", text) if text.strip() else None
+
+
+def iteration(text: str) -> int:
+    """Parse an iteration of at least 1."""
+    digits = text.strip().replace(",", "").replace("\u202f", "")
+    # checkpoint ids have 12 digits
+    if not _whole(digits, most=12) or int(digits) == 0:
+        raise InvalidSetting("iteration", f"{_cut(text)!r} is not an iteration: enter a positive integer")
+    return int(digits)
+
+
+def plan_query(typed: dict[str, str]) -> str:
+    """Return the API query string of the plan inputs; empty without inputs."""
+    asked = {name: text.strip() for name, text in typed.items() if text.strip()}
+    if "budget" in asked:
+        asked["budget"] = asked["budget"].removesuffix("%").strip() + "%"
+    return f"?{urlencode(asked)}" if asked else ""
+
+
+def seconds(field: str, text: str) -> float:
+    """Parse a duration such as `30 min` or `2h`; a bare number is seconds."""
+    try:
+        return parse_seconds(_cut(text), field)
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+
+
+def number(field: str, text: str) -> float:
+    try:
+        return float(_cut(text).replace(",", ""))
+    except ValueError:
+        raise InvalidSetting(field, f"{field} {_cut(text)!r} is not a number") from None
+
+
+def version(text: str) -> int:
+    if not _whole(text, most=15):
+        raise InvalidSetting("version", "the form is incomplete; reload the page")
+    return int(text)
+
+
+def _whole(digits: str, *, most: int) -> bool:
+    return digits.isascii() and digits.isdigit() and len(digits) <= most
+
+
+def _cut(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "…"
+
+
+def _shortened(error: ValueError) -> str:
+    return str(error).removesuffix(": write 3.5% or 0.035")

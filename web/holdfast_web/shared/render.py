@@ -1,0 +1,81 @@
+"""Templates with typed contexts: a page or a fragment is a dataclass that names its template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from typing import Any, ClassVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.responses import HTMLResponse
+
+from holdfast_server.core.principal import Role, current_principal
+from holdfast_web.shared.assets import imports_of, static_url
+from holdfast_web.shared.filters import FILTERS
+from holdfast_web.shared.glossary import TERMS
+
+HEADERS = {"Cache-Control": "no-store", "Vary": "HX-Request"}
+"""Pages are never cached, and the same URL can answer with a fragment."""
+
+
+def _sees(project: str) -> bool:
+    """Return whether the asker may see jobs of the project."""
+    return current_principal.get().role_in(project) is not None
+
+
+def _module(script: str) -> Markup:
+    """Return the tags that load a script and preload its imports."""
+    preloads = "".join(f'<link rel="modulepreload" href="{static_url(path)}">' for path in imports_of(script))
+    return Markup(f'{preloads}<script src="{static_url(script)}" type="module"></script>')  # noqa: S704 - our paths
+
+
+def _term(name: str) -> Markup:
+    """Return a term with its definition as a tooltip."""
+    return Markup('<span class="term" title="{}">{}</span>').format(TERMS[name], name)
+
+
+_environment = Environment(
+    loader=FileSystemLoader(str(files("holdfast_web"))),
+    autoescape=True,
+    auto_reload=False,  # checking the files of thirty templates would cost milliseconds per page
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_environment.filters.update(FILTERS)
+_environment.globals["static"] = static_url
+_environment.globals["module"] = _module
+_environment.globals["term"] = _term
+_environment.globals["me"] = current_principal.get
+_environment.globals["sees"] = _environment.tests["visible"] = _sees
+_environment.globals["operates"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.operator
+_environment.globals["administers"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.admin
+
+
+def values(view: View) -> dict[str, Any]:
+    """Return the fields by name, without copying."""
+    return {field.name: getattr(view, field.name) for field in fields(view)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The variables of a template, next to the filters and the globals; other names are errors."""
+
+    template: ClassVar[str]
+    page_template: ClassVar[str] = ""
+    """The template of the full page, for a part that is also a page."""
+
+    def html(self, template: str = "") -> str:
+        return _environment.get_template(template or self.template).render(values(self))
+
+    __html__ = html
+    """Let Jinja include a view in another template without escaping it."""
+
+    def response(
+        self, status: int = 200, headers: dict[str, str] | None = None, *, template: str = ""
+    ) -> HTMLResponse:
+        return HTMLResponse(self.html(template), status, HEADERS | (headers or {}))
+
+    def page(self, status: int = 200) -> HTMLResponse:
+        return self.response(status, template=self.page_template)
