@@ -205,6 +205,7 @@ async def timeline(
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await timeline_annotations.totals(session, job, reach)
         rows = await timeline_annotations.checkpoints(session, job, reach, total, lineage=found.lineage)
+        many_stalls = stalled > reach.marks
         shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
             job=job,
@@ -226,9 +227,7 @@ async def timeline(
             ),
             stalls=await timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
-            stall_density=(
-                await timeline_annotations.stall_density(session, job, reach) if stalled > reach.marks else []
-            ),
+            stall_density=await timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
             attempts=attempts,
             edits=await desired_state.edit_rows(session, job, limit=MAX_ROWS),
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
