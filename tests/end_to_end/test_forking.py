@@ -34,7 +34,7 @@ def test_a_fork_is_made_told_and_trained_without_the_other_job(tmp_path: Path, s
     env = environment(tmp_path / "store", server.server)
     done = subprocess.run(command, env=env, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
     made = json.loads(done.stdout)
-    assert (made["told"], made["new"], made["origin"]["job"]) == (True, True, "parent")
+    assert (made["reported"], made["new"], made["origin"]["job"]) == (True, True, "parent")
     (fork,) = server.forks("parent").forks
     assert (fork.job, fork.iteration, fork.lineage) == ("child", iteration, 2)
     seen = server.job("child")

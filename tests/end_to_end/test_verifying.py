@@ -86,7 +86,7 @@ def test_a_job_reads_its_checkpoints_back_beside_its_training_and_at_its_next_st
     until(lambda: not server.job(JOB).alive, "the server to miss the job")
     waits = verify(server, tmp_path, third)
     assert waits.returncode == 0
-    assert "is not running, and reads it at its next start" in waits.stdout
+    assert "is not running and verifies it at its next start" in waits.stdout
     with train(tmp_path, server) as running:
         until(lambda: server.verification(JOB, third).state == "sound", "the next start to read it")
         running.kill()

@@ -66,11 +66,11 @@ def dies_at(stage, trainer):
         case "copying":
             before(Layout, "copy_host", act)
         case "copied":
-            before(completion_marker, "marker", act)
+            before(completion_marker, "write_marker", act)
         case "half sealed":
             before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(completion_marker, "marker", act)
+            after(completion_marker, "write_marker", act)
         case "committing":
             # the digests are made beside the write: both are over by then
             before(LocalWriter, "commit", act)

@@ -325,7 +325,7 @@ def tier(folder, tmp_path, monkeypatch):
 
 def test_another_number_of_ranks_loads_from_the_store(dead, tier):
     dead.leave(3)
-    dead.publish_attempt()
+    dead.introduce()
     dead.store.acquire_attempt(JOB, "next")
     for world_size in (2, 4):
         other = tier(world_size)
@@ -351,7 +351,7 @@ def test_what_ranks_that_are_no_more_have_left_is_given_back_and_no_rank_s_own(d
 
 def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is_told(folder, tier):
     least = tier(2, SLOT_COUNT + 1)
-    least.tell([])
+    least.report_start([])
     assert [arena.slot for arena in least.arenas] == [None] * (SLOT_COUNT + 1)
     assert tier.told == [
         f"snapshots do not outlive this job: the supervisor has fewer than {2 * SLOT_COUNT + 2} free buffers "
@@ -362,7 +362,7 @@ def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is
 
 def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
     dead.leave(3)
-    dead.publish_attempt()
+    dead.introduce()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])
@@ -373,7 +373,7 @@ def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
 
 def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_them(dead, tier):
     dead.leave(3)
-    dead.publish_attempt()
+    dead.introduce()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])

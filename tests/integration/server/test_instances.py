@@ -80,7 +80,7 @@ def test_what_agents_report_is_gathered_and_told_together(empty_database, monkey
 
     async def scenario(here, there):
         told = []
-        monkeypatch.setattr(relay.ChangeRelay, "_tell", counted(relay.ChangeRelay._tell, told))
+        monkeypatch.setattr(relay.ChangeRelay, "_send", counted(relay.ChangeRelay._send, told))
         with there.changes.subscribe("job-99") as last, there.changes.subscribe("job-0") as first:
             await asyncio.gather(*(here.write(job(f"job-{n}"), job=f"job-{n}") for n in range(100)))
             assert await last.wait(60)
@@ -106,8 +106,8 @@ def test_of_very_many_changes_it_is_told_that_there_were_some(empty_database, mo
     async def scenario(here, there):
         with there.changes.subscribe("quiet") as quiet:
             for number in range(5):
-                here._store._relay.announce(f"job-{number}", at_once=False)
-            here._store._relay.announce("job-5", at_once=True)
+                here._backend._relay.announce(f"job-{number}", at_once=False)
+            here._backend._relay.announce("job-5", at_once=True)
             return await quiet.wait(60)
 
     assert run(empty_database, scenario)
@@ -124,9 +124,9 @@ def test_samples_at_one_instance_wake_no_agent_that_waits_at_another(empty_datab
         with there.changes.subscribe("job-0", samples=False) as agent, there.changes.subscribe("job-0") as page:
             for number in range(jobs):
                 at_once = number == jobs - 1
-                here._store._relay.announce(f"job-{number}", at_once=at_once, samples_only=True)
+                here._backend._relay.announce(f"job-{number}", at_once=at_once, samples_only=True)
             heard = [await page.wait(60), await agent.wait(0.0)]
-            here._store._relay.announce("job-0", at_once=True)
+            here._backend._relay.announce("job-0", at_once=True)
             return [*heard, await agent.wait(60)]
 
     assert run(empty_database, scenario) == [True, False, True]
@@ -173,7 +173,7 @@ def test_it_is_looked_up_however_much_there_is_to_tell(empty_database, monkeypat
 
         async def report():
             while True:
-                there._store._relay.announce("busy", at_once=True)
+                there._backend._relay.announce("busy", at_once=True)
                 await asyncio.sleep(0.01)
 
         reporting = asyncio.create_task(report())

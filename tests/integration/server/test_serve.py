@@ -211,7 +211,7 @@ def test_a_place_that_cannot_be_stored_in_is_named(refused, database):
         ("postgresql://stranger@/postgres?host={folder}", ('role "stranger" does not exist', "createuser")),
         ("postgresql://guarded:hidden@/postgres?host={folder}", ("password authentication failed", "PGPASSWORD")),
         ("postgresql://guarded@/postgres?host={folder}", ("no password supplied", "PGPASSWORD")),
-        ("postgresql://me:hidden@127.0.0.1", ("names no database", "postgresql://USER@HOST/NAME")),
+        ("postgresql://me:hidden@127.0.0.1", ("the name is missing", "postgresql://USER@HOST/NAME")),
     ],
 )
 def test_a_postgresql_that_cannot_be_used_is_told_in_one_sentence(refused, cluster, url, words):

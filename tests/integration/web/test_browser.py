@@ -326,7 +326,7 @@ def test_of_two_browsers_that_restore_a_job_the_later_is_shown_of_the_other(
         expect(page.get_by_role("dialog")).to_contain_text(f"to iteration {iteration}")
     for page, iteration in ((quicker, 400), (later, 440)):
         page.get_by_role("dialog").get_by_role("button", name=f"Restore to {iteration}").click()
-    expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is requested already")
+    expect(later.get_by_role("dialog")).to_contain_text("a restore to iteration 400 is already requested")
     for page in (quicker, later):
         expect(page.locator("#restore-status")).to_contain_text("Restoring to iteration 400")
     obey(agent)

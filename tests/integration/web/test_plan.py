@@ -182,7 +182,7 @@ def test_a_paused_job_has_nothing_in_force(client: TestClient, agent: FakeAgent)
 def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
     profile = Profile(iteration_seconds=1, persist_seconds=120, cost_seconds=5)
     history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(compare_intervals(profile, PacingSettings(), history, present=1800, asked=[200]))
+    picture = draw(compare_intervals(profile, PacingSettings(), history, current=1800, requested=[200]))
     assert [mark.kind for mark in picture.marks] == ["asked", "present", "best"]
     asked, present, best = picture.marks
     assert asked.x < best.x < present.x
@@ -207,7 +207,7 @@ def test_the_picture_puts_the_optimum_highest_and_everything_inside() -> None:
 def test_labels_keep_out_of_each_other_s_way(present: int, asked: int, lines: list[int]) -> None:
     profile = Profile(iteration_seconds=1, cost_seconds=5)
     history = FailureHistory(failures=FailureEstimate(world_size=16_384, mean_seconds=11_124), restart_seconds=300)
-    picture = draw(compare_intervals(profile, PacingSettings(), history, present=present, asked=[asked]))
+    picture = draw(compare_intervals(profile, PacingSettings(), history, current=present, requested=[asked]))
     assert [mark.label for mark in picture.marks] == lines
 
 
