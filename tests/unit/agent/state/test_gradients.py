@@ -121,7 +121,7 @@ def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tm
     loop.session._training.around_updates(lambda: None, lambda: None)
     zeroes_first(loop, 4)
     assert gradients.pending(parameters) == []
-    monkeypatch.setattr(gradients, "asked_soon", lambda: False)
+    monkeypatch.setattr(gradients, "is_capture_expected", lambda: False)
     zeroes_first(loop, 5)
     assert gradients.pending(parameters) == parameters
     loop.session._training.close()

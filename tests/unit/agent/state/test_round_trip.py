@@ -129,7 +129,7 @@ def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
     (notice,) = [each for each in notices_of(caplog) if "could not be loaded" in each]
     assert notice == (
         "m: a checkpoint of this state could not be loaded: loop.pair would be restored as list of 2 items, and "
-        "is tuple of 2 items; training goes on"
+        "is tuple of 2 items; training continues"
     )
     monkeypatch.undo()
     run(tmp_path, backend=backend)
