@@ -36,8 +36,7 @@ PROGRESS_SECONDS = 5.0
 
 
 class Verifier:
-    """Carries out the requests of the server. `follow` is for the polling thread, `close` for the training
-    thread."""
+    """Carries out the server's requests. The polling thread calls `follow`, the training thread `close`."""
 
     def __init__(
         self, checkpoints: Checkpointer, reporter: Reporter, *, bytes_per_second: float = BYTES_PER_SECOND
@@ -58,9 +57,8 @@ class Verifier:
             if self._next() is None or self._is_running or self._closed:
                 return
             self._is_running = True
-        self._running = io_pool.submit(
-            self._run
-        )  # not under the lock: runs on this thread where none can be started
+        # not under the lock: runs on this thread where none can be started
+        self._running = io_pool.submit(self._run)
 
     def close(self) -> None:
         """Abandon the current request; the server repeats it at the next start."""

@@ -28,7 +28,7 @@ from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import control, deletion, plans
 from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
-from holdfast_server.queries.annotations import Axis
+from holdfast_server.queries.timeline_annotations import Axis
 
 NOT_FOUND = "No such job"
 

@@ -35,8 +35,7 @@ from holdfast_server.core.errors import (
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.records import audit, checkpoints, restore_orders, verifications
-from holdfast_server.records import desired_state as wanted
+from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders, verifications
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row
 
@@ -51,7 +50,7 @@ async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
     """Return the desired state; empty for an unknown job, whose agent may ask before its first batch."""
     async with db.read() as session:
         row = await session.get(models.JobRecord, job)
-        return await wanted.read(session, row, now=now) if row else messages.Desired()
+        return await desired_state.read(session, row, now=now) if row else messages.Desired()
 
 
 async def edit(
@@ -67,9 +66,9 @@ async def edit(
     async def work(session: AsyncSession) -> messages.Desired:
         row = await find_job(session, job)
         if version is not None:
-            await wanted.check_version(session, row, version)
-        await wanted.record_edit(session, row, changes, who=who, now=now)
-        return await wanted.read(session, row, now=now)
+            await desired_state.check_version(session, row, version)
+        await desired_state.record_edit(session, row, changes, who=who, now=now)
+        return await desired_state.read(session, row, now=now)
 
     return await db.write(work, job=job, at_once=True)
 
@@ -88,7 +87,7 @@ async def undo(
         found = await session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
-        back = wanted.reverting_changes(found, now=now)
+        back = desired_state.reverting_changes(found, now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
 
 
@@ -186,7 +185,7 @@ async def delivered(db: Database, job: str, version: int) -> None:
         row = await session.get(models.JobRecord, job)
         new = row is not None and row.delivered_version < version <= row.version
     if new:
-        await db.write(partial(wanted.delivered, job=job, version=version), job=job, at_once=True)
+        await db.write(partial(desired_state.delivered, job=job, version=version), job=job, at_once=True)
 
 
 async def order_restore(
@@ -319,7 +318,7 @@ async def change_checkpoint(
         acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         if changes.pinned is not UNSET:
             before = {"pinned_by": found.pinned_by}
-            if await wanted.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
+            if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
                 acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
         if label is not UNSET and label != found.label:
             acts.append(("label", {"label": found.label}, {"label": label}))

@@ -14,8 +14,7 @@ from holdfast.protocol.questions import Kept, RetentionChanges
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
-from holdfast_server.records import audit
-from holdfast_server.records import rank_totals as ranks_work
+from holdfast_server.records import audit, rank_totals
 from holdfast_server.samples import compaction
 
 EVERY_SECONDS = 300.0
@@ -181,7 +180,7 @@ async def _delete_reports(db: Database, project: str, before: float) -> None:
         for rows in _REPORTS:
             table = models.table(rows)
             await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
-        await db.write(partial(ranks_work.delete_old, job=job, before=before), job=job)
+        await db.write(partial(rank_totals.delete_old, job=job, before=before), job=job)
     await _delete_alerts(db, project, before)
 
 

@@ -15,6 +15,7 @@ from holdfast_server.records import (
     checkpoints,
     desired_state,
     job_position,
+    pins,
     rank_totals,
     restore_orders,
     verifications,
@@ -71,7 +72,7 @@ async def record(source: EventSource, event: messages.Event) -> None:
             await checkpoints.take_inventory(
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
-            await desired_state.adopt_pins(session, job, event, now=source.now)
+            await pins.adopt_pins(session, job, event, now=source.now)
         case messages.Verified() if source.rank == 0:
             await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case messages.Stall():

@@ -20,9 +20,9 @@ from holdfast.protocol.timeline import AttemptRow, LineageRow, Series, Timeline
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.queries import annotations as marked
-from holdfast_server.queries.annotations import Axis, TimelineWindow, as_view
+from holdfast_server.queries import timeline_annotations
 from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow, as_view
 from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
@@ -203,8 +203,9 @@ async def timeline(
         )
         plans = await _plans(session, found, all_series, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
-        total, stalled = await marked.totals(session, job, reach)
-        rows = await marked.checkpoints(session, job, reach, total, lineage=found.lineage)
+        total, stalled = await timeline_annotations.totals(session, job, reach)
+        rows = await timeline_annotations.checkpoints(session, job, reach, total, lineage=found.lineage)
+        many_stalls = stalled > reach.marks
         shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
             job=job,
@@ -222,16 +223,16 @@ async def timeline(
             checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
             checkpoint_density=(
-                await marked.checkpoint_density(session, job, reach) if total > reach.marks else None
+                await timeline_annotations.checkpoint_density(session, job, reach) if total > reach.marks else None
             ),
-            stalls=await marked.stalls(session, job, reach, ancestry) if stalled else [],
+            stalls=await timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
-            stall_density=await marked.stall_density(session, job, reach) if stalled > reach.marks else [],
+            stall_density=await timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
             attempts=attempts,
             edits=await desired_state.edit_rows(session, job, limit=MAX_ROWS),
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
-            paced=await marked.paced(session, job, reach, ancestry),
-            gaps=await marked.gaps(session, job, reach),
+            paced=await timeline_annotations.paced(session, job, reach, ancestry),
+            gaps=await timeline_annotations.gaps(session, job, reach),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
     # Off the event loop: a window may have many thousands of numbers.

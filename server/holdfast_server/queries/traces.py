@@ -22,7 +22,7 @@ from holdfast.protocol.timeline import PacedRow
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.queries import annotations as marks
+from holdfast_server.queries import timeline_annotations
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 from holdfast_server.records import desired_state, restore_orders
@@ -184,11 +184,11 @@ async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequen
 
 
 async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[PacedRow]:
-    reach = marks.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
+    reach = timeline_annotations.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
-        reach = marks.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
+        reach = timeline_annotations.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)
     ancestry = await ancestry_of(session, await find_job(session, job))
-    found = await marks.paced(session, job, reach, ancestry)
+    found = await timeline_annotations.paced(session, job, reach, ancestry)
     return [row for row in found if within.lasts(row.at) and within.first <= row.iteration <= within.last]
 
 

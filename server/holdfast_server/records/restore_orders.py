@@ -25,17 +25,13 @@ from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, duration_te
 TOO_LATE: dict[OrderState, str] = {
     "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
 }  # fmt: skip
-OVERRULED: dict[OrderState, str] = {
-    **TOO_LATE, "failed": "an earlier attempt failed to restore, and reported it late",
-}  # fmt: skip
+OVERRULED = TOO_LATE | {"failed": "an earlier attempt failed to restore, and reported it late"}
 """Why an order that had ended was carried out after all, by the state it had ended in."""
 EXPIRES_SECONDS = 7 * 86400.0
 """Default lifetime of an order: a job that starts later must not be restored by surprise."""
 LEAST_EXPIRES_SECONDS, MOST_EXPIRES_SECONDS = 1.0, 30 * 86400.0
 OUT_OF_REACH = "the running attempt has a lower number than the attempts that the order is for"
 EVERY_SECONDS = 5.0
-LOST_AFTER_SECONDS = SILENT_AFTER_SECONDS
-"""Silence after which contact counts as lost: an agent reports every second, even while it restores."""
 
 FROM: dict[OrderState, tuple[OrderState, ...]] = {
     "requested": (),
@@ -296,14 +292,10 @@ async def record_lineage(
     failed_at = None
     if row.state == "failed":
         moves = models.OrderTransitionRecord
-        failed = (
-            select(moves.at).where(moves.order_id == row.id, moves.state == "failed").order_by(moves.id.desc())
-        )
-        failed_at = await session.scalar(failed.limit(1))
-    details: dict[str, Any] = {
-        "new_lineage": event.lineage,
-        "taken_by_attempt": max(attempt, row.taken_by_attempt or 0),
-    }
+        failed = select(moves.at).where(moves.order_id == row.id, moves.state == "failed")
+        failed_at = await session.scalar(failed.order_by(moves.id.desc()).limit(1))
+    taken_by_attempt = max(attempt, row.taken_by_attempt or 0)
+    details: dict[str, Any] = {"new_lineage": event.lineage, "taken_by_attempt": taken_by_attempt}
     if event.left is not None:
         details["safety_checkpoint"] = event.left
     cause = LineageBegan(attempt, event.at, failed_at)
@@ -339,9 +331,8 @@ async def check_timeouts(db: Database, now: float) -> None:
         found = (await session.execute(query.where(rows.state.in_(OPEN_ORDER_STATES)))).all()
     for order, job in found:
         if desired_state.is_expired(order, now) or order.state in ("restoring", "unknown"):
-            await db.write(
-                partial(_check_timeout, order=order.id, job=job.name, now=now), job=job.name, at_once=True
-            )
+            check = partial(_check_timeout, order=order.id, job=job.name, now=now)
+            await db.write(check, job=job.name, at_once=True)
 
 
 async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: float) -> None:
@@ -349,7 +340,7 @@ async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: fl
     if row is None or owner is None or await expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
-    silent = silent_seconds > LOST_AFTER_SECONDS
+    silent = silent_seconds > SILENT_AFTER_SECONDS  # an agent reports every second, even while it restores
     if row.state == "restoring" and silent:
         reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)

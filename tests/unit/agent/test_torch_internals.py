@@ -98,7 +98,7 @@ def test_this_torch_has_all_of_it():
 @pytest.mark.parametrize("internal", torch_internals.PRIVATE_APIS, ids=lambda internal: internal.name)
 def test_what_a_torch_lacks_is_told_with_what_follows(monkeypatch, internal):
     lacking = torch_internals.PrivateApi(internal.name, ("_gone",), internal.owner, internal.without)
-    monkeypatch.setattr(torch_internals, "INTERNALS", (lacking,))
+    monkeypatch.setattr(torch_internals, "PRIVATE_APIS", (lacking,))
     (told,) = torch_internals.unsupported(distributed=True)
     assert internal.name in told
     assert told.endswith(internal.without)

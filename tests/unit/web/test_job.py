@@ -52,7 +52,7 @@ def test_a_loss_that_is_no_number_breaks_no_page(
 def test_an_unknown_job_is_a_page_that_says_so(client: TestClient) -> None:
     answer = client.get("/jobs/unknown")
     assert answer.status_code == 404
-    assert "no job &#39;unknown&#39; has reported here" in answer.text
+    assert "job &#39;unknown&#39; not found" in answer.text
 
 
 def test_a_crash_is_shown_with_what_ended_the_attempt(client: TestClient, agent: FakeAgent) -> None:

@@ -142,7 +142,7 @@ def test_another_order_while_one_is_open_is_refused_with_the_reason(client: Test
     other = {"checkpoint": "000000000080-1", "key": "second"}
     answer = client.post(f"{JOB}/restores", data=other, headers=HTMX)
     assert answer.status_code == 409
-    assert "a restore to iteration 120 is requested already" in answer.text
+    assert "a restore to iteration 120 is already requested" in answer.text
 
 
 def test_an_order_can_be_cancelled_until_it_is_under_way(client: TestClient, agent: FakeAgent) -> None:

@@ -127,7 +127,7 @@ def test_a_checkpoint_shows_how_it_was_made_and_what_came_of_it(client: TestClie
 def test_a_checkpoint_shows_of_its_restores_however_many_others_there_were_since(
     client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline, "ORDERS_TOLD", 1)
+    monkeypatch.setattr(timeline, "MAX_ORDERS", 1)
     for number, checkpoint in enumerate(("000000000120-1", "000000000080-1")):
         clock.now += 1
         client.post(f"{JOB}/restores", data={"checkpoint": checkpoint, "key": str(number)})

@@ -183,7 +183,8 @@ def verifying(tmp_path):
     reporter = Reporter("job", TrainingPosition())
     reporter.link = heard = Heard()
     store = open_store(tmp_path)
-    checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
+    queue = SimpleNamespace(protect=lambda who, checkpoint: None)
+    checkpoints = SimpleNamespace(store=store, job="job", retention_queue=queue, damaged=set())
 
     def mark_damaged(checkpoint, *, damaged=True):
         (checkpoints.damaged.add if damaged else checkpoints.damaged.discard)(checkpoint)

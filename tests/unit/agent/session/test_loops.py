@@ -241,7 +241,7 @@ def test_a_running_loop_is_taken_back_and_trains_the_same_again(loop, at, to, tm
 def test_a_nested_loop_cannot_be_taken_back_from_inside_and_says_what_can(to, tmp_path, left_alone, caplog):
     assert run(nested, tmp_path, goes_back={9: to}) == left_alone(nested, 23)
     assert f"restore of {to:012d}-1 refused" in caplog.text
-    assert "order it by `holdfast restore`, which the next start carries out" in caplog.text
+    assert "run `holdfast restore`, which the next start carries out" in caplog.text
     assert "session.batches" in caplog.text
 
 

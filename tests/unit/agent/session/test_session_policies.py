@@ -70,12 +70,12 @@ def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
     caplog.set_level("INFO", "holdfast")
     simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
     reporter = Reporter("job", TrainingPosition())
-    reporter.pace(simulated.controller, changed=True)
+    reporter.report_interval(simulated.controller, changed=True)
     simulated.stall_seconds *= 1.5
     while not simulated.controller.plan.pending:
         simulated.step()
-    reporter.pace(simulated.controller, changed=True)
-    reporter.pace(simulated.controller, changed=True)
+    reporter.report_interval(simulated.controller, changed=True)
+    reporter.report_interval(simulated.controller, changed=True)
     [_, message] = caplog.messages
     assert message.startswith(
         "job: checkpoint interval: every 29 iterations (policy checkfreq, predicted overhead"

@@ -154,7 +154,7 @@ def refusal(stage: Stage) -> str:
 
 
 def test_the_whole_way(told: Stage):
-    page = told.client.get("/login?next=/jobs/x").text
+    page = " ".join(told.client.get("/login?next=/jobs/x").text.split())
     assert "Sign in with Example Ltd." in page
     assert 'href="/login/provider?next=/jobs/x"' in page
     reply = signed_in(told)

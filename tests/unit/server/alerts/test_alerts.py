@@ -237,8 +237,8 @@ def test_the_damage_of_one_job_hides_that_of_no_other(alive, client, fresh_agent
     look(1)
     told = {alert["job"]: alert["message"] for alert in alerts(client) if alert["rule"] == "checkpoint_damaged"}
     assert told == {
-        "char-gpt": "checkpoint 000000000009-1 and 1 more cannot be read back whole",
-        "other": "checkpoint 000000000003-1 cannot be read back whole",
+        "char-gpt": "checkpoint 000000000009-1 and 1 more are damaged",
+        "other": "checkpoint 000000000003-1 is damaged",
     }
 
 
@@ -395,7 +395,7 @@ def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, loo
     look(130)
     alert = only(client, "silent")["id"]
 
-    def send(self, method, path, body=None, headers=None, *, twice=None):
+    def send(self, method, path, body=None, headers=None, *, idempotent=None):
         reply = client.request(method, f"/api/v1{path}", json=body)
         assert reply.is_success, reply.text
         return reply.json()

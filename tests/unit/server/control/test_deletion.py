@@ -297,4 +297,4 @@ def test_the_command_asks_first_and_sets_numbers(serve, fresh_agent, monkeypatch
         assert (deleted.exit_code, client.get(JOB).status_code) == (0, 404)
         assert "its checkpoints stay in its store" in deleted.output
         missing = run.invoke(app, ["delete", "char-gpt", "--yes"])
-        assert (missing.exit_code, "no job" in missing.output) == (1, True)
+        assert (missing.exit_code, "job 'char-gpt' not found" in missing.output) == (1, True)

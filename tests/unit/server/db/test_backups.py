@@ -125,8 +125,8 @@ def later_release(path: Path) -> None:
     [
         (other_program, "not a backup of a Holdfast database"),
         (later_release, "a later release"),
-        (lambda path: path.write_bytes(b"not a database at all" * 100), "no copy"),
-        (lambda path: None, "no copy"),
+        (lambda path: path.write_bytes(b"not a database at all" * 100), "is not a backup of a Holdfast database"),
+        (lambda path: None, "is not a backup of a Holdfast database"),
     ],
 )
 def test_what_is_no_copy_is_not_put_back(stored, tmp_path, make, words):

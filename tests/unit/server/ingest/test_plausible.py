@@ -223,7 +223,7 @@ def test_a_clock_that_is_ahead_dates_nothing_into_the_future(client, clock):
         "lineages.at",
         "checkpoints.at",
         "chunks.last_at",
-        "work.ends_at",
+        "rank_totals.ends_at",
     } <= found.keys()
     assert max(max(values) for values in found.values()) <= clock.now + MAX_AHEAD_SECONDS
     assert client.get(JOB).json()["started_at"] == T - 20  # as long before the report as it said

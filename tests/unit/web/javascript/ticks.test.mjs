@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 globalThis.document = { documentElement: { hasAttribute: () => true } }; // display UTC
 
-const { decades, roundStep, steps, times } = await import("../../../web/holdfast_web/static/timeline/canvas.js");
+const { decades, roundStep, steps, times } = await import("../../../../web/holdfast_web/static/timeline/canvas.js");
 
 test("steps are 1, 2 or 5 times a power of ten", () => {
   assert.deepEqual([0.7, 3, 19, 99].map(roundStep), [0.5, 2, 10, 50]);

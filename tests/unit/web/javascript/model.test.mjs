@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { convertWindow, curveOf, interpolate, lowerBound, modelOf, nearest } from "../../../web/holdfast_web/static/timeline/model.js";
+import { convertWindow, curveOf, interpolate, lowerBound, modelOf, nearest } from "../../../../web/holdfast_web/static/timeline/model.js";
 
 const range = (first, last) => Array.from({ length: last - first + 1 }, (_, index) => first + index);
 

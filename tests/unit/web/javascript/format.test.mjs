@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { age, count, duration, metric, percent, size } from "../../../web/holdfast_web/static/timeline/format.js";
+import { age, count, duration, metric, percent, size } from "../../../../web/holdfast_web/static/timeline/format.js";
 
 test("durations have the unit that suits their size", () => {
   const cases = [[0, "0 s"], [1.2e-6, "1.2 µs"], [0.0384, "38 ms"], [0.9994, "999 ms"], [0.38, "380 ms"], [4.12, "4.1 s"], [119.7, "2 min"], [200, "3 min 20 s"], [7500, "2 h 5 min"], [90000, "1 d 1 h"]];
