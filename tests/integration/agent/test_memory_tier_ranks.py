@@ -293,7 +293,7 @@ def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder,
         assert about == []
     else:
         (text,) = about
-        assert "do not all run under one supervisor" in text
+        assert "do not run under one supervisor" in text
     assert not [*folder.glob("*.claim"), *other.glob("*.claim")]
     held.close()
 
