@@ -83,7 +83,7 @@ class Dead:
     def rescue(self):
         return rescue(self.folder, self.trained)
 
-    def introduce(self):
+    def publish_attempt(self):
         """As its rank 0 did when it began."""
         supervisor_channel.publish_attempt(self.trained)
 
