@@ -19,7 +19,7 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
-from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
+from holdfast.system.preemption import EXIT_SIGTERM, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
 from holdfast.system.processes import descendants
 from tests.support import leaving_ranks
 from tests.support.multi_rank import Crowd
@@ -60,7 +60,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
     with spawned(command, tmp_path / "log", environment(tmp_path / "store", server.server)) as process:
         until(lambda: len(read_ledger(ledger)) > 10, "training")
         process.terminate()
-        assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
+        assert process.wait(PATIENCE_SECONDS) == EXIT_SIGTERM
     last = read_ledger(ledger)[-1].iteration
     assert newest(tmp_path / "store", job) == last
     found = known(server, job)
@@ -73,7 +73,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
 @pytest.mark.parametrize("told", [0, 2])
 def test_all_ranks_end_at_one_boundary_whichever_is_told(crowd: Crowd, tmp_path: Path, told: int) -> None:
     done = crowd.run(3, "tests.support.leaving_ranks.train", store=str(tmp_path), told=told)
-    assert [each["exit"] for each in done] == [EXIT_ASKED] * 3
+    assert [each["exit"] for each in done] == [EXIT_SIGTERM] * 3
     (last,) = {each["iteration"] for each in done}
     assert last > leaving_ranks.TOLD_AT
     store = open_store(tmp_path)
@@ -141,7 +141,7 @@ def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(
             time.sleep(moments.uniform(0, 0.02))  # where in an iteration it falls is left to chance
             there, asked_at = descendants(process.pid), time.monotonic()
             preempted.told(process)
-            assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
+            assert process.wait(PATIENCE_SECONDS) == EXIT_SIGTERM
             assert time.monotonic() - asked_at < grace
         until(lambda there=there: not any(map(lives, there)), "the end of all processes")
         steps_here = read_ledger(ledger)[seen:]
@@ -151,7 +151,7 @@ def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(
     opened = open_store(store)
     for checkpoint in opened.checkpoints("any-moment"):
         restore.verify(opened, "any-moment", checkpoint)
-    print(f"{times} of {times} saved, with exit status {EXIT_ASKED}")
+    print(f"{times} of {times} saved, with exit status {EXIT_SIGTERM}")
 
 
 TORCHRUN = (str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2")
@@ -182,7 +182,7 @@ def test_all_ranks_of_torchrun_are_saved_when_sigterm_ends_them(
             there = descendants(process.pid)
             preempted.told(process)
             # torchrun has an exit status of its own: 1, with the traceback of a SignalException
-            assert process.wait(PATIENCE_SECONDS) == (1 if preempted is BARE else EXIT_ASKED)
+            assert process.wait(PATIENCE_SECONDS) == (1 if preempted is BARE else EXIT_SIGTERM)
         until(lambda there=there: not any(map(lives, there)), "the end of all processes")
         first, second = iterations()
         reached = first[-1]
@@ -219,7 +219,7 @@ def ended(grace: float, before: str = "", *, clock: str = "time.monotonic", sign
 
 def test_what_comes_to_no_boundary_ends_with_its_grace() -> None:
     status, seconds = ended(1.0)
-    assert status == EXIT_ASKED
+    assert status == EXIT_SIGTERM
     assert seconds < 1.0
 
 
@@ -228,7 +228,7 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def test_the_same_signal_on_two_ways_is_one() -> None:
-    assert ended(1.0, clock="lambda: 0.0", signals=2)[0] == EXIT_ASKED
+    assert ended(1.0, clock="lambda: 0.0", signals=2)[0] == EXIT_SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_the_example_for_slurm_saves_before_its_time_is_over_and_queues_itself_a
     with spawned(command, tmp_path / "log", env) as script:
         until(lambda: len(read_ledger(ledger)) > 10, "training")
         script.send_signal(number)
-        assert script.wait(PATIENCE_SECONDS) == EXIT_ASKED
+        assert script.wait(PATIENCE_SECONDS) == EXIT_SIGTERM
     assert newest(tmp_path / "store", "slurm") == read_ledger(ledger)[-1].iteration
     assert (requeued.read_text().splitlines() if requeued.exists() else []) == asked
 

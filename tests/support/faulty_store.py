@@ -37,7 +37,7 @@ def open_faulty(url):
 class FaultyWriter:
     def __init__(self, store, writer):
         self.store, self.writer = store, writer
-        self.place, self.make_durable, self.abort = writer.place, writer.make_durable, writer.abort
+        self.folder, self.make_durable, self.abort = writer.folder, writer.make_durable, writer.abort
 
     def write(self, file, parts, **options):
         getattr(self, f"before_{self.store.fault}", lambda _: None)(options)

@@ -168,7 +168,7 @@ def given(stage, store, how):
     trained(replicated, optimizer)
     captured = job.session._training.capture()
     job.end()
-    own = sorted(n for n in captured.own if n.startswith("model"))
+    own = sorted(n for n in captured.rank_local if n.startswith("model"))
     return own, captured.trees["session"]["reducers"], job.told
 
 

@@ -14,7 +14,7 @@ from holdfast.snapshot.checkpoint_run import (
     SETTLED,
     CheckpointRun,
     CopyResult,
-    Origin,
+    RunOrigin,
     RunRequest,
     SnapshotContents,
 )
@@ -30,7 +30,7 @@ BACKENDS = ["thread", "process"]
 
 def origin(**changes):
     plain = {"job": JOB, "attempt": 1, "parent": None, "world_size": 1, "versions": {"torch": "x"}}
-    return Origin(**plain | changes)
+    return RunOrigin(**plain | changes)
 
 
 def requested(iteration=1, **changes):

@@ -170,7 +170,7 @@ def chatter(stage: Stage, rank: int, after: int, vote_bytes: int) -> list[str]:
 
     def steer() -> None:
         talks()
-        group.wait_for(group.announce(torch.zeros(8, dtype=torch.int64)))
+        group.wait_for(group.start_broadcast(torch.zeros(8, dtype=torch.int64)))
 
     def vote(lane: int) -> None:
         others = range(1, group.world_size) if group.leads else [0]

@@ -98,10 +98,10 @@ def errors(stage, failing):
     for kind, error in ERRORS.items():
         decided = raised_by(lambda error=error: group.decide(lambda: raise_(error), int))
         worked = raised_by(
-            lambda error=error: group.together(lambda: raise_(error) if group.rank in failing else None)
+            lambda error=error: group.run_on_all(lambda: raise_(error) if group.rank in failing else None)
         )
         found[kind] = decided, worked
-    assert group.together(lambda: 5) == 5
+    assert group.run_on_all(lambda: 5) == 5
     return found
 
 
@@ -130,14 +130,14 @@ def lose(stage, loser, how):
     ]
     for thread in threads:
         thread.start()
-    group.together(lambda: None)
+    group.run_on_all(lambda: None)
     stage.ready()  # a rank may be through with what another, further along the ring, still waits for
     if group.rank == loser:
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
         group.close()
     else:
-        outcomes["main"] = raised_by(lambda: group.together(lambda: None))
+        outcomes["main"] = raised_by(lambda: group.run_on_all(lambda: None))
         outcomes["again"] = raised_by(lambda: group.decide(lambda: 1, int))
     for thread in threads:
         thread.join()
@@ -202,7 +202,7 @@ def hear_late(stage):
 
     group = SideGroup()
     group.wait_for(Late())
-    return group.together(lambda: 5)
+    return group.run_on_all(lambda: 5)
 
 
 def interrupted(stage, where):
@@ -244,7 +244,7 @@ def own_error_first(stage):
     if group.rank == 1:
         group.close()
         return None
-    return raised_by(lambda: group.together(lambda: raise_(KeyError("mine"))))
+    return raised_by(lambda: group.run_on_all(lambda: raise_(KeyError("mine"))))
 
 
 def wait_long(stage):
@@ -255,10 +255,10 @@ def wait_long(stage):
     if dist.get_rank() == 0:
         stage.ready()
     group = SideGroup()
-    group.together(lambda: None)
+    group.run_on_all(lambda: None)
     if dist.get_rank() == 0:
         stage.ready()
-    group.wait_for(group.announce(torch.zeros(2, dtype=torch.int64)))
+    group.wait_for(group.start_broadcast(torch.zeros(2, dtype=torch.int64)))
     return told.is_set()
 
 

@@ -60,7 +60,7 @@ def stored(stage, kind):
     captured = registry.capture({})
     return {
         name: "own"
-        if name in captured.own
+        if name in captured.rank_local
         else (tuple(tensor.shape), captured.shards[name].offsets if name in captured.shards else None)
         for name, tensor in captured.tensors.items()
     }
@@ -96,7 +96,7 @@ def averaged(stage):
     model = built("ddp")
     average = AveragedModel(model.module)
     captured = Registry({"model": model, "average": average}, dist.get_rank(), dist.get_world_size()).capture({})
-    return sorted(name for name in captured.own if name.startswith("average"))
+    return sorted(name for name in captured.rank_local if name.startswith("average"))
 
 
 def subgroup(stage):
@@ -107,7 +107,7 @@ def subgroup(stage):
         net.one.bias.fill_(dist.get_rank() // 2)
     model = DistributedDataParallel(net, process_group=groups[dist.get_rank() // 2])
     captured = Registry({"model": model}, dist.get_rank(), dist.get_world_size()).capture({})
-    return float(captured.tensors["model.one.bias"][0]), "model.one.bias" in captured.own
+    return float(captured.tensors["model.one.bias"][0]), "model.one.bias" in captured.rank_local
 
 
 def plain_sharded(stage):

@@ -90,15 +90,14 @@ class _Selection:
     trees: dict[str, Any]
     tensors: Mapping[str, torch.Tensor]
     alone: bool
-    """Whether one object is exported, whose names need no keyword."""
+    """Only one object is exported: names do not begin with its keyword."""
 
     def states(self) -> dict[str, Any]:
         """Return the state_dict() of each object by keyword."""
         return {keyword: _state_dict(tree, self.tensors) for keyword, tree in self.trees.items()}
 
     def named(self) -> dict[str, torch.Tensor]:
-        """Return tensors by name: that in the state_dict() of a module, or that of the parameter of an
-        optimizer."""
+        """Return tensors by their names in the state_dict() of a module, or in the checkpoint for others."""
         found: dict[str, torch.Tensor] = {}
         for keyword, tree in self.trees.items():
             if is_module(tree):
@@ -206,7 +205,7 @@ def atomic_write(target: Path, force: bool) -> Iterator[Path]:
     try:
         yield temporary
         if not force and os.path.lexists(target):
-            raise FileExistsError(f"{target} was created meanwhile; use --force to replace it")
+            raise FileExistsError(f"{target} was created during the export; use --force to replace it")
         if target.is_dir():
             _replace_directory(temporary, target)
         else:

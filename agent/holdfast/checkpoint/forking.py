@@ -1,4 +1,4 @@
-"""Begin a new job from a checkpoint of another job. Needs no torch.
+"""Begin a new job from a checkpoint of another job. Does not import torch.
 
 The checkpoint is copied before the fork is recorded, so that the new job does not depend on the other job, which
 may continue, be restored or be deleted. In a directory the copy consists of hard links and takes no space; in a
@@ -45,7 +45,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     """The uid of the attempt that made the fork."""
     new: bool
-    """Whether it was made now, and not before."""
+    """This call made it; False if it existed."""
 
 
 def existing_fork(store: Store, job: str, new: str) -> Fork | None:
@@ -90,7 +90,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
         found = restore.verify(store, job, checkpoint, progress=progress)
         digest = fmt.manifest_digest(read_manifest(store, job, checkpoint))
         origin = Origin(job=job, checkpoint=checkpoint, digest=digest)
-        # verification takes minutes: do not fence a job that has taken the name meanwhile
+        # verification takes minutes: do not fence a job that has taken the name since
         if (known := _made_from(store, job, checkpoint, new)) is not None:
             return known
         attempt = store.acquire_attempt(new, uid)

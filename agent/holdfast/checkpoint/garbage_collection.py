@@ -20,7 +20,7 @@ SLACK_SECONDS = 60.0
 """Tolerated difference between the start of a process and the time in the record that it wrote."""
 
 
-class Item(msgspec.Struct, kw_only=True):
+class RemovableItem(msgspec.Struct, kw_only=True):
     """Something that may be removed."""
 
     name: str
@@ -31,20 +31,20 @@ class Item(msgspec.Struct, kw_only=True):
     removed: bool = False
 
 
-class Plan(msgspec.Struct, kw_only=True):
-    """What may be removed of one job."""
+class RemovalPlan(msgspec.Struct, kw_only=True):
+    """The checkpoints and leftovers of one job that may be removed."""
 
     job: str
     attempt: int
     """The newest attempt; once another begins, nothing more is removed."""
     running: str | None
     """Where the job runs or may run, so that its session maintains the store."""
-    items: list[Item]
+    items: list[RemovableItem]
     stays: int
     """Number of checkpoints that remain."""
 
 
-class RepairPlan(Plan):
+class RepairPlan(RemovalPlan):
     """The records of a job with implausible numbers."""
 
     newest_left: int
@@ -57,8 +57,8 @@ class RepairPlan(Plan):
 
 def plan(
     store: Store, job: str, rules: Retention, drop: Collection[str] = (), wanted: Collection[str] = ()
-) -> Plan:
-    """Plan which checkpoints and leftovers of a job to remove.
+) -> RemovalPlan:
+    """RemovalPlan which checkpoints and leftovers of a job to remove.
 
     Args:
         store: where the checkpoints of the job are.
@@ -82,16 +82,16 @@ def plan(
     gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
     gone |= expendable(rest, rules, never=never, pinned=pins, sizes=sizes)
-    items = [Item(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
+    items = [RemovableItem(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
     stays = len(committed) - len(items)
     items += [
-        Item(name=each.name, why=each.what, size_bytes=each.size_bytes, is_leftover=True)
+        RemovableItem(name=each.name, why=each.what, size_bytes=each.size_bytes, is_leftover=True)
         for each in store.leftovers(job)
     ]
-    return Plan(job=job, attempt=newest.number if newest else 0, running=running, items=items, stays=stays)
+    return RemovalPlan(job=job, attempt=newest.number if newest else 0, running=running, items=items, stays=stays)
 
 
-def carry_out(store: Store, planned: Plan) -> None:
+def carry_out(store: Store, planned: RemovalPlan) -> None:
     """Remove what was planned, and mark each removed item.
 
     Raises:
@@ -107,7 +107,7 @@ def carry_out(store: Store, planned: Plan) -> None:
 
 
 def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPlan:
-    """Plan which records of attempts, and of lineages without checkpoints, to remove.
+    """RemovalPlan which records of attempts, and of lineages without checkpoints, to remove.
 
     A number is implausible if it is out of range or almost, or far above the previous number. The lowest number is
     always plausible.
@@ -138,7 +138,9 @@ def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPla
         attempt=store.latest_attempt(job),
         running=_running(store, job, suspects, has_ended=has_ended),
         items=[
-            Item(name=each.name, why=gone[each.name], size_bytes=None) for each in records if each.name in gone
+            RemovableItem(name=each.name, why=gone[each.name], size_bytes=None)
+            for each in records
+            if each.name in gone
         ],
         stays=len(committed),
         newest_left=newest_left,

@@ -22,8 +22,8 @@ class PinnedCheckpoints:
         self._checkpoints: tuple[str, ...] | None = None
         """None until the server or the store has reported pins."""
         self._recorded: tuple[str, ...] | None = None
-        """What this attempt has recorded. It records again what it found: a late write of an earlier attempt must
-        not count."""
+        """Pins that this attempt has recorded. It records those that it loaded as well, so that a late write of an
+        earlier attempt does not replace them."""
         self._is_loaded = self._has_failed = False
         self._reported: set[str] = set()
         self._lock = threading.Lock()

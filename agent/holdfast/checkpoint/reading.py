@@ -1,7 +1,7 @@
-"""Read ranges of a checkpoint's files in parallel, and verify every byte on the way. Needs no torch.
+"""Read ranges of a checkpoint's files in parallel, and verify every byte. Does not import torch.
 
 Threads read large blocks, aligned for direct I/O. The thread that completes the next bytes of a range hashes them
-while they are still in the processor's cache.
+while they are in the CPU cache.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ READ_BYTES = 8 << 20
 VERIFY_BYTES = 16 << 20
 """Size of the ranges that are only verified; about one per thread is in memory at a time."""
 SMALL_FILE_BYTES = 1 << 20
-"""A file of at most this size is read at once."""
+"""A file of at most this size is read as one range."""
 GAP_BYTES = 64 << 10
-"""An unwanted gap of at most this size is read along: a second read would take longer."""
+"""A gap of at most this size is read as well, because a second read would take longer."""
 PROGRESS_SECONDS = 0.1
 
 Progress = Callable[[int, int], None]
@@ -36,19 +36,19 @@ Progress = Callable[[int, int], None]
 
 
 class FileRange:
-    """A range of a file that is read into memory of its own."""
+    """A range of a file, read into separate memory."""
 
     def __init__(
         self, file: fmt.File, digests: Sequence[fmt.DigestRange], tensors: Sequence[fmt.Tensor] = ()
     ) -> None:
         self.file, self.digests, self.tensors = file, digests, tensors
         self.start = digests[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
-        """Offset of the memory in the file: that of the block that holds the first byte."""
+        """File offset of the memory: the start of the block with the first byte."""
         self.end = min(-(-digests[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
         self.memory: mmap.mmap | memoryview | None = None
 
     def reserve(self) -> mmap.mmap | memoryview:
-        """Return the memory that the range is read into. MemoryError when there is none."""
+        """Return the memory to read the range into. MemoryError when it cannot be allocated."""
         if self.memory is None:
             self.memory = fresh_memory(self.end - self.start)
         return self.memory
@@ -97,7 +97,7 @@ def _memory_owner(file: fmt.File, tensor: fmt.Tensor) -> str:
 
 
 def merge_nearby(items: Sequence[S]) -> Iterator[list[S]]:
-    """Group items, sorted by their place in a file, that are close enough to be read at once."""
+    """Group items, sorted by their file offset, that are close enough for one read."""
     group: list[S] = []
     for item in items:
         if group and item.start - group[-1].end > GAP_BYTES:
@@ -109,7 +109,7 @@ def merge_nearby(items: Sequence[S]) -> Iterator[list[S]]:
 
 
 def assign_buffer(buffer: memoryview, ranges: Iterable[FileRange]) -> None:
-    """Have as many ranges as fit read into `buffer`, which begins at a page."""
+    """Assign page-aligned `buffer` to as many ranges as fit, instead of memory of their own."""
     at = 0
     for each in ranges:
         size_bytes = each.end - each.start
@@ -119,7 +119,7 @@ def assign_buffer(buffer: memoryview, ranges: Iterable[FileRange]) -> None:
 
 
 def ranges_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[FileRange]:
-    """Yield all of a file in ranges of at most VERIFY_BYTES, or of one digest where that covers more."""
+    """Yield a file in ranges of at most VERIFY_BYTES, or of one digest if that covers more."""
     digests: list[fmt.DigestRange] = []
     for each in fmt.digest_ranges(manifest, file):
         if digests and each.end - digests[0].start > VERIFY_BYTES:
@@ -135,7 +135,7 @@ def object_of(name: str) -> str:
 
 
 def fresh_memory(size_bytes: int) -> mmap.mmap:
-    """Map zeroed private memory. MemoryError when there is none.
+    """Map zeroed private memory. MemoryError when it cannot be allocated.
 
     Huge pages are not requested. They usually take less time, but not on a virtual machine that returns free
     memory to its host: it returns huge pages first, and there each read took twice as long.
@@ -170,7 +170,7 @@ def read(
         ranges: what to read.
         keep: keep the bytes in memory. Otherwise they are read from the storage device, past any cache, and their
             memory is freed.
-        threads: the number of threads, including this one; by default what suits the store.
+        threads: the number of threads, including this one; by default that of the store.
         pace: called with a number of bytes before they are read, and may wait.
         sink: called with each range once it is verified, on any of the threads.
         progress: called between blocks.
@@ -179,7 +179,7 @@ def read(
     Raises:
         DamagedCheckpoint: names the file and the range that differs.
         OSError: the store cannot be read, which says nothing about the checkpoint.
-        MemoryError: there is no memory for it.
+        MemoryError: the memory for the ranges cannot be allocated.
     """
 
     def open_file(file: fmt.File) -> FileReader:
@@ -230,7 +230,7 @@ class _Reading:
         self._failure: BaseException | None = None
         try:
             for each in ranges if keep else ():
-                each.reserve()  # all of it before threads start: `meanwhile` may use it while they read
+                each.reserve()  # before threads start: `meanwhile` may use all memory while they read
         except MemoryError:
             for file in {each.file.name: each.file for each in ranges}.values():
                 open_file(file).close()  # DamagedCheckpoint where a file is smaller than its manifest says
@@ -294,7 +294,7 @@ class _Reading:
 
 
 class _SharedFile:
-    """A file, open from its first block to its last: a checkpoint may have more files than a process may open."""
+    """A file that is open from its first block to its last, since a process may open only so many files."""
 
     def __init__(self, file: fmt.File, open_file: Callable[[fmt.File], FileReader], blocks: int) -> None:
         self._file, self._open, self._left = file, open_file, blocks
@@ -328,7 +328,7 @@ class _RangeVerifier:
         self._read_to = verified.start
         """All bytes before this offset have been read."""
         self._ahead: dict[int, int] = {}
-        """Blocks that were read before one in front of them."""
+        """Start and end of blocks that were read before an earlier block."""
         self._busy = False
         self._lock = threading.Lock()
 

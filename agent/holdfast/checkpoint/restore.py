@@ -1,7 +1,4 @@
-"""Choose, verify and load checkpoints; `state` applies them to live objects.
-
-Only loading imports torch: a machine without it can choose and verify.
-"""
+"""Choose, verify and load checkpoints; `state` applies them to live objects. Only loading imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import require_whole
+from holdfast.format.shards import require_complete
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.store import Lineage, Store, read_manifest
 from holdfast.store.base import Pace
@@ -51,7 +48,7 @@ class LoadedCheckpoint:
     tensors: dict[str, torch.Tensor]
     """Complete tensors, except where a region was requested."""
     rank: int = 0
-    """The saved rank whose tensors and trees these are."""
+    """The saved rank that the tensors and trees belong to."""
     borrowed: bool = False
     """Whether the memory of the tensors will be reused, so that they must be copied."""
 
@@ -73,8 +70,8 @@ def lineage_checkpoints(store: Store, job: str) -> list[str]:
     lineages = store.records(job, Lineage)
     trained = [lineage.number for lineage in lineages] or [parse_checkpoint_id(each)[1] for each in committed]
     last = {number: last for number, last, _ in ancestry(lineages, max(trained, default=0))}
-    standing = [each for each in committed if (at := parse_checkpoint_id(each))[0] <= last.get(at[1], -1)]
-    return sorted(standing, key=lambda each: parse_checkpoint_id(each)[::-1], reverse=True)
+    reachable = [each for each in committed if (at := parse_checkpoint_id(each))[0] <= last.get(at[1], -1)]
+    return sorted(reachable, key=lambda each: parse_checkpoint_id(each)[::-1], reverse=True)
 
 
 def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
@@ -85,8 +82,8 @@ def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
     """
     descended = lineage_checkpoints(store, job)
     yield from ((checkpoint, True) for checkpoint in descended)
-    strays = (c for c in store.checkpoints(job) if c not in descended)
-    for checkpoint in sorted(strays, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
+    abandoned = (c for c in store.checkpoints(job) if c not in descended)
+    for checkpoint in sorted(abandoned, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
         yield checkpoint, False
 
 
@@ -119,7 +116,7 @@ def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
             f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
     fmt.require_sound(found)
-    require_whole(found)
+    require_complete(found)
     return found
 
 
@@ -129,7 +126,7 @@ def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
 
 
 def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
-    """List the committed checkpoints whose manifests are readable and of a kind."""
+    """List the committed checkpoints of a kind, ignoring those with unreadable manifests."""
     found = []
     for checkpoint in store.checkpoints(job):
         with contextlib.suppress(HoldfastError):
@@ -202,16 +199,18 @@ def load(
     Raises what `verify` does, and MemoryError.
 
     Args:
-        store: where the checkpoint is. job: the job that it belongs to. checkpoint: its id. only: the names of the
-        tensors to load; by default all. rank: the rank that loads. What each rank had for itself is that of
-        `format.saved_rank`; what this rank does
-            not need is not read.
+        store: where the checkpoint is.
+        job: the job that it belongs to.
+        checkpoint: its id.
+        only: names of the tensors to load; by default all.
+        rank: the rank that loads; it takes the rank-local state of `manifest.saved_rank`, and reads only what it
+            needs.
         regions: called with the trees of the rank and the dtypes and global shapes of its tensors; returns the
-            regions that it needs. Other tensors are loaded completely.
-        buffer: page-aligned memory to read into, as far as it goes; what is loaded is borrowed then. A load that
-            must allocate its memory takes twice as long.
+            regions to load. Other tensors are loaded completely.
+        buffer: page-aligned memory to read into, as far as it suffices. The result then has `borrowed` set. A load
+            that must allocate its memory takes twice as long.
         progress: called between blocks; by default a long load is logged.
-        meanwhile: called while threads read.
+        meanwhile: called on this thread while others read.
     """
     found = manifest(store, job, checkpoint)
     saved = fmt.saved_rank(found, rank)
@@ -222,7 +221,7 @@ def load(
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
 
     def prepare() -> None:
-        stored.extend(pair for each in ranges for pair in _stored(each))
+        stored.extend(pair for each in ranges for pair in _tensors_of_range(each))
         meanwhile()
 
     reading.read(
@@ -230,7 +229,7 @@ def load(
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )
-    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=buffer is not None)
+    return LoadedCheckpoint(checkpoint, found, _assembled(stored, wanted), saved, borrowed=buffer is not None)
 
 
 def _wanted(
@@ -239,7 +238,7 @@ def _wanted(
     """Return what a rank needs of each tensor; None when it needs every stored tensor unchanged."""
     if only is None and regions is None and manifest.world_size == 1:
         return None
-    from holdfast.format.resharding import assembly
+    from holdfast.format.resharding import plan_assembly
 
     seen = fmt.tensors_for(manifest, rank)
     if only is not None:
@@ -247,7 +246,7 @@ def _wanted(
     asked = regions(fmt.state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
     if only is None and not asked and manifest.world_size == 1:
         return None
-    return {name: assembly(name, shards, asked.get(name)) for name, shards in seen.items()}
+    return {name: plan_assembly(name, shards, asked.get(name)) for name, shards in seen.items()}
 
 
 def _ranges(manifest: fmt.Manifest, wanted: Mapping[str, TensorAssembly] | None) -> list[FileRange]:
@@ -306,17 +305,17 @@ def load_from_memory(
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
     for file, names in _names(found, wanted):
         tensors = (tensor for tensor in fmt.tensors_of(found, file.name) if tensor.name in names)
-        stored.extend(_in(payload(file, names), file.header_bytes, tensors))
+        stored.extend(_tensors_in(payload(file, names), file.header_bytes, tensors))
     checkpoint = checkpoint_id(found.iteration, found.lineage)
-    return LoadedCheckpoint(checkpoint, found, _placed(stored, wanted), saved, borrowed=True)
+    return LoadedCheckpoint(checkpoint, found, _assembled(stored, wanted), saved, borrowed=True)
 
 
-def _stored(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
-    """Yield the tensors of a range. Its memory stays for as long as one of them does."""
-    return _in(read.reserve(), read.start, read.tensors)
+def _tensors_of_range(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
+    """Yield the tensors of a range as views, which keep its memory alive."""
+    return _tensors_in(read.reserve(), read.start, read.tensors)
 
 
-def _in(
+def _tensors_in(
     memory: mmap.mmap | memoryview, base: int, tensors: Iterable[fmt.Tensor]
 ) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
     import torch
@@ -334,7 +333,7 @@ def _in(
         yield tensor, flat if len(shape) == 1 else flat.view(shape)
 
 
-def _placed(
+def _assembled(
     stored: list[tuple[fmt.Tensor, torch.Tensor]], wanted: Mapping[str, TensorAssembly] | None
 ) -> dict[str, torch.Tensor]:
     """Return the tensors by name in their torch dtypes, assembled from the shards of several ranks."""
@@ -345,10 +344,10 @@ def _placed(
         by_entry = {id(tensor): read for tensor, read in stored}
         found = {name: each.build(by_entry) for name, each in wanted.items()}
         views = {name: each.view for name, each in wanted.items() if each.view is not None}
-    return found | {name: _viewed(found[name], view) for name, view in views.items()}
+    return found | {name: _with_dtype(found[name], view) for name, view in views.items()}
 
 
-def _viewed(tensor: torch.Tensor, view: str) -> torch.Tensor:
+def _with_dtype(tensor: torch.Tensor, view: str) -> torch.Tensor:
     import torch
 
     from holdfast.format.resharding import dtype_of

@@ -64,7 +64,7 @@ class RetentionQueue:
         self._sizes = restore.CheckpointSizes(store, job)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        """Guards what follows; held for no I/O."""
+        """Protects the attributes below; never held during I/O."""
         self._requested = self._running = self._closing = False
         self._protected_by: dict[Protector, str | None] = {}
         self._requested_ids: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)

@@ -1,9 +1,9 @@
-"""Verify a stored checkpoint at a limited rate, in a process of its own.
+"""Verify a stored checkpoint at a limited rate, in a separate process.
 
     python -m holdfast.checkpoint.verification OPENER URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
 
-A separate process shares no interpreter lock, torch threads or memory with training. It prints progress and the
-result as lines of JSON, and exits with the process that started it.
+The process shares no interpreter lock, torch threads or memory with training. It prints progress and the result as
+lines of JSON, and exits when the process that started it has gone.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from holdfast.system.processes import raise_oom_score
 PROGRESS_SECONDS = 1.0
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class VerifyProgress(msgspec.Struct, frozen=True, tag="progress"):
     read_bytes: int
     total_bytes: int
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     verdict: Verdict
     reason: str | None = None
     read_bytes: int = 0
@@ -52,7 +52,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, tag="finding"):
     """Why the checkpoint that it was compared with could not be read."""
 
 
-Line = Progress | Finding
+VerifyMessage = VerifyProgress | VerifyResult
 
 
 def reread(
@@ -63,7 +63,7 @@ def reread(
     *,
     pace: Pace = lambda _: None,
     progress: Callable[[int, int], None] = lambda *_: None,
-) -> Finding:
+) -> VerifyResult:
     """Verify every byte of a checkpoint on its storage device, and compute the norms of its tensors.
 
     Args:
@@ -83,8 +83,8 @@ def reread(
         done = now[0], now[1]
         progress(*done)
 
-    def finding(verdict: Verdict, reason: str | None = None) -> Finding:
-        return Finding(
+    def finding(verdict: Verdict, reason: str | None = None) -> VerifyResult:
+        return VerifyResult(
             verdict=verdict,
             reason=reason,
             read_bytes=done[0],
@@ -105,7 +105,7 @@ def reread(
 
 
 class _OtherCheckpoint:
-    """The checkpoint that one is compared with. What is wrong with it does not change the verdict on that one."""
+    """The checkpoint to compare with. Damage to it does not change the verdict on the verified one."""
 
     def __init__(self, store: Store, job: str, checkpoint: str, pace: Pace) -> None:
         self._read = functools.partial(reading.read, store, job, checkpoint, threads=1, pace=pace)
@@ -247,16 +247,16 @@ def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str
         nonlocal reported_at
         if time.monotonic() - reported_at >= PROGRESS_SECONDS:
             reported_at = time.monotonic()
-            _print(Progress(read_bytes, total_bytes))
+            _print(VerifyProgress(read_bytes, total_bytes))
 
     pace = RateLimiter(float(bytes_per_second), threading.Event().wait)
     _print(reread(open_store(url), job, checkpoint, against or None, pace=pace, progress=report))
 
 
-def _print(line: Line) -> None:
+def _print(line: VerifyMessage) -> None:
     try:
         print(msgspec.json.encode(line).decode(), flush=True)
-    except BrokenPipeError:  # the process that asked is gone
+    except BrokenPipeError:  # the process that started this one has gone
         os._exit(0)
 
 

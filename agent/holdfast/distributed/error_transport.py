@@ -1,4 +1,4 @@
-"""An error, as far as it can be told to another process. Never pickle: it names a kind and fills in a text."""
+"""Errors that are sent to another process: their kind and text. Does not use pickle."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _PLAIN: dict[str, Callable[[str], Exception]] = {
     "value": ValueError,
     "type": TypeError,
 }
-"""Errors that are all text, the more special ones first."""
+"""Error types that have only a message; subclasses come before their base classes."""
 
 
 class RemoteError(Exception):
-    """An error of a kind that is not expected; its text begins with its type."""
+    """An unexpected error in another process; its message begins with the original type."""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
@@ -41,7 +41,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     text: str
     errno: int | None = None
     filename: str | None = None
-    """Of the file that it is about; of the nearest checkpoint where there is none of a name."""
+    """The file that the error is about, or the nearest checkpoint for `NoSuchCheckpoint`."""
     trace: str = ""
 
     @classmethod
@@ -62,7 +62,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
         return cls(kind="other", text=printable(f"{type(error).__name__}: {error}"), trace=trace)
 
     def error(self, where: str = "") -> Exception:
-        """As it was raised; `where` goes before its text."""
+        """Return the error as it was raised, with `where` before its text."""
         text = where + self.text
         if self.kind == "os":
             return OSError(self.errno or errno.EIO, text, self.filename)
@@ -78,7 +78,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 
 
 def describe_error(error: BaseException) -> str:
-    """An error in a sentence's place, for people."""
+    """Return a message for logs and notices: the type is included only for unexpected errors."""
     if isinstance(error, OSError):
         place = f" ({error.filename})" if error.filename else ""
         return printable(f"{error.strerror or error}{place}")
@@ -88,5 +88,5 @@ def describe_error(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """A file's name may hold bytes that are no text."""
+    """Replace what cannot be encoded: a file name may contain bytes that are not text."""
     return text.encode(errors="replace").decode()

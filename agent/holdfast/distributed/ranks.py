@@ -1,7 +1,7 @@
-"""The ranks of a job: who this process is among them, and how all of them come to the same decision.
+"""The ranks of a job: rank and world size of this process, and communication to reach common decisions.
 
-They talk over a gloo group of our own: in the group that trains, a wait of ours would hold up a collective of the
-script's, and its watchdog would take that for a failure.
+Holdfast uses a separate gloo group: in the training group, its waits would delay collectives of the script, which
+the NCCL watchdog would report as a failure.
 """
 
 from __future__ import annotations
@@ -29,28 +29,27 @@ from holdfast.torch_internals import default_store
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
 
-PATIENCE_SECONDS = 3600.0
-"""A rank that is away for so long does not come back. One that dies is noticed when its connections close: at
-once, or with the last process that it forked, which holds them, too (a worker of a DataLoader looks for its parent
-every few seconds)."""
+GROUP_TIMEOUT_SECONDS = 3600.0
+"""Timeout of an operation. A rank that dies is detected when its connections close: at once, or when the last
+child that inherited them exits (a DataLoader worker checks every few seconds whether its parent lives)."""
 UNUSED_TAG = 1 << 30
-"""No number of a checkpoint comes to that."""
+"""A tag larger than that of any checkpoint."""
 WARN_AFTER_SECONDS = 20.0
-"""From when a person wants to know what a start waits for."""
-SLICE_SECONDS = 1.0
-"""A wait within gloo is at most so long: it takes no notice of a signal, nor of a group that is closed."""
+"""Time after which a wait for other ranks is logged."""
+WAIT_SLICE_SECONDS = 1.0
+"""Maximum duration of one wait in gloo, which neither handles signals nor notices that the group is closed."""
 MOST_EXCHANGES = 64
-"""More than run at the same time: one for each checkpoint in flight."""
+"""Maximum number of concurrent exchanges: more than there are checkpoints in flight."""
 CLOSE_SECONDS = 1.0
-"""Closing connections takes milliseconds; what has not ended by then is stuck in gloo, and left behind."""
+"""Time to close connections, which takes milliseconds; threads that take longer hang in gloo, and are left."""
 
 
 class RanksLost(HoldfastError):
-    """Another rank is gone, or does not answer."""
+    """Another rank has ended or does not respond."""
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """From torch.distributed where it is set up, else from RANK and WORLD_SIZE where both are, else (0, 1)."""
+    """Return them from torch.distributed if initialized, else from RANK and WORLD_SIZE if set, else (0, 1)."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -59,43 +58,43 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 class Ranks:
-    """The only rank of a job. What it decides holds, and what it does is done."""
+    """The only rank of a job; the base class of `SideGroup`."""
 
     rank, world_size = 0, 1
 
     @property
     def leads(self) -> bool:
-        """Rank 0: it decides, listens to operators and writes manifests."""
+        """This is rank 0, which decides, polls the server and writes manifests."""
         return self.rank == 0
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:
-        """Rank 0's answer, of type `kind`, on all ranks; or what it raised. The others do not ask."""
+        """Call `question` on rank 0; return its result, of type `kind`, or raise its error on all ranks."""
         return question()
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do it on every rank; where it fails on any, all raise what the first of these raised."""
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Call `work` on every rank; if it fails on any, raise the error of the lowest such rank on all."""
         return work()
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every rank gives, by rank."""
+        """Return the data that every rank passes, by rank."""
         return [data]
 
-    def ask_to_end(self) -> None:
-        """Let rank 0 know that this rank was told to end."""
+    def request_exit(self) -> None:
+        """Notify rank 0 that this rank received SIGTERM."""
 
     @property
-    def asked_to_end(self) -> bool:
-        """Whether any rank was; for rank 0 to look at now and then."""
+    def is_exit_requested(self) -> bool:
+        """Return whether any rank has requested an exit; polled by rank 0."""
         return False
 
     def close(self) -> None: ...
 
 
 class SideGroup(Ranks):
-    """One of several ranks. Every method but `send` and `receive` is for the training thread.
+    """One of several ranks. All methods except `send` and `receive` must be called on the training thread.
 
     Raises:
-        RanksLost: another rank is gone. No later call can succeed, on any rank.
+        RanksLost: another rank is lost. All later calls fail, on every rank.
     """
 
     _made = 0
@@ -104,18 +103,18 @@ class SideGroup(Ranks):
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._loss: str | None = None
         self._lock = threading.RLock()
-        """Held where an operation begins, and where the group is let go of."""
+        """Held to begin an operation, and to close the group."""
         self._closed: Future[None] = Future()
         """Releases the threads that wait for an exchange."""
         self._workers = DaemonPool("holdfast-ranks", MOST_EXCHANGES, in_background=False)
         with warn_while_waiting(
-            f"rank {self.rank} waits for the other ranks: each of them makes the session, and they connect over "
-            "the network interface that GLOO_SOCKET_IFNAME names"
+            f"rank {self.rank} waits for the other ranks: each of them must create the session, and they must "
+            "reach each other over the network interface that GLOO_SOCKET_IFNAME names"
         ):
-            self._group: dist.ProcessGroup | None = self._workers.submit(_connected).result()
+            self._group: dist.ProcessGroup | None = self._workers.submit(_new_group).result()
         SideGroup._made += 1
-        self._ending = f"holdfast/{SideGroup._made}/end"
-        """The same key on all ranks: each makes its groups in the same order."""
+        self._exit_key = f"holdfast/{SideGroup._made}/end"
+        """Key of exit requests; the same on all ranks, because they create groups in the same order."""
 
     def decide(self, question: Callable[[], T], kind: Any) -> T:
         error: Exception | None = None
@@ -124,7 +123,7 @@ class SideGroup(Ranks):
             failed, answer = None, None
             try:
                 answer = question()
-            except Exception as raised:  # the others wait for an answer, whatever it is
+            except Exception as raised:  # the other ranks wait for an answer
                 error, failed = raised, Failed.of(raised)
             data = msgspec.msgpack.encode((failed, answer))
         data = self._broadcast(data)
@@ -135,22 +134,22 @@ class SideGroup(Ranks):
             raise failed.error()
         return cast("T", answer)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def run_on_all(self, work: Callable[[], T]) -> T:
         error: Exception | None = None
         try:
             result = work()
         except RanksLost:
             raise
-        except Exception as raised:  # told to the others, which would go on without this one
+        except Exception as raised:  # sent to the other ranks, which must fail as well
             error = raised
         failed = Failed.of(error) if error is not None else None
         try:
-            told = self.gather(msgspec.msgpack.encode(failed))
+            outcomes = self.gather(msgspec.msgpack.encode(failed))
         except RanksLost:
-            if error is not None:  # what it says of this rank is worth more
+            if error is not None:  # more useful than RanksLost
                 raise error from None
             raise
-        for rank, data in enumerate(told):
+        for rank, data in enumerate(outcomes):
             first = msgspec.msgpack.decode(data, type=Failed | None)
             if first is not None:
                 if error is not None and rank == self.rank:
@@ -158,23 +157,23 @@ class SideGroup(Ranks):
                 raise first.error(f"rank {rank}: ") from error
         return result
 
-    def announce(self, numbers: torch.Tensor) -> dist.Work:
-        """Begin to send rank 0's numbers to all; the others give a tensor of the same size for them."""
-        with self._noticing(), self._lock:
+    def start_broadcast(self, numbers: torch.Tensor) -> dist.Work:
+        """Begin to broadcast rank 0's numbers into a tensor of the same size on the other ranks."""
+        with self._detecting_loss(), self._lock:
             return self._open.broadcast(numbers, 0)
 
     def wait_for(self, work: dist.Work) -> None:
-        """Wait until what was announced is here."""
-        with self._noticing():
-            if not self._has_ended(work, within_seconds=WARN_AFTER_SECONDS):
+        """Wait until a broadcast has finished."""
+        with self._detecting_loss():
+            if not self._wait_completed(work, within_seconds=WARN_AFTER_SECONDS):
                 logger.warning(
-                    "rank %d waits for the other ranks: each of them has to call session.step() equally often",
+                    "rank %d waits for the other ranks: each must call session.step() equally often",
                     self.rank,
                 )
             self._await(work)
 
     def send(self, to: Sequence[int], tag: int, data: bytes) -> None:
-        """Send the same bytes to several ranks, which receive them under the same tag. From any thread."""
+        """Send the same bytes to several ranks, which receive them under the same tag. For any thread."""
 
         def exchange() -> None:
             length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
@@ -187,7 +186,7 @@ class SideGroup(Ranks):
         self._in_worker(exchange)
 
     def receive(self, sources: Sequence[int], tag: int) -> list[bytes]:
-        """What each of several ranks sends under a tag, in the order of `sources`. From any thread."""
+        """Receive what several ranks send under a tag, in the order of `sources`. For any thread."""
 
         def exchange() -> list[bytes]:
             lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in sources]
@@ -204,7 +203,6 @@ class SideGroup(Ranks):
             work.wait()
 
     def gather(self, data: bytes) -> list[bytes]:
-        """What every rank gives, by rank."""
         lengths = self._gathered(torch.tensor([len(data)], dtype=torch.int64, device="cpu"))
         most = max(int(length) for length in lengths)
         padded = self._gathered(_bytes(data.ljust(most, b"\0")))
@@ -212,45 +210,43 @@ class SideGroup(Ranks):
         return [content[: int(length)].numpy().tobytes() for content, length in pairs]
 
     @contextlib.contextmanager
-    def within(self, seconds: float, otherwise: str) -> Iterator[None]:
-        """What is said in here takes no longer: after that this rank lets go of the others, and says why."""
+    def time_limit(self, seconds: float, reason: str) -> Iterator[None]:
+        """Limit the duration of the block: after that, close the group and raise RanksLost with `reason`."""
 
-        def give_up() -> None:
-            self._loss = self._loss or otherwise
+        def expire() -> None:
+            self._loss = self._loss or reason
             self.close()
 
-        with _unless_done_within(seconds, give_up):
+        with _timer(seconds, expire):
             yield
 
-    def ask_to_end(self) -> None:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # whoever keeps it is gone, and this rank ends when its time is over
-            default_store().set(self._ending, b"1")
+    def request_exit(self) -> None:
+        with contextlib.suppress(RuntimeError):  # store lost: this rank exits when its grace period ends
+            default_store().set(self._exit_key, b"1")
 
     @property
-    def asked_to_end(self) -> bool:
+    def is_exit_requested(self) -> bool:
         try:
-            return bool(default_store().check([self._ending]))
+            return bool(default_store().check([self._exit_key]))
         except RuntimeError:
             return False
 
     def close(self) -> None:
-        """Let go of the others: whoever waits in here, and whoever waits for this rank, is told at once."""
+        """Close the group: waits of this rank, and of others for this rank, fail at once."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         with self._lock:
             if self._group is None:
                 return
-            # where gloo is stuck the last reference to a group never comes back from being given up
-            parting = threading.Thread(
-                target=_part, args=(self._group, others), name="holdfast-ranks-close", daemon=True
+            # a separate thread: if gloo hangs, releasing the last reference to a group never returns
+            closing = threading.Thread(
+                target=_disconnect, args=(self._group, others), name="holdfast-ranks-close", daemon=True
             )
             self._group = None
-        parting.start()
+        closing.start()
         self._closed.set_result(None)
         deadline = time.monotonic() + CLOSE_SECONDS
-        # a thread that ends while the interpreter does would abort the process
-        parting.join(CLOSE_SECONDS)
+        # a thread that is still running at interpreter exit would abort the process
+        closing.join(CLOSE_SECONDS)
         self._workers.close(deadline - time.monotonic())
 
     @property
@@ -260,45 +256,45 @@ class SideGroup(Ranks):
         return self._group
 
     def _lost(self) -> RanksLost:
-        return RanksLost(self._loss or "this rank has let go of the others")
+        return RanksLost(self._loss or "this rank has closed its connections to the other ranks")
 
     @contextlib.contextmanager
-    def _noticing(self) -> Iterator[None]:
-        """Where talk breaks off nothing can be agreed on any more; the ranks that are left find out, too."""
+    def _detecting_loss(self) -> Iterator[None]:
+        """Turn errors of gloo into RanksLost, and close the group so that the remaining ranks fail as well."""
         try:
             yield
         except RuntimeError as error:
             with self._lock:
                 if self._loss is None and self._group is not None:
-                    self._loss = f"another rank of this job is gone or does not answer ({_gist(error)})"
+                    self._loss = f"another rank of this job has ended or does not respond ({_short_reason(error)})"
             self.close()
             raise self._lost() from error
 
-    def _has_ended(self, work: dist.Work, *, within_seconds: float) -> bool:
-        """Well or not. A collective, which a wait that is too short does no harm."""
+    def _wait_completed(self, work: dist.Work, *, within_seconds: float) -> bool:
+        """Wait for a collective to end, successfully or not; a wait that times out does not abort it."""
         deadline = time.monotonic() + within_seconds
         while not work.is_completed():
             left_seconds = deadline - time.monotonic()
             if left_seconds <= 0:
                 return False
-            with contextlib.suppress(RuntimeError):  # it takes longer; or it has failed, and is asked about that
-                # to gloo no millisecond is for ever
-                work.wait(timedelta(seconds=max(0.001, min(left_seconds, SLICE_SECONDS))))
-            if self._group is None and not work.is_completed():  # and it may never be
+            with contextlib.suppress(RuntimeError):  # a timeout, or a failure, which `work.wait` raises again
+                # at least a millisecond: gloo takes 0 as no timeout
+                work.wait(timedelta(seconds=max(0.001, min(left_seconds, WAIT_SLICE_SECONDS))))
+            if self._group is None and not work.is_completed():  # it may never complete
                 raise self._lost()
         return True
 
     def _await(self, work: dist.Work) -> None:
-        self._has_ended(work, within_seconds=math.inf)
+        self._wait_completed(work, within_seconds=math.inf)
         work.wait()
 
     def _in_worker(self, exchange: Callable[[], T]) -> T:
-        """Run `exchange` on a worker thread, so that its caller can be released.
+        """Run `exchange` on a worker thread, so that closing the group releases the caller.
 
-        An operation between two ranks may never return: when connections close, gloo does not report to one whose
-        data is half transferred; and a wait with a short timeout closes all connections.
+        A point-to-point operation may never return: gloo does not fail one that is half transferred when its
+        connection closes, and a wait with a short timeout closes all connections.
         """
-        with self._noticing():
+        with self._detecting_loss():
             with self._lock:
                 if self._group is None:
                     raise self._lost()
@@ -311,7 +307,7 @@ class SideGroup(Ranks):
 
     def _gathered(self, own: torch.Tensor) -> list[torch.Tensor]:
         every = [torch.empty_like(own) for _ in range(self.world_size)]
-        with self._noticing():
+        with self._detecting_loss():
             with self._lock:
                 work = self._open.allgather([every], [own])
             self._await(work)
@@ -319,17 +315,17 @@ class SideGroup(Ranks):
 
     def _broadcast(self, data: bytes) -> bytes:
         length = torch.tensor([len(data)], dtype=torch.int64, device="cpu")
-        self.wait_for(self.announce(length))
+        self.wait_for(self.start_broadcast(length))
         content = _bytes(data) if self.leads else torch.empty(int(length), dtype=torch.uint8, device="cpu")
-        self.wait_for(self.announce(content))
+        self.wait_for(self.start_broadcast(content))
         return data if self.leads else content.numpy().tobytes()
 
 
 def join() -> Ranks:
-    """The ranks of this job; where there are several, each of them has to call it, and waits for the others.
+    """Return the ranks of this job; collective if there are several.
 
     Raises:
-        ValueError: there are several, and torch.distributed is not set up yet.
+        ValueError: there are several, and torch.distributed is not initialized.
     """
     rank, world_size = rank_and_world_size()
     if world_size == 1:
@@ -337,18 +333,19 @@ def join() -> Ranks:
     if not (dist.is_available() and dist.is_initialized()):
         raise ValueError(
             f"holdfast.Session: this is rank {rank} of {world_size} (RANK, WORLD_SIZE); call "
-            "torch.distributed.init_process_group before it is made, or unset both where the processes train "
-            "by themselves"
+            "torch.distributed.init_process_group before creating it, or unset both variables if the processes "
+            "train independently"
         )
     return SideGroup()
 
 
 def warn_while_waiting(message: str) -> contextlib.AbstractContextManager[None]:
-    return _unless_done_within(WARN_AFTER_SECONDS, lambda: logger.warning(message))
+    """Log a warning if the block takes longer than WARN_AFTER_SECONDS."""
+    return _timer(WARN_AFTER_SECONDS, lambda: logger.warning(message))
 
 
 @contextlib.contextmanager
-def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+def _timer(seconds: float, act: Callable[[], None]) -> Iterator[None]:
     timer = threading.Timer(seconds, act)
     timer.name, timer.daemon = "holdfast-ranks-wait", True
     timer.start()
@@ -358,38 +355,38 @@ def _unless_done_within(seconds: float, act: Callable[[], None]) -> Iterator[Non
         timer.cancel()
 
 
-def _connected() -> dist.ProcessGroup:
+def _new_group() -> dist.ProcessGroup:
     try:
         group: dist.ProcessGroup = dist.new_group(
-            backend="gloo", timeout=timedelta(seconds=PATIENCE_SECONDS), group_desc="holdfast"
+            backend="gloo", timeout=timedelta(seconds=GROUP_TIMEOUT_SECONDS), group_desc="holdfast"
         )
         return group
     except RuntimeError as error:
         raise HoldfastError(
-            "the ranks of this job talk over gloo, whatever they train over, and this one could not connect to "
-            f"the others ({_gist(error)}): set GLOO_SOCKET_IFNAME to the network interface over which they reach "
-            "each other, such as eth0"
+            "could not connect to the other ranks over gloo, which Holdfast uses with any backend of training "
+            f"({_short_reason(error)}): set GLOO_SOCKET_IFNAME to the network interface that connects the ranks, "
+            "such as eth0"
         ) from error
 
 
-def _part(group: dist.ProcessGroup, others: list[int]) -> None:
+def _disconnect(group: dist.ProcessGroup, others: list[int]) -> None:
     for rank in others:
-        # gloo closes all its connections when a wait for one takes too long, and at nothing else: while a thread
-        # waits, a group that is destroyed goes on
+        # gloo closes its connections only when a wait times out: destroying the group does not end a wait of
+        # another thread
         with contextlib.suppress(RuntimeError):
             nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
             group.recv([nothing], rank, UNUSED_TAG).wait(timedelta(milliseconds=1))
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the script was there before
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # the script has destroyed it already
         dist.destroy_process_group(group)
 
 
-def _gist(error: Exception) -> str:
-    """gloo names a line of its own source and an address; which rank it was, it does not know."""
+def _short_reason(error: Exception) -> str:
+    """Shorten an error of gloo: drop the line in gloo's source and the address; it does not name the rank."""
     first = str(error).partition("\n")[0]
     return (first.partition("] ")[2] or first).partition(". ")[0][:200] or type(error).__name__
 
 
 def _bytes(data: bytes) -> torch.Tensor:
-    if not data:  # frombuffer takes none
+    if not data:  # frombuffer rejects an empty buffer
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -173,7 +173,7 @@ class Boundary:
     def _measure(self, metrics: dict[str, Any]) -> None:
         """Measure the iteration, and read the settings of operators."""
         if self._leaving.is_requested and not self._ranks.leads:
-            self._ranks.ask_to_end()
+            self._ranks.request_exit()
         if self._reporter.link.is_fenced and self._is_replaced():
             self._give_way()
         if self._leaving.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
@@ -211,7 +211,7 @@ class Boundary:
 
     def _situation(self, iteration: int) -> Situation:
         lineage = self._position.lineage
-        if self._is_asked_to_end():  # what else there is need not be read: a fault there must not delay the end
+        if self._is_exit_requested():  # what else there is need not be read: a fault there must not delay the end
             profile = self._controller.profile
             return Situation(
                 lineage=lineage,
@@ -249,14 +249,14 @@ class Boundary:
         self._meter.update_controller()  # after which it may not be
         return self._controller.due(iteration)
 
-    def _is_asked_to_end(self) -> bool:
+    def _is_exit_requested(self) -> bool:
         if self._leaving.is_requested or self._ranks.world_size == 1:
             return self._leaving.is_requested
         now = time.monotonic()
         if now - self._ranks_asked_at < AGREE_EVERY_SECONDS:
             return False
         self._ranks_asked_at = now
-        return self._ranks.asked_to_end
+        return self._ranks.is_exit_requested
 
     def _follow_operators(self) -> None:
         desired = self._reporter.link.desired

@@ -23,7 +23,7 @@ from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.retention import Retention
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, Origin, RunRequest, RunState, WriteResult
+from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunOrigin, RunRequest, RunState, WriteResult
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
@@ -216,7 +216,7 @@ class Checkpointer:
             iteration=iteration,
             lineage=lineage,
             kind=kind,
-            origin=Origin(
+            origin=RunOrigin(
                 job=self.job,
                 attempt=self.attempt,
                 uid=self.uid,
@@ -245,7 +245,7 @@ class Checkpointer:
             self.snapshots.copy(run)
         except BaseException as error:
             if is_submitted:  # the persister settles it
-                self.snapshots.give_up(run, type(error).__name__)
+                self.snapshots.fail_copy(run, type(error).__name__)
             elif isinstance(error, Exception):
                 self._drop(run, f"could not copy the state: {error}", RunState.FAILED)
             else:  # Ctrl-C; also where the persister has it already, which then leaves it as it is

@@ -148,7 +148,7 @@ class DistributedCoordinator(BoundaryCoordinator):
         message = f"rank {rank} has ended; it waits up to {patience} for the other ranks, for a final checkpoint"
         with (
             warn_while_waiting(message),
-            self._ranks.within(
+            self._ranks.time_limit(
                 END_SECONDS,
                 f"the other ranks have not ended within {patience} of this one: do all of them call "
                 "session.step() equally often?",
@@ -172,7 +172,7 @@ class DistributedCoordinator(BoundaryCoordinator):
     def _announce_end(self, iteration: int) -> None:
         if self._announcement is not None:
             self._receive_announcement()
-        self._ranks.wait_for(self._ranks.announce(_encoded(iteration, Decision(), ended=True)))
+        self._ranks.wait_for(self._ranks.start_broadcast(_encoded(iteration, Decision(), ended=True)))
 
     def _receive_end(self, iteration: int) -> None:
         """Receive whether rank 0 has ended or trains on."""
@@ -193,7 +193,7 @@ class DistributedCoordinator(BoundaryCoordinator):
             self._numbers = _encoded(self._at, self._next)
         else:
             self._at = -1  # not known yet
-        self._announcement = self._ranks.announce(self._numbers)
+        self._announcement = self._ranks.start_broadcast(self._numbers)
 
     def _receive_announcement(self) -> None:
         assert self._announcement is not None

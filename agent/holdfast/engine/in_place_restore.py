@@ -107,7 +107,7 @@ class InPlaceRestore:
         self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
-        loaded = self._ranks.together(lambda: self._load(checkpoint, room))
+        loaded = self._ranks.run_on_all(lambda: self._load(checkpoint, room))
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order)
@@ -124,7 +124,7 @@ class InPlaceRestore:
             return False
         safety = self._save_current_state(checkpoint)
         with self._checkpoints.snapshots.borrowed_memory() as room:
-            self._ranks.together(lambda: self._load(checkpoint, room))
+            self._ranks.run_on_all(lambda: self._load(checkpoint, room))
         wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
         self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
         message = f"restarting the script to restore {checkpoint}: {reason}"
@@ -147,10 +147,10 @@ class InPlaceRestore:
 
         Nothing is written if the target does not fit. Damage of its bytes shows later, when they are read.
         """
-        self._ranks.together(lambda: self._training.check(self._manifest(checkpoint)))
-        self._ranks.together(self._await_settled)
+        self._ranks.run_on_all(lambda: self._training.check(self._manifest(checkpoint)))
+        self._ranks.run_on_all(self._await_settled)
         self._checkpoints.update_lineage()
-        return self._ranks.together(self._take_safety)
+        return self._ranks.run_on_all(self._take_safety)
 
     def _manifest(self, checkpoint: str) -> Manifest:
         return restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
@@ -173,13 +173,13 @@ class InPlaceRestore:
     def _apply_or_return(self, loaded: LoadedCheckpoint, safety: str, order: str | None) -> bool:
         """Apply the checkpoint; if that fails half-way, go back to the safety checkpoint and return `False`."""
         try:
-            self._ranks.together(lambda: self._training.apply(loaded))
+            self._ranks.run_on_all(lambda: self._training.apply(loaded))
         except RanksLost:
             return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
                 self._checkpoints.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
-                self._ranks.together(lambda: self._training.apply(self._load(safety)))
+                self._ranks.run_on_all(lambda: self._training.apply(self._load(safety)))
             except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "

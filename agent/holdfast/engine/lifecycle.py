@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 
 from holdfast.system import supervisor_channel
-from holdfast.system.preemption import EXIT_ASKED
+from holdfast.system.preemption import EXIT_SIGTERM
 
 
 class Life(Enum):
@@ -108,7 +108,7 @@ class Lifecycle:
     def exit_status(self) -> int | None:
         """The status that the process is to exit with at this boundary; None: training goes on."""
         if self._state is Life.PREEMPTED:
-            return EXIT_ASKED
+            return EXIT_SIGTERM
         if self._state is Life.RELAUNCHED:
             return supervisor_channel.EXIT_RELAUNCH
         if self._state is Life.REPLACED and supervisor_channel.is_supervised():

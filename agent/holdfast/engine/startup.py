@@ -55,13 +55,13 @@ class Start:
     """The newest durable checkpoint of what is left for it: the way back."""
 
 
-RETOLD = 8
-"""Of the last restores, so many: an order waits until it is told what became of it, or its time is over."""
+REPORTED_RESTORES = 8
+"""Number of recent restores to report again: an order stays open until its outcome is reported or it expires."""
 
 
 def ordered(store: Store, job: str) -> list[Lineage]:
     """The last lineages that orders began."""
-    return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-RETOLD:]
+    return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-REPORTED_RESTORES:]
 
 
 class Patience:
@@ -256,7 +256,7 @@ class Startup:
         checkpoints.tier.report_start(committed)
         checkpoints.save_survivor(committed)
         if checkpoints.attempt:
-            checkpoints.tier.tidy()
+            checkpoints.tier.free_unclaimed()
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
@@ -369,12 +369,12 @@ class Startup:
         for found in self._ask_store(lambda: tier.candidates(store, candidates), list[MemoryCheckpoint]):
             load = functools.partial(tier.load, found, self._training.regions)
             try:
-                loaded = self._ranks.together(load)
+                loaded = self._ranks.run_on_all(load)
                 self._put_in_place(loaded)
             except RanksLost:
                 raise
             except Exception as error:  # load from the store instead
-                tier.damaged(found, error)
+                tier.report_damaged(found, error)
                 continue
             lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1])
@@ -388,15 +388,15 @@ class Startup:
         """Load on every rank; all have verified it before any applies it."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
-        return self._ranks.together(lambda: self._patience.ask(load))
+        return self._ranks.run_on_all(lambda: self._patience.ask(load))
 
     def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
-        self._ranks.together(lambda: self._training.check(loaded.manifest))
+        self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
-        self._ranks.together(lambda: self._training.apply(loaded))
+        self._ranks.run_on_all(lambda: self._training.apply(loaded))
 
     def _warn_unavailable(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS

@@ -243,7 +243,7 @@ class Training:
             # ranks that train nothing together may update differently
             together = captured.shards or self.registry.replicated
             updates = [f"{self._updates} updates"] if together else []
-            captured.alike["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
+            captured.must_match["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
         return captured
 
     def _reducers(self) -> dict[str, list[list[int]]]:

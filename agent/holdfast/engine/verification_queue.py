@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.checkpoint.verification import Finding, Line
+from holdfast.checkpoint.verification import VerifyMessage, VerifyResult
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.persist.helper_process import environment, opener
 from holdfast.protocol import messages
@@ -93,18 +93,18 @@ class Verifier:
         return self._closed or request not in self._wanted
 
     def _verify(self, request: VerifyRequest) -> None:
-        lines, started, reported_at = msgspec.json.Decoder(Line), time.monotonic(), 0.0
+        lines, started, reported_at = msgspec.json.Decoder(VerifyMessage), time.monotonic(), 0.0
         self._report(request)
         with tempfile.TemporaryFile() as errors:
             process = self._start(request, errors)
             assert process.stdout is not None
-            finding: Finding | None = None
+            finding: VerifyResult | None = None
             with process.stdout as output:
                 for line in output:
                     message = lines.decode(line)
                     if self._given_up(request):
                         break
-                    if isinstance(message, Finding):
+                    if isinstance(message, VerifyResult):
                         finding = message
                     elif time.monotonic() - reported_at >= PROGRESS_SECONDS:
                         reported_at = time.monotonic()
@@ -118,10 +118,10 @@ class Verifier:
                 return
             if finding is None:
                 reason = f"the verification process {_ended(status, errors)}"
-                finding = Finding(verdict="failed", reason=reason)
+                finding = VerifyResult(verdict="failed", reason=reason)
         self._conclude(request, finding, time.monotonic() - started)
 
-    def _conclude(self, request: VerifyRequest, finding: Finding, seconds: float) -> None:
+    def _conclude(self, request: VerifyRequest, finding: VerifyResult, seconds: float) -> None:
         if finding.verdict == "damaged":
             self._checkpoints.mark_damaged(request.checkpoint)
             self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as verification shows")

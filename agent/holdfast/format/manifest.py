@@ -1,8 +1,8 @@
-"""The format of checkpoints: safetensors payloads, a JSON manifest, digests. Needs no torch.
+"""The format of checkpoints: safetensors payloads, a JSON manifest, digests. Does not import torch.
 
-The payload is a plain safetensors file (8 bytes of header length, JSON header, tensors back to back). It is laid
-out here and not by the safetensors library, because the buffer that a snapshot fills already *is* its data
-section, and is written in a few large writes, with no copy and no work per tensor.
+The payload is a plain safetensors file (8 bytes of header length, JSON header, adjacent tensors). It is laid out
+here and not by the safetensors library, because a snapshot's buffer already is the data section, which is written
+in a few large writes, without a copy or work per tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 DIGEST = "xxh3-128"
 CHUNK_BYTES = 16 << 20
-"""The most bytes that one digest covers; damage is located this precisely."""
+"""Maximum size of the range that one digest covers, and so the precision with which damage is located."""
 BLOCK_BYTES = 4096
 """Alignment of addresses, offsets and lengths for direct I/O."""
 
@@ -35,14 +35,14 @@ ITEM_BYTES = {
 PAIRS = {"complex128": "F64", "complex32": "F16"}
 """The stored dtype of views whose elements are pairs; any other view consists of single bytes."""
 MOST_BYTES = 2**53
-"""The most bytes of a file or a tensor."""
+"""Maximum size of a file or a tensor."""
 MOST_HEADER_BYTES = 1 << 30
 MOST_DIMENSIONS = 64
-"""The most dimensions of a tensor that torch can copy."""
+"""Maximum number of dimensions of a tensor that torch can copy."""
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A tensor, or the shard of it that one rank stored, and where its bytes are."""
+    """A tensor, or the shard of it that one rank stored, and its range in a file."""
 
     name: str
     dtype: str
@@ -64,7 +64,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     view: str | None = None
     """The torch dtype to view the stored elements as, where safetensors lacks it: complex128."""
     rank: int | None = None
-    """The rank that has this tensor for itself; None for tensors that all ranks share."""
+    """The only rank that uses this tensor; None for a tensor that all ranks share."""
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,14 +95,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[File]
     tensors: list[Tensor]
     state: dict[str, Any]
-    """State of the objects: JSON with `{"$tensor": name}` in the place of a tensor, and other `$` tags for types
+    """State of the objects: JSON with `{"$tensor": name}` instead of a tensor, and other `$` tags for types
     that JSON lacks. One entry per object of the session, and `rng` and `session`."""
     rank_states: dict[str, dict[str, Any]] = {}
     """Entries of `state` that differ on other ranks, by rank; `{"$absent": true}` for missing ones."""
     timings: dict[str, float] = {}
     versions: dict[str, str] = {}
     fingerprint: dict[str, str] = {}
-    """What results depend on bit for bit besides the state: devices, threads, flags … Compared at a resume."""
+    """Environment on which bitwise results depend: devices, threads, flags … Compared on resume."""
     origin: Origin | None = None
     """The checkpoint that it is a copy of, in a forked job; otherwise absent from the file."""
     manifest_digest: str | msgspec.UnsetType = msgspec.UNSET
@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DIGEST_ENTRY = b',\n "manifest_digest": "%b"\n}\n'
-"""The end of a manifest. Without it a flipped bit in a learning rate would be restored."""
+"""The end of a manifest. It detects, for example, a flipped bit in a learning rate."""
 _FOUND_ENTRY = re.compile(DIGEST_ENTRY % b"([0-9a-f]{32})")
 _ENTRY_BYTES = len(DIGEST_ENTRY % bytes(32))
 _COVERED = Manifest.__struct_fields__[:-1]
@@ -123,7 +123,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 ABSENT = {"$absent": True}
 
 
-class _Numbered(msgspec.Struct):
+class _FormatNumber(msgspec.Struct):
     format: int
 
 
@@ -138,7 +138,7 @@ def hasher() -> xxhash.xxh3_128:
 
 
 def digest_tensor(data: memoryview) -> tuple[str, list[str] | None]:
-    """Return (digest, chunks) of the bytes of a tensor, independent of its place in the file."""
+    """Return (digest, chunks) of the bytes of a tensor, independent of its offset in the file."""
     if len(data) <= CHUNK_BYTES:
         return digest(data), None
     chunks = [digest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES)]
@@ -180,7 +180,7 @@ def tensor_ranges(tensor: Tensor) -> Iterator[DigestRange]:
 
 
 class TensorRange(msgspec.Struct, frozen=True, gc=False):
-    """Where a tensor is in the data section of a payload."""
+    """The range of a tensor in the data section of a payload."""
 
     name: str
     dtype: str
@@ -190,7 +190,7 @@ class TensorRange(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shard(msgspec.Struct, frozen=True, gc=False):
-    """Where a shard is in the global tensor."""
+    """The position of a shard in the global tensor."""
 
     global_shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -211,18 +211,18 @@ def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> list[TensorR
     """
     sized = [(name, dtype, shape, ITEM_BYTES[dtype] * math.prod(shape)) for name, dtype, shape in tensors]
     slots, at = [], 0
-    for name, dtype, shape, size in sorted(sized, key=_place):
+    for name, dtype, shape, size in sorted(sized, key=_layout_order):
         slots.append(TensorRange(name, dtype, shape, at, at + size))
         at += size
     return slots
 
 
-def _place(sized: tuple[str, str, tuple[int, ...], int]) -> tuple[float, bool, str]:
+def _layout_order(sized: tuple[str, str, tuple[int, ...], int]) -> tuple[float, bool, str]:
     name, dtype, _, size = sized
     return -ITEM_BYTES[dtype] if size % LINE_BYTES else -math.inf, size >= SMALL_BYTES, name
 
 
-class _Place(msgspec.Struct, frozen=True, gc=False):
+class _HeaderEntry(msgspec.Struct, frozen=True, gc=False):
     """The entry of a tensor in the header of safetensors."""
 
     dtype: str
@@ -236,7 +236,7 @@ def payload_header(slots: Sequence[TensorRange], metadata: dict[str, str]) -> by
     encode = msgspec.json.encode
     entries = [b'"__metadata__":%b' % encode(metadata)]
     for slot in slots:
-        place = _Place(slot.dtype, slot.shape, (slot.start, slot.end))
+        place = _HeaderEntry(slot.dtype, slot.shape, (slot.start, slot.end))
         entries.append(b"%b:%b" % (encode(slot.name), encode(place)))
     text = b"{%b}" % b",".join(entries)
     text += b" " * (-(len(text) + 8) % BLOCK_BYTES)
@@ -271,7 +271,7 @@ def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
     if end is not None and digest(body).encode() != end[1]:
         raise DamagedCheckpoint(file, "does not match its digest")
     try:
-        number = msgspec.json.decode(data, type=_Numbered).format
+        number = msgspec.json.decode(data, type=_FormatNumber).format
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedCheckpoint(file, f"is not a manifest ({error})") from error
     if number != FORMAT:

@@ -1,4 +1,4 @@
-"""Assemble what a rank needs of a tensor from stored shards."""
+"""Assemble tensors, or the regions of them that a rank needs, from stored shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Region(NamedTuple):
 
 
 class ShardCopy(NamedTuple):
-    """A part of a stored shard, and its place in a region."""
+    """A part of a stored shard, and its offsets in a region."""
 
     shard: fmt.Tensor
     offsets: tuple[int, ...]
@@ -53,15 +53,15 @@ class TensorAssembly:
         """
         if len(self.copies) == 1 and self.copies[0].shard.shape == self.copies[0].shape == self.shape:
             return read[id(self.copies[0].shard)]
-        whole = torch.empty(self.shape, dtype=DTYPES[self.dtype], device="cpu")
+        target = torch.empty(self.shape, dtype=DTYPES[self.dtype], device="cpu")
         for copy in self.copies:
             part = _part(read[id(copy.shard)], copy.offsets, copy.shape)
-            _part(whole, copy.target, copy.shape).copy_(part)
-        return whole
+            _part(target, copy.target, copy.shape).copy_(part)
+        return target
 
 
-def assembly(name: str, stored: Sequence[fmt.Tensor], region: Region | None = None) -> TensorAssembly:
-    """Return what a region of a tensor, or all of it, consists of.
+def plan_assembly(name: str, stored: Sequence[fmt.Tensor], region: Region | None = None) -> TensorAssembly:
+    """Plan how to assemble a region of a tensor, or all of it.
 
     Raises:
         DamagedCheckpoint: the shards do not cover the tensor.
@@ -127,7 +127,7 @@ def dtype_of(dtype: str, view: str | None) -> torch.dtype:
 
     Raises:
         IncompatibleCheckpoint: this torch has no dtype of that name.
-        DamagedCheckpoint: the dtype is not stored in that way.
+        DamagedCheckpoint: `dtype` cannot be viewed as `view`.
     """
     if view is None:
         return DTYPES[dtype]

@@ -1,4 +1,4 @@
-"""Merge and check what several ranks stored of a checkpoint. Needs no torch."""
+"""Merge and check what several ranks stored of a checkpoint. Does not import torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def merge_ranks(parts: Iterable[RankShard], world_size: int) -> MergedRanks:
     """Merge what all ranks stored.
 
     Raises:
-        IncompleteParts: not every rank could resume from it: a rank is missing or present twice, the shards of a
+        IncompleteParts: a rank could not resume from it: a rank is missing or present twice, the shards of a
             tensor do not cover it exactly, or a tree refers to a tensor that is not stored for its rank.
     """
     ordered = sorted(parts, key=lambda part: part.rank)
@@ -48,19 +48,19 @@ def merge_ranks(parts: Iterable[RankShard], world_size: int) -> MergedRanks:
     tensors = [tensor for part in ordered for tensor in part.tensors]
     groups = _grouped(tensors)
     for name, rank in groups:
-        if rank is not None and (name, None) in groups:  # ambiguous
+        if rank is not None and (name, None) in groups:
             raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, but another rank as shared")
     ranks = {part.file.name: f"rank {part.rank}" for part in ordered}
     for (name, _), stored in groups.items():
         if reason := shard_error(stored, lambda tensor: ranks[tensor.file]):
             raise IncompleteParts(f"tensor {name}: {reason}")
-    whole = MergedRanks([part.file for part in ordered], tensors, ordered[0].state, _otherwise(ordered))
-    if reason := _missing(whole, world_size, groups):
+    merged = MergedRanks([part.file for part in ordered], tensors, ordered[0].state, _rank_differences(ordered))
+    if reason := _missing(merged, world_size, groups):
         raise IncompleteParts(reason)
-    return whole
+    return merged
 
 
-def require_whole(manifest: fmt.Manifest) -> None:
+def require_complete(manifest: fmt.Manifest) -> None:
     """Raise DamagedCheckpoint when shards do not cover their tensor, or a tree refers to a missing tensor."""
     groups = _grouped(manifest.tensors)
     for (name, _), stored in groups.items():
@@ -70,18 +70,18 @@ def require_whole(manifest: fmt.Manifest) -> None:
         raise DamagedCheckpoint(fmt.MANIFEST, reason)
 
 
-def _missing(whole: MergedRanks | fmt.Manifest, world_size: int, groups: Groups) -> str | None:
-    """Describe a tensor that the trees of a rank refer to, but that is not stored for it."""
+def _missing(merged: MergedRanks | fmt.Manifest, world_size: int, groups: Groups) -> str | None:
+    """Describe the first tensor that a tree refers to but that is not stored for its rank; None if all are."""
     shared = {name for name, rank in groups if rank is None}
-    own: dict[int, set[str]] = {int(rank): set() for rank in whole.rank_states}
+    own: dict[int, set[str]] = {int(rank): set() for rank in merged.rank_states}
     for name, rank in groups:
         if rank is not None:
             own.setdefault(rank, set()).add(name)
-    wanted = {keyword: names_in(tree) - shared for keyword, tree in whole.state.items()}
+    wanted = {keyword: names_in(tree) - shared for keyword, tree in merged.state.items()}
     first = {keyword: names for keyword, names in wanted.items() if names}
     # one of the ranks without own tensors represents all of them
     for rank in [*own, *itertools.islice((rank for rank in range(world_size) if rank not in own), 1)]:
-        trees = whole.rank_states.get(str(rank), {})
+        trees = merged.rank_states.get(str(rank), {})
         names = {keyword: names_in(tree) - shared for keyword, tree in trees.items()}
         for keyword, found in (first | names if trees else first).items():
             if missing := found - own.get(rank, set()):
@@ -92,26 +92,21 @@ def _missing(whole: MergedRanks | fmt.Manifest, world_size: int, groups: Groups)
 def shard_error(
     stored: Sequence[fmt.Tensor], source: Callable[[fmt.Tensor], str] = lambda tensor: tensor.file
 ) -> str | None:
-    """Describe why shards do not cover one tensor exactly; None when they do.
-
-    Args:
-        stored: the shards.
-        source: names where a shard comes from.
-    """
+    """Return why shards do not cover a tensor exactly; None if they do. `source` names the writer of a shard."""
     first = stored[0]
     if len(stored) == 1 and first.shape == first.global_shape and not any(first.offsets):
         return None
     for shard in stored:
         if _kind(shard) != _kind(first):
-            return f"it is {_words(first)} on {source(first)}, but {_words(shard)} on {source(shard)}"
+            return f"it is {_kind_text(first)} on {source(first)}, but {_kind_text(shard)} on {source(shard)}"
         if not _is_inside(shard):
-            return f"the shard of {source(shard)} ({_place(shard)}) is outside of {first.global_shape}"
+            return f"the shard of {source(shard)} ({_position(shard)}) is outside of {first.global_shape}"
     filled = [shard for shard in stored if math.prod(shard.shape)]
     if pair := overlapping(filled):
         one, other = sorted(pair, key=lambda shard: shard.file)
-        if _place(one) == _place(other):
-            return f"{source(one)} and {source(other)} both stored the same shard ({_place(one)})"
-        return f"the shards of {source(one)} ({_place(one)}) and {source(other)} ({_place(other)}) overlap"
+        if _position(one) == _position(other):
+            return f"{source(one)} and {source(other)} both stored the same shard ({_position(one)})"
+        return f"the shards of {source(one)} ({_position(one)}) and {source(other)} ({_position(other)}) overlap"
     count = math.prod(first.global_shape)
     if missing := count - sum(math.prod(shard.shape) for shard in filled):
         sources = ", ".join(source(shard) for shard in stored)
@@ -120,13 +115,13 @@ def shard_error(
 
 
 def overlapping(shards: Sequence[fmt.Tensor]) -> tuple[fmt.Tensor, fmt.Tensor] | None:
-    """Return two of these non-empty shards that have an element in common."""
+    """Return two of these non-empty shards that overlap; None if none do."""
     left = [list(shards)]
     while left:
         group = left.pop()
         if len(group) < 2:
             continue
-        # regular shards are separated by splits along dimensions; only the rest is compared in pairs
+        # split regular shards along dimensions, and compare only the rest in pairs
         splits = (_split(group, dimension) for dimension in range(len(group[0].shape)))
         if pieces := next((found for found in splits if len(found) > 1), None):
             left += pieces
@@ -204,7 +199,7 @@ def is_module(tree: Any) -> bool:
     return isinstance(tree, dict) and tree.keys() == {"state", "metadata", "buffers", "frozen"}
 
 
-def _otherwise(ordered: Sequence[RankShard]) -> dict[str, dict[str, Any]]:
+def _rank_differences(ordered: Sequence[RankShard]) -> dict[str, dict[str, Any]]:
     """Return the entries that differ from those of rank 0, compared as JSON, where 1, 1.0 and true differ."""
     encoded = [{keyword: msgspec.json.encode(tree) for keyword, tree in part.state.items()} for part in ordered]
     found: dict[str, dict[str, Any]] = {}
@@ -220,11 +215,11 @@ def _kind(tensor: fmt.Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.view, tensor.global_shape
 
 
-def _words(tensor: fmt.Tensor) -> str:
+def _kind_text(tensor: fmt.Tensor) -> str:
     return f"{tensor.view or tensor.dtype} of shape {tensor.global_shape}"
 
 
-def _place(shard: fmt.Tensor) -> str:
+def _position(shard: fmt.Tensor) -> str:
     return f"{shard.shape} at {shard.offsets}"
 
 

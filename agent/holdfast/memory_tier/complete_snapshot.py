@@ -1,4 +1,4 @@
-"""Complete checkpoints in memory: which completion markers form one, of one rank or of several. No torch."""
+"""Complete checkpoints in memory: the completion markers of all their ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from holdfast.protocol.messages import parse_checkpoint_id
 
 @dataclass(frozen=True, slots=True)
 class CompleteSnapshot:
-    """A checkpoint of which every rank of its job has sealed its part."""
+    """A checkpoint in memory that has a completion marker of every rank."""
 
     markers: tuple[CompletionMarker, ...]
-    """By rank."""
+    """Completion markers, by rank."""
 
     @property
     def task(self) -> Task:
-        """Rank 0's."""
+        """The task of rank 0."""
         return self.markers[0].task
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Its lineage, and its iteration there."""
+    def position(self) -> tuple[int, int]:
+        """(lineage, iteration), in which a later checkpoint compares greater."""
         iteration, lineage = parse_checkpoint_id(self.task.id)
         return lineage, iteration
 
     @property
     def numbers(self) -> list[int]:
-        """Of the slots that it lies in, by rank."""
+        """Slot numbers, by rank."""
         return [marker.number for marker in self.markers]
 
     def manifest(self) -> fmt.Manifest:
-        """As it would be committed.
+        """Return the manifest that a commit would write.
 
         Raises:
             NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
         """
-        require_agreement({marker.task.origin.rank: marker.task.alike for marker in self.markers})
+        require_agreement({marker.task.origin.rank: marker.task.must_match for marker in self.markers})
         parts = [marker.part for marker in self.markers]
         return manifest_of(self.task, merge_ranks(parts, self.task.origin.world_size), 0.0)
 
 
 def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:
-    """What these make, the newest lineage's latest iteration first; a rank's part by itself makes nothing.
+    """Group markers into complete snapshots, the newest lineage's latest iteration first.
 
-    Parts of one checkpoint are told by where rank 0 began it in the store: an attempt may try the same iteration
-    twice, and two attempts may both come to it.
+    Parts of one checkpoint share the folder in which rank 0 began it: one attempt may try an iteration twice, and
+    two attempts may both reach it. Markers of checkpoints that lack a rank are ignored.
     """
     groups: dict[object, list[CompletionMarker]] = {}
     for marker in markers:
         origin = marker.task.origin
         alone = marker.number if origin.world_size == 1 else None
-        key = marker.task.id, origin.uid, origin.attempt, origin.world_size, origin.place, alone
+        key = marker.task.id, origin.uid, origin.attempt, origin.world_size, origin.folder, alone
         groups.setdefault(key, []).append(marker)
     found = [
         CompleteSnapshot(tuple(sorted(group, key=lambda marker: marker.task.origin.rank)))
         for group in groups.values()
         if sorted(marker.task.origin.rank for marker in group) == list(range(group[0].task.origin.world_size))
     ]
-    return sorted(found, key=lambda each: each.place, reverse=True)
+    return sorted(found, key=lambda each: each.position, reverse=True)
 
 
 def complete_snapshots_in(folder: Path, job: str) -> list[CompleteSnapshot]:
-    """The checkpoints of a job that lie in the slots of a supervisor, best first."""
+    """Return the complete snapshots of a job in a supervisor's slots, best first."""
     return complete(markers_of(folder, job))

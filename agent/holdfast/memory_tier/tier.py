@@ -1,7 +1,6 @@
-"""The memory tier of a session: arenas that outlive its process, and what an attempt before it left in some.
+"""The memory tier of a session: arenas that outlive its process, and snapshots of earlier attempts there.
 
-All ranks of a job that run under one supervisor have it together, or none of them has: what one rank has kept is
-of no use without the others.
+Either all ranks of a job use it, under one supervisor, or none: one part is useless without the others.
 """
 
 from __future__ import annotations
@@ -28,128 +27,128 @@ from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter
 
-CODE = "memory"
-"""Of its notices."""
-_MACHINE = Path("/proc/sys/kernel/random/boot_id")
+NOTICE_CODE = "memory"
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class MemoryCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that lies in memory, as rank 0 tells the others of it."""
+    """A checkpoint in memory, as rank 0 describes it to the other ranks."""
 
     id: str
     numbers: list[int]
-    """Of the slots that it lies in, by rank."""
+    """Slot numbers, by rank."""
 
 
 class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank has of the memory that supervisors hold."""
+    """The slots that a rank has claimed."""
 
     supervisor: str | None
-    """Which one it runs under that holds any."""
+    """Machine and folder of its supervisor; None if it has none that holds memory."""
     has_all: bool
-    """As many slots as it wants."""
+    """It claimed one slot per snapshot in flight."""
 
 
 class MemoryTier:
-    """Empty where no supervisor holds memory for this process; then snapshots lie in memory of its own.
-
-    Args:
-        max_in_flight: how many snapshots may be in flight.
-    """
+    """The arenas of a session, one per snapshot in flight; private memory without a supervisor that holds any."""
 
     def __init__(self, job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> None:
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
         self._unreported: str | None = None
-        """Why there is none, though a supervisor would hold it."""
-        self._before: supervisor_channel.PublishedAttempt | None = None
-        """The attempt that was the supervisor's last, and has left what there is."""
-        self._announced: set[str] = set()
-        """The uids of all attempts of that supervisor: one may have died before it had said who it is."""
+        """Why the tier is not used although there is a supervisor; None once reported."""
+        self._previous: supervisor_channel.PublishedAttempt | None = None
+        """The last attempt under this supervisor, which left the snapshots."""
+        self._published_uids: set[str] = set()
+        """Uids of all attempts under this supervisor, also of those that died before they published more."""
         self._found: list[CompleteSnapshot] = []
         self._loaded: CompleteSnapshot | None = None
-        self._folder = _supervisor()
+        self._folder = _supervisor_folder()
         claimed = self._claim(max_in_flight)
         if self._folder is not None:
-            self._before = supervisor_channel.published_attempt(self._folder)
-            self._announced = supervisor_channel.published_uids(self._folder) - {uid}
+            self._previous = supervisor_channel.published_attempt(self._folder)
+            self._published_uids = supervisor_channel.published_uids(self._folder) - {uid}
             self._found = complete_snapshots_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
         self.arenas += [Arena() for _ in range(max_in_flight - len(claimed))]
 
     def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[MemoryCheckpoint]:
-        """What may be gone on from rather than from the checkpoints that are `durable` (as `restore.candidates`
-        has them), best first: of the current lineage, and none older than the newest of them.
+        """Return snapshots to resume from instead of a durable checkpoint, best first. Called on rank 0.
 
-        Nothing where another attempt has begun since: it has gone on from somewhere else. Nor what an attempt has
-        left that this store does not know: it is of another job by that name; nor what another number of ranks
-        has. OSError of the store. Of several ranks, rank 0 asks.
+        They belong to the current lineage and world size, and are at least as new as the newest durable one. None
+        are returned if an attempt outside this supervisor has begun since, because it resumed from another
+        checkpoint. Snapshots of attempts that the store does not know belong to another job of this name.
+
+        `durable` are the checkpoints that `restore.candidates` yields. OSError when the store cannot be read.
         """
-        if self._before is None or not self._found or not (lineages := store.records(self._job, Lineage)):
+        if self._previous is None or not self._found or not (lineages := store.records(self._job, Lineage)):
             return []
         others = [attempt.uid for attempt in store.records(self._job, Attempt) if attempt.uid != self._uid]
-        if not others or others[-1] not in {self._before.uid, *self._announced}:
+        if not others or others[-1] not in {self._previous.uid, *self._published_uids}:
             return []
         newest = next(
             (parse_checkpoint_id(checkpoint)[::-1] for checkpoint, continues in durable if continues), (0, 0)
         )
         here = {arena.slot.number for arena in self.arenas if arena.slot is not None}
         return [
-            MemoryCheckpoint(id=sealed.task.id, numbers=sealed.numbers)
-            for sealed in self._found
-            if sealed.numbers[0] in here
-            and len(sealed.markers) == self._ranks.world_size
-            and sealed.task.origin.uid in others
-            and sealed.place >= newest
-            and sealed.place[0] == lineages[-1].number
+            MemoryCheckpoint(id=each.task.id, numbers=each.numbers)
+            for each in self._found
+            if each.numbers[0] in here
+            and len(each.markers) == self._ranks.world_size
+            and each.task.origin.uid in others
+            and each.position >= newest
+            and each.position[0] == lineages[-1].number
         ]
 
     @property
     def may_hold_snapshots(self) -> bool:
-        """An attempt before this one may have left something; rank 0 knows."""
+        """An earlier attempt may have left snapshots; only rank 0 knows for certain."""
         return bool(self._found) or self._ranks.world_size > 1
 
     def load(self, found: MemoryCheckpoint, regions: Regions | None) -> LoadedCheckpoint:
-        """What this rank needs of it, verified where it lies. To be put in place on all ranks before the next
-        snapshot begins on any.
+        """Verify and load what this rank needs, as views of the shared memory.
+
+        All ranks must apply it before any of them begins the next snapshot, which overwrites the memory.
 
         Raises:
-            DamagedCheckpoint: the bytes are not those that were sealed.
-            HoldfastError: the parts of the ranks do not belong together.
+            DamagedCheckpoint: the bytes do not match the completion marker.
+            HoldfastError: the parts of the ranks do not belong to one checkpoint.
             OSError: the memory cannot be opened.
         """
         folder, rank = self._folder, self._ranks.rank
         if folder is None:
-            raise DamagedCheckpoint("memory", "no supervisor holds any for this rank")
-        sealed = _sealed(folder, found)
-        own, arena = sealed.markers[rank], self._arena(sealed)
+            raise DamagedCheckpoint("memory", "no supervisor holds memory for this rank")
+        snapshot = _read_snapshot(folder, found)
+        own, arena = snapshot.markers[rank], self._arena(snapshot)
         arena.adopt(own.size_bytes)
         verify(own, arena.bytes(own.size_bytes))
-        others = {marker.part.file.name: marker for marker in sealed.markers if marker is not own}
+        others = {marker.part.file.name: marker for marker in snapshot.markers if marker is not own}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
             if (marker := others.get(file.name)) is None:
                 return arena.bytes(own.size_bytes)
-            with mapped(SharedBuffer(folder, marker.number), marker.size_bytes, private=True) as theirs:
-                verify(marker, theirs, only=names)
-                return theirs
+            with mapped(SharedBuffer(folder, marker.number), marker.size_bytes, private=True) as data:
+                verify(marker, data, only=names)
+                return data
 
-        loaded = restore.load_from_memory(sealed.manifest(), payload, rank=rank, regions=regions)
-        self._loaded = sealed
+        loaded = restore.load_from_memory(snapshot.manifest(), payload, rank=rank, regions=regions)
+        self._loaded = snapshot
         return loaded
 
     def is_unsaved(self, committed: Sequence[str]) -> bool:
-        """Something was loaded that is not among the checkpoints `committed`."""
+        """Return whether the loaded snapshot is not among the checkpoints `committed`."""
         return self._loaded is not None and self._loaded.task.id not in committed
 
     @property
     def parent(self) -> str | None:
-        """The durable checkpoint before what was loaded."""
+        """The parent of the loaded snapshot."""
         return self._loaded.task.origin.parent if self._loaded is not None else None
 
     def survivor(
         self, *, number: int, attempt: int, uid: str, damaged: Collection[str]
     ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
-        """This rank's part of what was loaded, to be persisted by this attempt, as the one before it had it."""
+        """Return this rank's part of the loaded snapshot for this attempt to persist.
+
+        It replaces the checkpoint of the same name in the store if that is among the `damaged` ones.
+        """
         assert self._loaded is not None
         task = self._loaded.markers[self._ranks.rank].task
         contents = SnapshotContents(
@@ -158,11 +157,11 @@ class MemoryTier:
             slots=task.slots,
             views=task.views,
             shards=task.shards,
-            own=task.own,
-            alike=task.alike,
+            rank_local=task.rank_local,
+            must_match=task.must_match,
         )
         origin = msgspec.structs.replace(
-            task.origin, attempt=attempt, uid=uid, place=None, replaces=task.id in damaged, bytes_per_second=None
+            task.origin, attempt=attempt, uid=uid, folder=None, replaces=task.id in damaged, bytes_per_second=None
         )
         request = RunRequest(
             iteration=task.iteration,
@@ -177,11 +176,11 @@ class MemoryTier:
         return request, contents, CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0))
 
     def report_start(self, committed: Sequence[str]) -> None:
-        """Where this attempt has gone on from, and why there is no memory tier where it could be missed."""
+        """Report a resume from memory, and why the tier is not used if there is a supervisor."""
         if not self._ranks.leads:
             return
         if self._unreported is not None:
-            self._reporter.notice("info", CODE, self._unreported)
+            self._reporter.notice("info", NOTICE_CODE, self._unreported)
             self._unreported = None
         if self._loaded is None:
             return
@@ -189,32 +188,29 @@ class MemoryTier:
         since = f"; the last attempt ended: {end}" if end else ""
         durable = "not durable yet, being written" if self.is_unsaved(committed) else "also durable"
         message = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
-        self._reporter.notice("info", CODE, message)
+        self._reporter.notice("info", NOTICE_CODE, message)
 
-    def damaged(self, found: MemoryCheckpoint, error: Exception) -> None:
-        """It cannot be used, on whatever rank: the store is asked instead."""
+    def report_damaged(self, found: MemoryCheckpoint, error: Exception) -> None:
+        """Report that a snapshot could not be loaded on some rank; the attempt loads from the store instead."""
         self._loaded = None
         if self._ranks.leads:
             iteration, _ = parse_checkpoint_id(found.id)
             message = f"the snapshot of iteration {iteration:,} in memory is not used: {error}"
-            self._reporter.notice("warning", CODE, message)
+            self._reporter.notice("warning", NOTICE_CODE, message)
 
-    def tidy(self) -> None:
-        """Give back what no rank has claimed, such as the parts of ranks that are no more.
-
-        Once all attempts before this one are fenced: nothing of it can be committed any more.
-        """
+    def free_unclaimed(self) -> None:
+        """Free snapshots that no rank has claimed, once earlier attempts are fenced and cannot commit them."""
         if self._folder is None or not self._ranks.leads:
             return
-        left = [marker.number for marker in markers_of(self._folder, self._job)]
-        for slot in claim(self._folder, left, len(left), unmarked=False):
+        marked = [marker.number for marker in markers_of(self._folder, self._job)]
+        for slot in claim(self._folder, marked, len(marked), unmarked=False):
             with contextlib.suppress(OSError):
                 slot.remove_marker()
                 free_slot_pages(slot)
             slot.release()
 
     def close(self, head: str | None) -> None:
-        """Let others have the memory; what no checkpoint up to the durable `head` holds stays for a rescue."""
+        """Release the slots, but keep snapshots newer than the durable `head` for a crash commit."""
         saved = parse_checkpoint_id(head)[0] if head is not None else 0
         for arena in self.arenas:
             if (slot := arena.slot) is None:
@@ -226,13 +222,13 @@ class MemoryTier:
             slot.release()
 
     def release(self) -> None:
-        """As `close`, but everything stays: training did not end as it should."""
+        """Release the slots and keep all snapshots, because training ended with an error."""
         for arena in self.arenas:
             if arena.slot is not None:
                 arena.slot.release()
 
     def _claim(self, max_in_flight: int) -> list[SharedBuffer]:
-        """Memory for this rank, where all of several have it of one supervisor."""
+        """Claim slots for this rank. Keep none unless all ranks have enough from one supervisor."""
         claimed: list[SharedBuffer] = []
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if self._folder is not None:
@@ -241,10 +237,11 @@ class MemoryTier:
             claimed = claim(self._folder, own, max_in_flight)
         if world_size == 1:
             return claimed
-        supervisor = f"{_machine()} {self._folder}" if self._folder is not None else None
-        ours = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
-        every = [msgspec.msgpack.decode(each, type=_Claimed) for each in self._gathered(ours)]
-        self._unreported = _reason(every, max_in_flight)
+        supervisor = f"{_boot_id()} {self._folder}" if self._folder is not None else None
+        result = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
+        gathered = self._ranks.gather(msgspec.msgpack.encode(result))
+        by_rank = [msgspec.msgpack.decode(each, type=_Claimed) for each in gathered]
+        self._unreported = _unused_reason(by_rank, max_in_flight)
         if self._unreported is None and supervisor is not None:
             return claimed
         for slot in claimed:
@@ -252,57 +249,54 @@ class MemoryTier:
         self._folder = None
         return []
 
-    def _gathered(self, ours: _Claimed) -> list[bytes]:
-        return self._ranks.gather(msgspec.msgpack.encode(ours))
-
-    def _arena(self, sealed: CompleteSnapshot) -> Arena:
-        """In which this rank's part lies."""
-        number = sealed.markers[self._ranks.rank].number
+    def _arena(self, snapshot: CompleteSnapshot) -> Arena:
+        """Return the arena that holds this rank's part."""
+        number = snapshot.markers[self._ranks.rank].number
         for arena in self.arenas:
             if arena.slot is not None and arena.slot.number == number:
                 return arena
-        raise DamagedCheckpoint("memory", f"slot {number} is not this rank's any more")
+        raise DamagedCheckpoint("memory", f"slot {number} is no longer claimed by this rank")
 
     def _fall_back(self, reason: str) -> None:
-        message = f"snapshots do not outlive this process, the supervisor's memory has no room for them: {reason}"
-        self._reporter.notice("warning", CODE, message)
+        message = f"snapshots will not survive a crash, because the supervisor has too little memory: {reason}"
+        self._reporter.notice("warning", NOTICE_CODE, message)
 
 
-def _supervisor() -> Path | None:
-    """The folder of the one above this process, where it holds memory."""
+def _supervisor_folder() -> Path | None:
+    """Return the folder of this process's supervisor; None if there is none that holds memory."""
     folder = os.environ.get(supervisor_channel.VARIABLE)
     return Path(folder) if folder and slots_in(Path(folder)) else None
 
 
-def _sealed(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
-    """As this rank finds it."""
-    markers = complete(filter(None, (read_marker(SharedBuffer(folder, number)) for number in found.numbers)))
-    if [(each.task.id, each.numbers) for each in markers] != [(found.id, found.numbers)]:
-        raise DamagedCheckpoint("memory", f"{found.id} is not sealed by all ranks any more")
-    return markers[0]
+def _read_snapshot(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
+    """Read the completion markers of all ranks again. DamagedCheckpoint when they have changed."""
+    snapshots = complete(filter(None, (read_marker(SharedBuffer(folder, number)) for number in found.numbers)))
+    if [(each.task.id, each.numbers) for each in snapshots] != [(found.id, found.numbers)]:
+        raise DamagedCheckpoint("memory", f"{found.id} no longer has completion markers of all ranks")
+    return snapshots[0]
 
 
-def _machine() -> str:
-    """Folders of supervisors on two machines may have one name."""
+def _boot_id() -> str:
+    """Identify this machine: supervisors on two machines may have folders of the same name."""
     try:
-        return _MACHINE.read_text().strip()
+        return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
 
 
-def _reason(every: Sequence[_Claimed], max_in_flight: int) -> str | None:
-    """Why ranks that run under a supervisor have no memory of its; None where they have, or where none does."""
-    supervisors = {each.supervisor for each in every}
+def _unused_reason(by_rank: Sequence[_Claimed], max_in_flight: int) -> str | None:
+    """Return why ranks with a supervisor cannot use its memory; None if they can, or if no rank has one."""
+    supervisors = {each.supervisor for each in by_rank}
     if supervisors == {None}:
         return None
     if len(supervisors) > 1:
         return (
-            "a job whose ranks do not all run under one supervisor is not kept in memory: all "
-            f"{len(every)} load from the store"
+            f"snapshots will not survive a crash, because the {len(by_rank)} ranks do not run under one "
+            "supervisor; they resume from the store"
         )
-    if not all(each.has_all for each in every):
+    if not all(each.has_all for each in by_rank):
         return (
-            f"snapshots do not outlive this job: the supervisor has fewer than {len(every) * max_in_flight} free "
-            f"buffers ({max_in_flight} for each of {len(every)} ranks)"
+            "snapshots will not survive a crash, because the supervisor has fewer than "
+            f"{len(by_rank) * max_in_flight} free buffers ({max_in_flight} for each of {len(by_rank)} ranks)"
         )
     return None

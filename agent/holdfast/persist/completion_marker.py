@@ -1,8 +1,8 @@
-"""The completion marker of a snapshot in shared memory: its description, and digests of all its bytes. No torch.
+"""The completion marker of a snapshot in shared memory: its description and digests. Does not import torch.
 
-The writer of a checkpoint digests the snapshot anyway. When it has, and long before the checkpoint is durable, it
-writes the marker. The marker is removed before the memory is used again, so at any instant there is either the
-marker of a complete snapshot or none. Readers verify the bytes: a process that crashed may have overwritten them.
+The writer of a checkpoint computes the digests anyway, and then writes the marker, long before the checkpoint is
+durable. The marker is removed before the memory is reused, so it always belongs to a complete snapshot. Readers
+still verify the bytes: a process that crashed may have overwritten them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.system import io_pool
 
 
 class CompletionMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to write the checkpoint, or to resume from it, apart from the bytes."""
+    """All that is needed to write the checkpoint or to resume from it, except its bytes."""
 
     task: Task
     part: RankShard
     number: int = 0
-    """Number of the slot."""
+    """Slot number."""
 
     @property
     def size_bytes(self) -> int:
@@ -42,10 +42,7 @@ _markers = msgspec.msgpack.Decoder(CompletionMarker)
 
 
 def write_marker(task: Task, part: RankShard) -> None:
-    """Mark the shared buffer of `task` as complete; does nothing where it has none.
-
-    OSError when the marker cannot be written; the checkpoint does not depend on it.
-    """
+    """Mark the shared buffer of `task` as complete; does nothing without one. OSError if that fails."""
     if task.marker is None:
         return
     path = Path(task.marker)
@@ -61,10 +58,10 @@ def write_marker(task: Task, part: RankShard) -> None:
 
 
 def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
-    """Read the marker; None where there is none or it is damaged."""
+    """Read the marker; None if it is missing or damaged."""
     try:
-        sealed = slot.marker.read_bytes()
-        digest, data = sealed[:16], sealed[16:]
+        content = slot.marker.read_bytes()
+        digest, data = content[:16], content[16:]
         if bytes.fromhex(fmt.digest(data)) != digest:
             return None
         return msgspec.structs.replace(_markers.decode(data), number=slot.number)
@@ -73,7 +70,7 @@ def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
 
 
 def markers_of(folder: Path, job: str) -> list[CompletionMarker]:
-    """Read the markers of all snapshots of a job, the latest iteration of the newest lineage first."""
+    """Read the markers of all snapshots of a job, the newest lineage's latest iteration first."""
     markers = filter(None, map(read_marker, slots_in(folder)))
     found = [each for each in markers if each.task.origin.job == job]
     return sorted(found, key=lambda each: parse_checkpoint_id(each.task.id)[::-1], reverse=True)
@@ -81,13 +78,15 @@ def markers_of(folder: Path, job: str) -> list[CompletionMarker]:
 
 @contextlib.contextmanager
 def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Iterator[memoryview]:
-    """Map the bytes in a slot. DamagedCheckpoint when there are fewer; OSError when it cannot be opened.
+    """Map the first `size_bytes` of a slot, copy-on-write if `private`: torch requires writable memory.
 
-    `private` maps them copy-on-write: torch requires writable memory.
+    Raises:
+        DamagedCheckpoint: the slot is shorter.
+        OSError: the slot cannot be opened.
     """
     fd = slot.open()
     try:
-        if os.fstat(fd).st_size < size_bytes:  # to read beyond its end would be a bus error
+        if os.fstat(fd).st_size < size_bytes:  # reading beyond the end raises SIGBUS
             raise DamagedCheckpoint(f"slot {slot.number}", "is shorter than its snapshot")
         access = mmap.ACCESS_COPY if private else mmap.ACCESS_READ
         memory = mmap.mmap(fd, size_bytes, access=access) if size_bytes else None
@@ -97,10 +96,10 @@ def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Ite
 
 
 def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str] | None = None) -> None:
-    """Check the bytes against the marker's digests, of tensors named in `only` if given; DamagedCheckpoint if they
-    differ.
+    """Verify the bytes, or only those of the tensors in `only`, on several threads.
 
-    Runs on several threads: digests of large pieces do not hold the interpreter lock.
+    Raises:
+        DamagedCheckpoint: the bytes do not match the digests of the marker.
     """
     file, opening = found.part.file, found.part.file.header_bytes
     header = header_of(found.task)
@@ -123,7 +122,7 @@ def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str
 
 
 def header_of(task: Task) -> bytes:
-    """The safetensors header of the file that a snapshot becomes."""
+    """Return the safetensors header of the file for this task."""
     origin = task.origin
     names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
     return fmt.payload_header(task.slots, names)

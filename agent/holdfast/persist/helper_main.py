@@ -1,6 +1,6 @@
-"""The helper process: `python -m holdfast.persist.helper_main SOCKET OPENER URL`. Imports no torch.
+"""The helper process: `python -m holdfast.persist.helper_main SOCKET OPENER URL`. Does not import torch.
 
-Also the messages between a trainer and its helper, which go over a socket.
+Defines the messages between a trainer and its helper as well.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from holdfast.persist.writer import RateLimiter, write_checkpoint
 from holdfast.store import Store
 from holdfast.system.processes import become_background_process
 
-LOOK_SECONDS = 5.0
-"""Interval at which an idle helper checks its parent: an inherited socket stays open without it."""
+PARENT_POLL_SECONDS = 5.0
+"""Interval at which an idle helper checks its parent: a process that inherited the socket may keep it open."""
 LENGTH_BYTES = 8
 MAX_FDS = 1
 HEARTBEAT_INTERVAL_SECONDS = 1.0
@@ -34,7 +34,7 @@ class Write(msgspec.Struct, frozen=True, kw_only=True, tag="write"):
     task: Task
     size_bytes: int
     arena_bytes: int
-    """Size of the memory file, whose descriptor is sent if it is a new one."""
+    """Size of the memory file; its descriptor is sent along if it is new."""
 
 
 class LiftRateLimit(msgspec.Struct, frozen=True, tag="lift_rate_limit"):
@@ -79,7 +79,7 @@ class Channel:
 
     def poll(self, seconds: float) -> bool:
         """Wait for a message or the end of the peer; `False` on timeout."""
-        poll = select.poll()  # select() knows no descriptors from 1,024 on
+        poll = select.poll()  # select() does not support descriptors from 1,024 on
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
@@ -91,7 +91,7 @@ class Channel:
             self.try_send(Heartbeat())
 
     def try_send(self, message: Request | Reply) -> None:
-        """Send if the peer is still there; its death does not stop the work."""
+        """Send a message, ignoring that the peer is gone: the write continues without it."""
         try:
             self.send(message)
         except OSError:
@@ -127,7 +127,7 @@ class Worker:
         """Serve requests until the trainer is gone."""
         trainer = os.getppid()
         while True:
-            if not self._channel.poll(LOOK_SECONDS):
+            if not self._channel.poll(PARENT_POLL_SECONDS):
                 if os.getppid() != trainer:
                     return
                 continue
@@ -150,7 +150,7 @@ class Worker:
             return Failed.of(error)
 
     def _write(self, request: Write) -> Written:
-        # while a checkpoint is written the trainer sends nothing but LiftRateLimit, or exits: either ends the wait
+        # during a write the trainer sends only LiftRateLimit, or exits: both end the wait of the limiter
         rate = None if self._is_unthrottled else request.task.origin.bytes_per_second
         limiter = RateLimiter(rate, self._channel.poll)
 

@@ -1,7 +1,7 @@
-"""Writes in helper processes, which share neither the interpreter lock nor the fate of training.
+"""Write in helper processes, which do not share the interpreter lock with training and survive its crash.
 
-A helper maps the arena's memory file and writes from there. It outlives its trainer: when the socket to it
-closes, it finishes and commits what it has in hand, then ends. A newer attempt fences it as it would the trainer.
+A helper maps the arena's memory file and writes from it. When the trainer ends, which closes their socket, the
+helper finishes and commits its current checkpoint, then ends. A newer attempt fences it like the trainer.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 HUNG_SECONDS = 600.0
 """Progress timeout of a helper. One fsync on a slow disk may take minutes."""
 START_SECONDS = 60.0
-"""Start timeout of a helper: a process that inherited a locked lock never starts."""
-LOOK_SECONDS = 1.0
+"""Start timeout of a helper: a child forked while another thread held a lock may deadlock."""
+EXIT_POLL_SECONDS = 1.0
 
 
 class HelperLost(Exception):
@@ -45,7 +45,7 @@ END_SECONDS = 5.0
 
 
 def refusal(store: Store) -> str | None:
-    """Return why no helper process can write to this store; `None` if one can."""
+    """Return why a helper process cannot write to this store; `None` if it can."""
     if not can_share():
         return "this platform has no memory that another process can map"
     if opener(store) is None:
@@ -127,26 +127,26 @@ class Helper:
         self._mapped: int | None = None
         self._hung_seconds = hung_seconds
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the process
-        ours, theirs = socket.socketpair()
-        with theirs:
+        parent_end, child_end = socket.socketpair()
+        with child_end:
             try:
-                self._process = _start(store, theirs.fileno(), self._errors)
+                self._process = _start(store, child_end.fileno(), self._errors)
             except OSError as error:
-                ours.close()
+                parent_end.close()
                 self._errors.close()
                 raise HelperLost(f"the helper process could not be started: {error}") from error
-        ours.settimeout(hung_seconds)  # for a truncated message; the wait for one polls
-        self._channel = Channel(ours)
+        parent_end.settimeout(hung_seconds)  # for the rest of a message; `await_reply` polls for its start
+        self._channel = Channel(parent_end)
         self.alive = True
 
     def write(self, task: Task, size_bytes: int) -> Written:
-        """Raise the helper's error, or HelperLost."""
+        """Write in the helper, and raise its error or HelperLost."""
         try:
-            self._ask(task, size_bytes)
-            return await_reply(self._channel, gone=self._gone, hung_seconds=self._hung_seconds)
+            self._send_request(task, size_bytes)
+            return await_reply(self._channel, is_gone=self._is_gone, hung_seconds=self._hung_seconds)
         except EOFError:
             self._kill()
-            raise HelperLost(f"the helper process {self._ended()}") from None
+            raise HelperLost(f"the helper process {self._exit_description()}") from None
         except TimeoutError:
             self._kill()
             raise HelperLost("the helper process hung and was killed") from None
@@ -164,7 +164,7 @@ class Helper:
             self._kill()
         self._errors.close()
 
-    def _ask(self, task: Task, size_bytes: int) -> None:
+    def _send_request(self, task: Task, size_bytes: int) -> None:
         arena = self.arena
         fds = () if self._mapped == arena.generation else (arena.fd,)
         try:
@@ -175,7 +175,7 @@ class Helper:
             raise EOFError from error
         self._mapped = arena.generation
 
-    def _gone(self) -> bool:
+    def _is_gone(self) -> bool:
         return self._process.poll() is not None
 
     def _kill(self) -> None:
@@ -183,7 +183,7 @@ class Helper:
         self._process.kill()
         self._process.wait()
 
-    def _ended(self) -> str:
+    def _exit_description(self) -> str:
         code = self._process.returncode
         if code < 0:
             return f"was killed by {signal.Signals(-code).name}"
@@ -194,7 +194,7 @@ class Helper:
 
 def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
     with blocked(*STOP_SIGNALS):
-        return subprocess.Popen(  # noqa: S603  this interpreter, and nothing that a user typed
+        return subprocess.Popen(  # noqa: S603  this interpreter, and no user input
             [sys.executable, "-P", "-m", "holdfast.persist.helper_main", str(fd), str(opener(store)), store.url],
             env=environment(),
             pass_fds=[fd],
@@ -208,17 +208,18 @@ def _start(store: Store, fd: int, errors: IO[bytes]) -> subprocess.Popen[bytes]:
 _replies = msgspec.msgpack.Decoder(Reply)
 
 
-def await_reply(channel: Channel, *, gone: Callable[[], bool], hung_seconds: float) -> Written:
+def await_reply(channel: Channel, *, is_gone: Callable[[], bool], hung_seconds: float) -> Written:
     """Wait for the end of a write in another process.
 
     Raises:
-        EOFError: the process is gone: its socket closed, or `gone` says so (the socket may be inherited).
-        TimeoutError: it has not begun in time, or has made no progress for `hung_seconds`.
+        EOFError: the process has ended: its socket closed, or `is_gone` returns True (another process may have
+            inherited the socket).
+        TimeoutError: it did not start in time, or made no progress for `hung_seconds`.
     """
     silent_since, patience_seconds = time.monotonic(), min(START_SECONDS, hung_seconds)
     while True:
-        if not channel.poll(min(LOOK_SECONDS, patience_seconds)):
-            if gone() and not channel.poll(0):
+        if not channel.poll(min(EXIT_POLL_SECONDS, patience_seconds)):
+            if is_gone() and not channel.poll(0):
                 raise EOFError
             if time.monotonic() - silent_since >= patience_seconds:
                 raise TimeoutError

@@ -36,7 +36,7 @@ class Persister:
     ) -> None:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
         self.refusal = refusal(store) if backend == "process" else None
-        """Why no helper process can write, where one was requested; a thread writes then."""
+        """Why a thread writes although a helper process was requested; None otherwise."""
         self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
@@ -45,27 +45,27 @@ class Persister:
 
     @property
     def shares_memory(self) -> bool:
-        """Snapshots must lie where another process can map them."""
+        """Snapshots must be in memory that a helper process can map."""
         return self._helpers is not None
 
     def submit(self, run: CheckpointRun) -> None:
-        """Write a run once it is copied; RuntimeError where no thread can be started."""
+        """Write a run once it is copied. RuntimeError when no thread can be started."""
         if len(self._threads) < self._max_in_flight:
             self._start_thread()
         self._work.put(run)
 
     def decline(self, number: int, reason: str) -> None:
-        """Tell the other ranks that this one has nothing to write for the checkpoint of that number."""
+        """Fail checkpoint `number` on all ranks: this one has nothing to write for it."""
         self.prepare()
         self._work.put((number, reason))
 
     def prepare(self) -> None:
-        """Start a thread while that is possible: a script's only checkpoint may be the one at its exit."""
+        """Start a thread early: none can be started at interpreter exit, when a final checkpoint is written."""
         if not self._threads:
             self._start_thread()
 
     def lift_rate_limit(self) -> None:
-        """Write at full speed from now on: a caller waits for the end."""
+        """Write at full speed from now on, because a caller waits for the writes."""
         self._rate_limit_lifted.set()
         if self._helpers is not None:
             self._helpers.lift_rate_limit()
@@ -102,10 +102,10 @@ class Persister:
             if isinstance(item, tuple):
                 self._decline(*item)
             else:
-                self._bring_to_end(item)
+                self._settle(item)
             del item  # it holds references to the state
 
-    def _bring_to_end(self, run: CheckpointRun) -> None:
+    def _settle(self, run: CheckpointRun) -> None:
         try:
             run.wait_copied()
             if run.state in SETTLED:  # Ctrl-C interrupted `submit`
@@ -167,7 +167,7 @@ class Persister:
 
 
 def _problem(run: CheckpointRun) -> NotPrepared | None:
-    """Return why the run cannot become durable, if so."""
+    """Return why the run cannot become durable; None if it can."""
     if (problem := run.copy.problem) is not None:
         return NotPrepared(problem, torn=run.copy.is_torn)
     contents = run.contents

@@ -9,13 +9,13 @@ import msgspec
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
-from holdfast.snapshot.checkpoint_run import CheckpointRun, Origin
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint to write."""
 
-    origin: Origin
+    origin: RunOrigin
     id: str
     iteration: int
     lineage: int
@@ -24,16 +24,16 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     slots: list[TensorRange]
     views: dict[str, str]
     shards: dict[str, Shard] = {}
-    own: set[str] = set()
+    rank_local: set[str] = set()
     """Names of tensors that may differ between ranks."""
-    alike: dict[str, str] = {}
-    """Values that must be equal on all ranks that have them, or their parts do not belong together."""
+    must_match: dict[str, str] = {}
+    """Values that must be equal on all ranks that report the same key; otherwise the commit fails."""
     state: dict[str, Any]
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
-    """Environment that the bits of results depend on."""
+    """Environment on which bitwise results depend."""
     marker: str | None = None
-    """Path of the completion marker, where the memory outlives its process."""
+    """Path of the completion marker; None if the memory does not outlive the process."""
 
     @classmethod
     def of(cls, run: CheckpointRun) -> Task:
@@ -52,12 +52,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             slots=contents.slots,
             views=contents.views,
             shards=contents.shards,
-            own=contents.own,
-            alike=contents.alike,
+            rank_local=contents.rank_local,
+            must_match=contents.must_match,
             state=contents.trees,
             timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
             fingerprint=dict(request.fingerprint),
-            # a survivor has its marker: rewriting it rank by rank would leave an incomplete set meanwhile
+            # a survivor has a marker: while ranks rewrite theirs one by one, the set would be incomplete
             marker=None if request.survived else contents.arena.marker,
         )
 

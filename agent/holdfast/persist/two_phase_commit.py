@@ -1,8 +1,8 @@
-"""Two-phase commit of what several ranks write: prepared by all, with digests; then the manifest; then it exists.
+"""Two-phase commit of a checkpoint that several ranks write.
 
-Rank 0 begins a checkpoint in the store and tells where. Every rank writes its part there, makes it durable and
-says so. Only when all have, rank 0 writes the manifest. A rank that dies or fails before that leaves no
-checkpoint; one that dies after that leaves a whole one.
+Rank 0 begins the checkpoint in the store and sends its folder to the other ranks. Every rank writes its part,
+makes it durable and votes. When all ranks have voted to commit, rank 0 writes the manifest. If a rank fails or
+dies before that, there is no checkpoint; afterwards the checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writer import manifest_of
-from holdfast.protocol.messages import MOST_RANKS_TOLD, RankSpan
+from holdfast.protocol.messages import MOST_RANK_SPANS, RankSpan
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
 
 
 class RankChannel(Protocol):
-    """Messages between ranks, from any thread. Whatever it raises means that another rank is gone."""
+    """Messages between ranks, for any thread. Any error means that another rank is lost."""
 
     @property
     def rank(self) -> int: ...
@@ -47,39 +47,39 @@ class NotPrepared(HoldfastError):
 
 
 class _OtherRankFailed(NotPrepared):
-    """On another rank, which its text names."""
+    """Another rank, named in the message, failed."""
 
 
-class _Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank 0 has begun, or says why not."""
+class _Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """Rank 0 began the checkpoint, or the reason why it did not."""
 
     id: str = ""
-    """The checkpoint: that every rank has a part of this one ready is certain, and looked at again."""
-    place: str = ""
+    """Checkpoint id; each rank checks that its own part has the same."""
+    folder: str = ""
     attempt: int = 0
     uid: str = ""
-    """Of the attempt, as the store knows it."""
+    """The attempt's identifier in the store."""
     state: dict[str, str] = {}
-    """Digests of rank 0's state, entry by entry: others tell what is otherwise with them."""
+    """Digests of rank 0's state by entry: other ranks send only entries that differ."""
     reason: str | None = None
     torn: bool = False
 
 
 class _Vote(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's part is durable, or why there is none."""
+    """A rank's durable part, or the reason why there is none."""
 
     part: RankShard | None = None
-    alike: dict[str, str] = {}
-    """What ranks that know it must say the same of."""
+    must_match: dict[str, str] = {}
+    """Values that must be equal on all ranks that report the same key."""
     same: list[str] = []
-    """Entries of the state that are as on rank 0, and not sent."""
+    """Keys of state entries that equal rank 0's, and are not sent."""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Of its snapshot, of training's wait for that, and of writing its part."""
+    """Durations of its snapshot, of the stall, and of writing its part."""
     reason: str | None = None
     torn: bool = False
 
 
-class _End(msgspec.Struct, frozen=True, kw_only=True):
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     torn: bool = False
 
@@ -93,18 +93,20 @@ def commit(
     write: Callable[[Task], Written],
     on_durable: Callable[[list[RankSpan]], None] = lambda _: None,
 ) -> int:
-    """Take part in making a checkpoint durable; all ranks do, under the same number. Returns when it is.
+    """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
 
-    `write` writes this rank's part; `problem` says why there is nothing to write. Rank 0 calls `on_durable` with
-    the durations of each rank, the slowest first, once the checkpoint is durable.
+    Args:
+        number: number of the checkpoint, the same on all ranks.
+        problem: why this rank has nothing to write, if so; the checkpoint then fails on all ranks.
+        on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
 
     Returns:
-        The bytes of all files; on other ranks than 0, of this one's.
+        Size in bytes of all files on rank 0, of this rank's file on others.
 
     Raises:
-        NotPrepared: another rank had nothing to write, or could not.
-        Exception: what this rank's writing raised, or its commit.
-        RanksLost: a rank is gone; nobody knows what became of the checkpoint.
+        NotPrepared: another rank failed or had nothing to write.
+        RanksLost: a rank is lost; the checkpoint may or may not be durable.
+        Exception: what `write` or the commit raised on this rank.
     """
     if channel.rank == 0:
         lead = _Lead(channel, number, store, task, write)
@@ -115,37 +117,34 @@ def commit(
 
 
 def decline(channel: RankChannel, number: int, reason: str) -> None:
-    """Take part without a snapshot: the checkpoint fails everywhere."""
+    """Fail checkpoint `number` on all ranks, because this rank has no snapshot for it."""
     problem = NotPrepared(reason)
     if channel.rank == 0:
-        message = msgspec.msgpack.encode(_Begun(**_reason_fields(problem, "rank 0: ")))
+        message = msgspec.msgpack.encode(_Begin(**_reason_fields(problem, "rank 0: ")))
         channel.send(range(1, channel.world_size), _tag(number, 0), message)
         return
-    begun = _begun(channel, number)
+    begun = _receive_begin(channel, number)
     if begun.reason is None:
         channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
         channel.receive([0], _tag(number, 2))
 
 
 def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> int:
-    """Make a checkpoint of all ranks durable where none of them is left: `tasks` are theirs, by rank.
-
-    Returns:
-        The bytes of all files.
+    """Write and commit the parts of all ranks, by rank, after the ranks have ended; return their size in bytes.
 
     Raises:
-        NotPrepared, IncompleteParts: their parts do not belong to one checkpoint.
-        Exception: what `write` raised, or the commit. Nothing of the checkpoint is left then.
+        NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
+        Exception: what `write` or the commit raised; the partial checkpoint is removed.
     """
     first = tasks[0]
     writer = store.begin(first.origin.job, first.id, first.origin.attempt, _size_bytes(first))
     try:
-        begun = _begun_in(writer, first)
-        written = [write(_placed(task, begun)) for task in tasks]
-        alike = {task.origin.rank: task.alike for task in tasks}
+        begun = _begin_message(writer, first)
+        written = [write(_for_folder(task, begun)) for task in tasks]
+        must_match = {task.origin.rank: task.must_match for task in tasks}
         parts = [each.part for each in written if each.part is not None]
-        return _conclude(writer, first, alike, parts, sum(each.write_seconds for each in written))
-    except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
+        return _commit_parts(writer, first, must_match, parts, sum(each.write_seconds for each in written))
+    except BaseException:  # also on Ctrl-C: remove the partial checkpoint
         writer.abort()
         raise
 
@@ -158,7 +157,7 @@ class _Lead:
         self._task, self._write = task, write
         self._others = range(1, channel.world_size)
         self.spans: list[RankSpan] = []
-        """What the slowest ranks took, once all have voted."""
+        """Durations of the slowest ranks, once all have voted."""
 
     def run(self, problem: NotPrepared | None) -> int:
         try:
@@ -166,29 +165,30 @@ class _Lead:
                 raise problem
             origin, digests = self._task.origin, _digests(self._task.state)
             writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
-        except Exception as error:  # the others wait for a word
-            self._send_to_others(0, _Begun(**_reason_fields(error, "rank 0: ")))
+        except Exception as error:  # the other ranks wait for a message
+            self._send_to_others(0, _Begin(**_reason_fields(error, "rank 0: ")))
             raise
         try:
             size_bytes = self._commit(writer, digests)
-        except BaseException as error:  # whatever ends it here, the others wait for a word
+        except BaseException as error:  # also on Ctrl-C: the other ranks wait for a message
             writer.abort()
-            self._send_to_others(2, _End(**_reason_fields(error, "rank 0: ")))
+            self._send_to_others(2, _Outcome(**_reason_fields(error, "rank 0: ")))
             raise
-        self._send_to_others(2, _End())
+        self._send_to_others(2, _Outcome())
         return size_bytes
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> int:
         task = self._task
-        begun = _begun_in(writer, task, digests)
+        begun = _begin_message(writer, task, digests)
         self._send_to_others(0, begun)
         written, error = None, None
         try:
-            written = self._write(_placed(task, begun))
-        except Exception as raised:  # those of the others are waited for: nobody may be writing when it is removed
+            written = self._write(_for_folder(task, begun))
+        except Exception as raised:  # wait for the other ranks' writes before the folder is removed
             error = raised
-        heard = self._channel.receive(self._others, _tag(self._number, 1))
-        votes = dict(zip(self._others, (msgspec.msgpack.decode(data, type=_Vote) for data in heard), strict=True))
+        received = self._channel.receive(self._others, _tag(self._number, 1))
+        decoded = (msgspec.msgpack.decode(data, type=_Vote) for data in received)
+        votes = dict(zip(self._others, decoded, strict=True))
         if error is not None:
             raise error
         for rank, vote in votes.items():
@@ -197,28 +197,28 @@ class _Lead:
         assert written is not None
         seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
-        alike = {0: task.alike} | {rank: vote.alike for rank, vote in votes.items()}
-        parts = [written.part, *(self._completed(vote) for vote in votes.values())]
-        return _conclude(writer, task, alike, filter(None, parts), written.write_seconds)
+        must_match = {0: task.must_match} | {rank: vote.must_match for rank, vote in votes.items()}
+        parts = [written.part, *(self._with_shared_state(vote) for vote in votes.values())]
+        return _commit_parts(writer, task, must_match, filter(None, parts), written.write_seconds)
 
-    def _completed(self, vote: _Vote) -> RankShard | None:
+    def _with_shared_state(self, vote: _Vote) -> RankShard | None:
         if vote.part is None:
             return None
         same = {key: self._task.state[key] for key in vote.same}
         return msgspec.structs.replace(vote.part, state=same | vote.part.state)
 
-    def _send_to_others(self, stage: int, message: _Begun | _End) -> None:
+    def _send_to_others(self, stage: int, message: _Begin | _Outcome) -> None:
         try:
             self._channel.send(self._others, _tag(self._number, stage), msgspec.msgpack.encode(message))
         except Exception:
-            if stage == 0:  # later the checkpoint is durable or not, whether or not the others hear of it
+            if stage == 0:  # later messages do not change whether the checkpoint is durable
                 raise
 
 
 def _follow(
     channel: RankChannel, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
 ) -> int:
-    begun = _begun(channel, number)
+    begun = _receive_begin(channel, number)
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
     error: Exception | None = None
@@ -227,20 +227,20 @@ def _follow(
         if problem is not None:
             raise problem
         if begun.id != task.id:
-            raise NotPrepared(f"it has {task.id} ready, and rank 0 began {begun.id}")
-        written = write(_placed(task, begun))
+            raise NotPrepared(f"this rank copied {task.id}, but rank 0 began {begun.id}")
+        written = write(_for_folder(task, begun))
         assert written.part is not None
         same = [key for key, found in _digests(task.state).items() if found == begun.state.get(key)]
         other = {key: tree for key, tree in task.state.items() if key not in same}
         part = msgspec.structs.replace(written.part, state=other)
         vote = msgspec.msgpack.encode(
-            _Vote(part=part, alike=task.alike, same=same, seconds=_seconds(task, written))
+            _Vote(part=part, must_match=task.must_match, same=same, seconds=_seconds(task, written))
         )
         size_bytes = part.file.size_bytes
-    except Exception as raised:  # rank 0 waits for a word
+    except Exception as raised:  # rank 0 waits for a vote
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_reason_fields(raised)))
     channel.send([0], _tag(number, 1), vote)
-    end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_End)
+    end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_Outcome)
     if error is not None:
         raise error
     if end.reason is not None:
@@ -258,56 +258,56 @@ def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankSpan
         RankSpan(rank=rank, snapshot_seconds=copied, stall_seconds=stalled, persist_seconds=wrote)
         for rank, (copied, stalled, wrote) in seconds.items()
     ]
-    return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANKS_TOLD]
+    return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANK_SPANS]
 
 
-def _begun(channel: RankChannel, number: int) -> _Begun:
-    return msgspec.msgpack.decode(channel.receive([0], _tag(number, 0))[0], type=_Begun)
+def _receive_begin(channel: RankChannel, number: int) -> _Begin:
+    return msgspec.msgpack.decode(channel.receive([0], _tag(number, 0))[0], type=_Begin)
 
 
 def require_agreement(by_rank: Mapping[int, Mapping[str, str]]) -> None:
-    """NotPrepared when the parts of two ranks are not of the same moment, or of the same job."""
+    """Raise NotPrepared when two ranks have different `must_match` values: their parts are of different states."""
     first: dict[str, tuple[int, str]] = {}
     for rank, known in by_rank.items():
-        for key, value in sorted(known.items()):  # what is of another moment differs in the rest as well
-            other, theirs = first.setdefault(key, (rank, value))
-            if value == theirs:
+        for key, value in sorted(known.items()):  # "data" first: if it differs, the rest does too
+            other, expected = first.setdefault(key, (rank, value))
+            if value == expected:
                 continue
             if key == "data":
                 raise NotPrepared(
-                    f"rank {rank} is at {value}, rank {other} at {theirs}: every rank has to call session.step() "
+                    f"rank {rank} is at {value}, rank {other} at {expected}: every rank must call session.step() "
                     "after the same batches"
                 )
             raise NotPrepared(
-                f"ranks {other} and {rank} differ in what should be the same on both, such as parameters under "
-                "DistributedDataParallel: does every update sum up gradients over all ranks, and does no other "
-                "tensor have the same name?"
+                f"ranks {other} and {rank} have different values for replicated state, such as parameters under "
+                "DistributedDataParallel: check that every update reduces gradients over all ranks, and that no "
+                "other tensor has the same name"
             )
 
 
-def _conclude(
+def _commit_parts(
     writer: CheckpointWriter,
     task: Task,
-    alike: Mapping[int, Mapping[str, str]],
+    must_match: Mapping[int, Mapping[str, str]],
     parts: Iterable[RankShard],
     write_seconds: float,
 ) -> int:
-    """Commit what all ranks have written, if that is a whole of one moment; the bytes of all files."""
-    require_agreement(alike)
-    whole = merge_ranks(parts, task.origin.world_size)
-    manifest = manifest_of(task, whole, write_seconds)
+    """Merge and check the parts of all ranks, and commit; return the size of all files in bytes."""
+    require_agreement(must_match)
+    merged = merge_ranks(parts, task.origin.world_size)
+    manifest = manifest_of(task, merged, write_seconds)
     writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
-    return sum(file.size_bytes for file in whole.files)
+    return sum(file.size_bytes for file in merged.files)
 
 
-def _begun_in(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begun:
+def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begin:
     origin = task.origin
-    return _Begun(id=task.id, place=writer.place, attempt=origin.attempt, uid=origin.uid, state=state or {})
+    return _Begin(id=task.id, folder=writer.folder, attempt=origin.attempt, uid=origin.uid, state=state or {})
 
 
-def _placed(task: Task, begun: _Begun) -> Task:
-    """As a part of what rank 0 has begun: by that place, seals of one checkpoint know each other again."""
-    origin = msgspec.structs.replace(task.origin, place=begun.place, attempt=begun.attempt, uid=begun.uid)
+def _for_folder(task: Task, begun: _Begin) -> Task:
+    """Return the task with the folder and attempt of rank 0, which identify markers of the same checkpoint."""
+    origin = msgspec.structs.replace(task.origin, folder=begun.folder, attempt=begun.attempt, uid=begun.uid)
     return msgspec.structs.replace(task, origin=origin)
 
 
@@ -316,7 +316,7 @@ def _size_bytes(task: Task) -> int:
 
 
 def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:
-    """`where` goes before the reason, unless that says it."""
+    """Return the fields of a message about an error, prefixed by `where` unless the error names its rank."""
     where = "" if isinstance(error, (_OtherRankFailed, IncompleteParts)) else where
     return {"reason": where + describe_error(error), "torn": isinstance(error, NotPrepared) and error.torn}
 

@@ -1,4 +1,4 @@
-"""Writes one checkpoint to a store: the function that every backend runs, in any process. No torch."""
+"""Write one checkpoint to a store: the function that every backend runs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
 
-UNSURE = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
-"""Errors of a device or file server after which the content on disk is unknown. Another fsync of the same file may
-succeed without effect, so the bytes are written again, to a new file."""
+UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
+"""Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
+succeed without writing, so the checkpoint is written again to new files."""
 
 
 def write_checkpoint(
@@ -32,37 +32,40 @@ def write_checkpoint(
     pace: Pace | None = None,
     known: list[fmt.Tensor] | None = None,
 ) -> Written:
-    """Write and commit, or write this rank's part; the payload must not change until this returns.
+    """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
-    `known` is what the manifest says of each tensor, where that was found out before.
+    Args:
+        payload: the bytes, which must not change until this returns.
+        pace: called with a number of bytes before they are written, and may wait.
+        known: the manifest entries of the tensors, if already computed.
 
     Raises:
-        Fenced, FileExistsError, OSError: as the store's writer does; nothing of the checkpoint is left.
+        Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
     writing = _Writing(store, task, payload, pace, known)
     try:
-        if task.origin.place is not None:
-            return writing.part(task.origin.place)
+        if task.origin.folder is not None:
+            return writing.part(task.origin.folder)
         try:
             return Written(write_seconds=writing.attempt())
         except OSError as error:
-            if error.errno not in UNSURE:
+            if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
         return Written(write_seconds=writing.attempt(), tries=2)
     finally:
-        # the payload may change from here on, whatever has become of the writing
+        # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
 
 
-LEAST_BYTES_PER_SECOND = 1e6
-"""Lowest rate: a checkpoint must become durable to be useful."""
+MIN_BYTES_PER_SECOND = 1e6
+"""Lowest rate limit, so that every checkpoint becomes durable in a reasonable time."""
 
 
 class RateLimiter:
-    """A `Pace` that lets so many bytes through a second, on average.
+    """A `Pace` that limits the average rate, for any number of threads.
 
-    Several threads may share it. A stretch of bytes waits until those before it are paid for, so the first goes
-    at once and the longest wait is that for one stretch a thread.
+    Each request waits until the earlier ones have used up their time at this rate; the first does not wait. `wait`
+    waits a number of seconds, and returns True to lift the limit.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class RateLimiter:
         wait: Callable[[float], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate = None if bytes_per_second is None else max(bytes_per_second, LEAST_BYTES_PER_SECOND)
+        self._rate = None if bytes_per_second is None else max(bytes_per_second, MIN_BYTES_PER_SECOND)
         self._wait, self._clock = wait, clock
         self._lock = threading.Lock()
         self._paid_at = 0.0
@@ -84,11 +87,11 @@ class RateLimiter:
             begins_at = max(now, self._paid_at)
             self._paid_at = begins_at + size_bytes / self._rate
         if begins_at > now and self._wait(begins_at - now):
-            self._rate = None  # lifted: a caller waits for the end
+            self._rate = None  # the limit was lifted
 
 
 class _Writing:
-    """One checkpoint, from its bytes to its commit, in one attempt or two."""
+    """The write of one checkpoint, in one or two tries."""
 
     def __init__(
         self,
@@ -105,30 +108,30 @@ class _Writing:
         self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
         self._known = known
-        self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._sealed)
+        self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
     def attempt(self) -> float:
-        """Write to a new place and commit; the seconds that writing the payload took."""
+        """Write to a new folder and commit; return the seconds that the payload took."""
         origin = self._task.origin
         writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._size_bytes)
         try:
             write_seconds = self._write(writer)
-            part = self._described()
+            part = self._rank_shard()
             whole = MergedRanks(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
             manifest = manifest_of(self._task, whole, write_seconds)
             self._commit(writer, fmt.encode_manifest(manifest))
-        except BaseException:  # whatever it was, half a checkpoint must not stay; it is raised again
+        except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
         return write_seconds
 
-    def part(self, place: str) -> Written:
-        """Write into what rank 0 has begun, for it to commit."""
+    def part(self, folder: str) -> Written:
+        """Write this rank's file to the folder that rank 0 began, and make it durable."""
         origin = self._task.origin
-        writer = self._store.join(origin.job, self._task.id, origin.attempt, place, self._size_bytes)
+        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, self._size_bytes)
         write_seconds = self._write(writer)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=self._described())
+        return Written(write_seconds=write_seconds, part=self._rank_shard())
 
     @property
     def _size_bytes(self) -> int:
@@ -143,18 +146,18 @@ class _Writing:
         try:
             writer.commit(manifest, replace=self._replace)
         except OSError as error:
-            # it may have become visible without being durable; then it is ours, and the next try replaces it
-            self._replace = self._replace or error.errno in UNSURE
+            # the checkpoint may be visible but not durable: the next try must replace it
+            self._replace = self._replace or error.errno in UNKNOWN_CONTENT_ERRORS
             raise
 
-    def _sealed(self) -> list[fmt.Tensor]:
+    def _describe_and_mark(self) -> list[fmt.Tensor]:
         tensors = self._describe() if self._known is None else self._known
-        with contextlib.suppress(OSError):  # a death finds no memory of it then; it is written all the same
-            completion_marker.write_marker(self._task, self._part(tensors))
+        with contextlib.suppress(OSError):  # only a resume from memory needs the marker
+            completion_marker.write_marker(self._task, self._shard_of(tensors))
         return tensors
 
     def _describe(self) -> list[fmt.Tensor]:
-        """What the manifest says of each tensor; reads all of the payload, for the digests."""
+        """Return the manifest entry of each tensor; digests the payload."""
         task, opening, payload = self._task, len(self._header), self._payload
         rank = task.origin.rank
         found = []
@@ -174,15 +177,15 @@ class _Writing:
                     digest=whole,
                     chunks=chunks,
                     view=task.views.get(slot.name),
-                    rank=rank if slot.name in task.own else None,
+                    rank=rank if slot.name in task.rank_local else None,
                 )
             )
         return found
 
-    def _described(self) -> RankShard:
-        return self._part(self.tensors.result())
+    def _rank_shard(self) -> RankShard:
+        return self._shard_of(self.tensors.result())
 
-    def _part(self, tensors: list[fmt.Tensor]) -> RankShard:
+    def _shard_of(self, tensors: list[fmt.Tensor]) -> RankShard:
         header = self._header
         file = fmt.File(
             name=self._file,
@@ -195,7 +198,7 @@ class _Writing:
 
 
 def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
-    """Build the manifest, which is written last."""
+    """Build the manifest of the merged parts of all ranks."""
     return fmt.Manifest(
         job=task.origin.job,
         iteration=task.iteration,
@@ -221,11 +224,11 @@ def payload_of(rank: int) -> str:
 
 
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:
-    """A complex number is stored as a pair: one dimension more."""
+    """Add the dimension of a complex tensor that is stored as pairs of real numbers."""
     return of_shard if len(of_shard) == len(shape) else (*of_shard, last)
 
 
 @functools.cache
 def _zeros(dimensions: int) -> tuple[int, ...]:
-    """The same tuple for all tensors: each new one would bring the garbage collector closer."""
+    """Return one cached tuple per length: a new one per tensor would trigger the garbage collector more often."""
     return (0,) * dimensions

@@ -20,7 +20,7 @@ PROTOCOL = 2
 DEFAULT_PORT = 7117
 MOST_PINS = 64
 """Pinned checkpoints per job."""
-MOST_RANKS_TOLD = 32
+MOST_RANK_SPANS = 32
 """Ranks reported per checkpoint, slowest first."""
 MOST_LABELS = 16
 """Labels per job; each name and value has at most 64 characters."""
@@ -209,7 +209,7 @@ class CheckpointFacts(Occurrence, kw_only=True):
     store_free_bytes: int | None = None
     """Free space in the store once it was durable; `None` if unknown, as for an object store."""
     ranks: list[RankSpan] = []
-    """Times of the slowest ranks, at most `MOST_RANKS_TOLD`, for a durable checkpoint of several ranks."""
+    """Times of the slowest ranks, at most `MOST_RANK_SPANS`, for a durable checkpoint of several ranks."""
 
 
 class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):

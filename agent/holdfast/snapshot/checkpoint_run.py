@@ -33,16 +33,16 @@ logger = logging.getLogger("holdfast")
 class RunState(enum.StrEnum):
     REQUESTED = "requested"
     COPYING = "copying"
-    """What the forward pass changes is copied; the copying thread copies the rest."""
+    """State that the forward pass changes is copied; a thread copies the rest."""
     COPIED = "copied"
-    """The copy is over; `CopyResult.problem` says why it cannot become durable, if so."""
+    """The copy has ended; `CopyResult.problem` is the reason if it cannot become durable."""
     WRITING = "writing"
     DURABLE = "durable"
     FAILED = "failed"
     TORN = "torn"
     """Training changed tensors while they were copied; nothing was written."""
     ABANDONED = "abandoned"
-    """Interrupted before a writer had it."""
+    """Interrupted before it was submitted to a writer."""
 
 
 SETTLED = frozenset({RunState.DURABLE, RunState.FAILED, RunState.TORN, RunState.ABANDONED})
@@ -59,7 +59,7 @@ class IllegalTransition(RuntimeError):
     """A defect of Holdfast. The checkpoint threads catch and log it; training continues."""
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The writer of a checkpoint, and its parent checkpoint."""
 
     job: str
@@ -69,8 +69,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     rank: int = 0
     world_size: int = 1
-    place: str | None = None
-    """Place in the store where rank 0 began the checkpoint; `None` if this process writes all of it."""
+    folder: str | None = None
+    """Folder in the store in which rank 0 began the checkpoint; `None` if this process writes all of it."""
     versions: dict[str, str]
     replaces: bool = False
     """Replaces a damaged checkpoint of the same name."""
@@ -85,7 +85,7 @@ class RunRequest:
     iteration: int
     lineage: int
     kind: CheckpointKind
-    origin: Origin
+    origin: RunOrigin
     number: int = 0
     """Sequence number within the attempt, the same on all ranks."""
     mode: SnapshotMode = "cpu"
@@ -97,7 +97,7 @@ class RunRequest:
     """Environment that the state was trained in."""
     started_at: float = field(default_factory=time.time)
     survived: bool = False
-    """Copied into the memory tier by an earlier attempt, which ended before it was durable."""
+    """An earlier attempt copied it into the memory tier and ended before it was durable."""
 
     @property
     def id(self) -> str:
@@ -106,20 +106,20 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotContents:
-    """A state and where in host memory its tensors lie."""
+    """A copied state and the layout of its tensors in host memory."""
 
     arena: Arena
     trees: dict[str, Any] = field(default_factory=dict)
     slots: list[TensorRange] = field(default_factory=list)
     views: dict[str, str] = field(default_factory=dict)
     shards: dict[str, Shard] = field(default_factory=dict)
-    """Tensors that are parts of larger ones."""
-    own: set[str] = field(default_factory=set)
+    """Position of each sharded tensor in its global tensor, by name."""
+    rank_local: set[str] = field(default_factory=set)
     """Names of tensors that may differ between ranks."""
-    alike: dict[str, str] = field(default_factory=dict)
-    """Values that other ranks must agree on."""
+    must_match: dict[str, str] = field(default_factory=dict)
+    """Values that must be equal on all ranks that report the same key."""
     round_trip: RoundTrip | None = None
-    """Checks that what is written decodes to what was captured; None where that is known."""
+    """Check that the written state decodes to the captured one; None once one check has passed."""
 
     @property
     def size_bytes(self) -> int:
@@ -132,9 +132,9 @@ class CopyResult:
 
     seconds: float = 0.0
     device_copy_seconds: float | None = None
-    """Tg, of this copy or of the last one that was first made within a device's memory."""
+    """Tg: duration of the last copy within a device's memory."""
     device_memory: tuple[int, int] = (0, 0)
-    """(M, Mmax) in bytes of the device with the least room; zeros where there is none."""
+    """(M, Mmax) in bytes of the device with the least free memory; zeros without a device."""
     torn: Sequence[str] = ()
     """Names of the tensors that changed while they were copied."""
     failure: BaseException | None = None
@@ -158,15 +158,15 @@ class WriteResult:
     """Duration and outcome of the write."""
 
     reason: str | None = None
-    """None for a durable checkpoint."""
+    """Why the checkpoint is not durable; None if it is."""
     seconds: float = 0.0
-    """From the end of the copy, or the start of a writer if that was later."""
+    """Time since the end of the copy, or since a writer became free if that was later."""
     backend: str | None = None
     """`thread` or `process`; None when nothing was written."""
     fenced: bool = False
-    """It failed because a newer attempt of the job has begun."""
+    """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
-    """Size of all ranks' files; 0 where that is not known."""
+    """Size of all ranks' files; 0 if unknown."""
     ranks: Sequence[RankSpan] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
 
@@ -187,7 +187,7 @@ class CheckpointRun:
         self.state = RunState.REQUESTED
         self._copied, self._settled = threading.Event(), threading.Event()
         """Set when the listeners have returned from the transition."""
-        # set with the transition that they belong to, and only read by others
+        # set by transitions only
         self.contents: SnapshotContents | None = None
         self.copy, self.result = CopyResult(), WriteResult()
         self.write_started_at = 0.0
@@ -234,7 +234,7 @@ class CheckpointRun:
         for listener in self._listeners:
             try:
                 listener.run_changed(self, to)
-            except Exception:  # a listener that fails must not stop the run, nor the runs after it
+            except Exception:  # a failed listener must not stop this run or later ones
                 logger.exception("could not report checkpoint %s as %s", self.id, to)
         if to not in BEFORE_COPIED:
             self._copied.set()

@@ -1,7 +1,6 @@
-"""Copies tensors into an arena so that training hardly notices: in few calls, without the interpreter lock.
+"""Copy tensors into an arena in few calls and without the interpreter lock, so that training is not slowed down.
 
-Everything that depends on names, shapes and addresses alone is worked out once (`HostCopies`) and used for every
-snapshot of the same structure.
+What depends only on names, shapes and addresses is computed once per structure of the state, not per snapshot.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ EDGE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A live tensor and its place in the arena."""
+    """A live tensor and its view of the arena."""
 
     slot: TensorRange
     source: torch.Tensor
@@ -29,12 +28,12 @@ class Pair:
 
 
 class HostCopies:
-    """Tensors that lie in host memory one element behind the other, copied as bytes.
+    """Copies contiguous tensors in host memory as bytes.
 
-    Large ones go with one memmove each. Small ones, which lie together in the arena, go with one call for
-    hundreds of them: a call each would hand the interpreter lock to and fro as often, and hold up the thread
-    that trains. `Tensor.copy_` would call up a second team of compute threads, which fights with the one that
-    runs forward.
+    Large tensors take one memmove each. Small tensors, which are adjacent in the arena, are copied by the hundred
+    in one call: a call per tensor would release and retake the interpreter lock each time, and delay the training
+    thread. `Tensor.copy_` is not used: it starts a second set of OpenMP threads, which compete with those of the
+    forward pass.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
@@ -45,40 +44,43 @@ class HostCopies:
     def run(self) -> None:
         for target, source, size in self._large:
             ctypes.memmove(target, source, size)
-        for together in self._small:
-            together.run()
+        for gather in self._small:
+            gather.run()
 
 
 class TornCopyDetector:
-    """Sees whether somebody else changes tensors while they are copied.
+    """Detects tensors that change while they are copied.
 
-    The version counter sees every in-place operation, but not those through `.data`, nor on memory shared
-    with NumPy. So the first bytes of parameters are remembered, too, and of large ones the last: weights that are
-    swapped or scaled as a whole show there. A change of a few other elements through `.data` would go unseen;
-    `digests` see it all. What an optimizer `kept` beside them asks for no gradient, and nobody needs a way past
-    the counter to change it.
+    The version counter of a tensor counts in-place operations, but not writes through `.data` or through memory
+    shared with NumPy. So the first and, for a large tensor, the last 64 bytes are compared as well, which shows
+    weights that are swapped or scaled. A write of a few other elements through `.data` is detected by `digests`
+    only. For tensors in `optimizer_state` the version counter suffices: code that updates tensors without
+    gradients has no reason to use `.data`.
     """
 
-    def __init__(self, pairs: Sequence[Pair], kept: Collection[str] = ()) -> None:
+    def __init__(self, pairs: Sequence[Pair], optimizer_state: Collection[str] = ()) -> None:
         self._pairs = pairs
         self._sources = [pair.source for pair in pairs]
-        edged = [p for p in pairs if p.slot.name not in kept and is_plain(p.source) and p.source.numel()]
-        # an address may have gone to others, where it is not known yet whether the tensor is still the same
-        self._live = SafeMemoryReader([_place(edge) for pair in edged for edge in _edges(pair.source)])
-        self._copied = SafeMemoryReader([_place(edge) for pair in edged for edge in _edges(pair.target)])
+        compared = [p for p in pairs if p.slot.name not in optimizer_state]
+        edged = [p for p in compared if is_plain(p.source) and p.source.numel()]
+        # safe read: the memory may have been freed if the script replaced the tensor
+        self._live = SafeMemoryReader([_address_and_size(edge) for pair in edged for edge in _edges(pair.source)])
+        self._copied = SafeMemoryReader(
+            [_address_and_size(edge) for pair in edged for edge in _edges(pair.target)]
+        )
         self._edged = edged
         self._versions: list[int] = []
         self._before = b""
         self._digests: list[str] | None = None
 
     def remember(self, *, digests: bool = False) -> None:
-        """How things are now, before the copy."""
+        """Record versions and edges before the copy, and digests of all tensors if `digests`."""
         self._versions = list(map(version_of, self._sources))
         self._before = self._live.read() or b""
         self._digests = [digest_of(source) for source in self._sources] if digests else None
 
     def changed(self) -> list[str]:
-        """Names of the tensors whose copies are not what `remember` saw."""
+        """Return the names of tensors whose copy differs from what `remember` recorded."""
         counters = zip(self._pairs, map(version_of, self._sources), self._versions, strict=True)
         found = [pair.slot.name for pair, now, then in counters if now != then]
         if (after := self._copied.read() or b"") != self._before:
@@ -100,28 +102,29 @@ class TornCopyDetector:
 
 
 class UnchangedTensorCache:
-    """Tensors that no optimizer trains: copied into an arena once, and again when they have changed.
+    """Copies tensors that no optimizer trains, only if they have changed since the last copy into the arena.
 
-    Digests tell, since a change through `.data` shows nowhere else: to read is cheaper than to copy.
+    Changes are detected by digest, because version counters miss writes through `.data`. Reading a tensor is
+    cheaper than copying it.
     """
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self._pairs = pairs
         self._copies = HostCopies(pairs)
-        self._held: list[str] = []
-        """Digests of what the arena holds."""
+        self._digests: list[str] = []
+        """Digests of the copies in the arena; empty when they are invalid."""
 
     def run(self) -> bool:
-        """Copy unless the arena holds them as they are; whether it did."""
-        if self._held and self._held == [digest_of(pair.source) for pair in self._pairs]:
+        """Copy the tensors if they changed; return whether they did."""
+        if self._digests and self._digests == [digest_of(pair.source) for pair in self._pairs]:
             return False
-        self._held = []  # should the copy fail half-way
+        self._digests = []  # the copy may fail half-way
         self._copies.run()
-        self._held = [digest_of(pair.target) for pair in self._pairs]
+        self._digests = [digest_of(pair.target) for pair in self._pairs]
         return True
 
     def forget(self) -> None:
-        self._held = []
+        self._digests = []
 
 
 def digest_of(tensor: torch.Tensor) -> str:
@@ -135,7 +138,7 @@ def _edges(tensor: torch.Tensor) -> list[torch.Tensor]:
     return ends if raw.numel() < SMALL_BYTES else [*ends, raw[raw.numel() - EDGE_BYTES :]]
 
 
-def _place(edge: torch.Tensor) -> tuple[int, int]:
+def _address_and_size(edge: torch.Tensor) -> tuple[int, int]:
     return edge.data_ptr(), edge.numel()
 
 
@@ -152,7 +155,7 @@ def _span(pair: Pair) -> tuple[int, int, int]:
 
 
 def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Pairs whose slots lie back to back, together, as many at a time as one call takes."""
+    """Group pairs with adjacent ranges, at most MAX_SPANS per group: the limit of one system call."""
     runs: list[list[Pair]] = []
     for pair in sorted(pairs, key=lambda pair: pair.slot.start):
         if runs and runs[-1][-1].slot.end == pair.slot.start and len(runs[-1]) < MAX_SPANS:

@@ -17,16 +17,17 @@ GRAIN_BYTES = 2 << 20
 """Allocation granularity: a state that grows by a few bytes needs no new arena."""
 MADV_WIPEONFORK = 18
 ADVICE = [mmap.MADV_HUGEPAGE, MADV_WIPEONFORK] if hasattr(mmap, "MADV_HUGEPAGE") else []
-"""Empty in children: a loader's workers would hold each page that a snapshot overwrites after they were forked.
-Not MADV_DONTFORK: what a child maps into such a hole is unmapped when the child drops the arena."""
+"""Advice for private arenas. Forked children get empty pages: otherwise loader workers would keep a copy of each
+page that a later snapshot overwrites. Not MADV_DONTFORK: a child that frees the arena would unmap what it has
+mapped there since."""
 
 
 class Arena:
     """Memory for one snapshot.
 
-    Shared, it is a memory file (memfd), which another process can map. Kernels as a rule give such files small
-    pages. Private memory is in huge ones, which a device takes from in a fraction of the requests: measured, a
-    direct write of it takes half as long.
+    Shared memory is a memory file (memfd), which another process can map, usually in small pages. Private memory
+    uses huge pages: a direct write of it needs fewer requests to the device, and was measured to take half the
+    time.
 
     Args:
         slot: supervisor memory to use, which outlives this process and is always shared.

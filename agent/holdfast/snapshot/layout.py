@@ -1,4 +1,4 @@
-"""Where each tensor of a state lies in an arena, and how it gets there."""
+"""The layout of a state's tensors in an arena, and the copies that fill it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.system.host_memory import is_plain
 
 
 class Layout:
-    """One arena, and all that depends only on a state's structure: worked out once, used for every snapshot."""
+    """An arena and the copies into it, computed once per structure of the state and used for every snapshot."""
 
     slots: list[TensorRange]
     views: dict[str, str]
@@ -27,11 +27,11 @@ class Layout:
         self._forget()
 
     def fit(self, captured: CapturedState, *, shared: bool) -> None:
-        """Get ready for such a state; nothing to do when it is built as the one before.
+        """Lay out the arena for a state; does nothing if its structure is that of the previous one.
 
         Raises:
-            MemoryError: there is no room for it.
-            TypeError: it holds a tensor of a kind that cannot be stored.
+            MemoryError: the arena cannot be allocated.
+            TypeError: the state has a tensor that cannot be stored.
         """
         if self._structure is captured.structure and self._shared == shared:
             return
@@ -47,58 +47,58 @@ class Layout:
         self._structure, self._shared = captured.structure, shared
 
     def start(self, captured: CapturedState, mode: SnapshotMode, *, digests: bool) -> None:
-        """Copy what forward may change, and remember how the rest is now."""
-        self._watchdog.remember(digests=digests)
+        """Copy what the forward pass may change, and record versions of the rest to detect changes."""
+        self._detector.remember(digests=digests)
         for name in self._at_once:
             self._targets[name].copy_(captured.tensors[name].detach())
         for device in self._devices:
             device.start(self._targets, captured.tensors, mode)
 
     def copy_host(self) -> list[str]:
-        """Copy the rest as far as it lies in host memory; devices are told to copy theirs.
+        """Copy the rest of the tensors in host memory, and queue the copies from devices.
 
-        Names of the tensors that changed while they were copied. To be asked before the update that changes
-        them by right.
+        Call it before the optimizer step. Returns the names of tensors that changed during the copy.
         """
         for device in self._devices:
             device.queue()
-        self._frozen.run()
+        self._unchanged.run()
         self._host.run()
-        for pair in self._odd:
+        for pair in self._not_plain:
             pair.target.copy_(pair.source.detach())
-        changed = self._watchdog.changed()
+        changed = self._detector.changed()
         if changed:
-            self._frozen.forget()  # what it holds may be among them
+            self._unchanged.forget()  # its copies may be torn
         return changed
 
     def borrow(self) -> memoryview:
-        """All of its memory, for something else until the next snapshot. OSError where that cannot be."""
+        """Return all memory of the arena until the next snapshot. OSError if its marker cannot be removed."""
         self.arena.remove_marker()
-        self._frozen.forget()
+        self._unchanged.forget()
         return self.arena.bytes(self.arena.size_bytes)
 
     def hold_update(self) -> None:
+        """Make the training streams wait for the copies from devices."""
         for device in self._devices:
             device.hold_update()
 
     def quiesce(self) -> None:
-        """After a failure: wait until no device writes to the arena any more."""
+        """Wait, after a failure, until no device writes to the arena."""
         for device in self._devices:
             device.quiesce()
 
     def finish(self) -> list[str]:
-        """Wait until what devices hold is in the arena, too; names of the tensors that changed meanwhile."""
+        """Wait for the copies from devices; return the names of tensors that changed meanwhile."""
         return [name for device in self._devices for name in device.finish()]
 
     @property
     def device_copy_seconds(self) -> float | None:
-        """Tg of the last snapshot; None when it did not stop over on a device."""
+        """Tg of the last snapshot; None if it was not first copied on a device."""
         measured = [d.device_copy_seconds for d in self._devices if d.device_copy_seconds is not None]
         return max(measured, default=None)
 
     @property
     def copied_on_device(self) -> bool:
-        """It is known what a stop-over on the device costs; so it is where there is no device."""
+        """The cost of a copy on the device is known, or there is no device."""
         return not self._devices or self.device_copy_seconds is not None
 
     @property
@@ -108,14 +108,14 @@ class Layout:
         return min(found, key=lambda each: each[1] - each[0], default=(0, 0))
 
     def _forget(self) -> None:
-        """Let go of all views into the arena, which may be about to be replaced."""
+        """Drop all views of the arena, so that its memory can be replaced."""
         self.slots, self.views = [], {}
         self._targets: dict[str, torch.Tensor] = {}
         self._at_once: list[str] = []
         self._devices: list[DeviceCopies] = []
-        self._odd: list[Pair] = []
-        self._host, self._frozen = HostCopies([]), UnchangedTensorCache([])
-        self._watchdog = TornCopyDetector([])
+        self._not_plain: list[Pair] = []
+        self._host, self._unchanged = HostCopies([]), UnchangedTensorCache([])
+        self._detector = TornCopyDetector([])
 
     def _plan(self, captured: CapturedState) -> None:
         pairs = {}
@@ -128,19 +128,21 @@ class Layout:
         self._at_once = [name for name in host if name not in later]
         frozen = {name: pair for name, pair in later.items() if name in captured.frozen and is_plain(pair.source)}
         moving = [pair for name, pair in later.items() if name not in frozen]
-        self._frozen = UnchangedTensorCache(list(frozen.values()))
+        self._unchanged = UnchangedTensorCache(list(frozen.values()))
         self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
-        self._odd = [pair for pair in moving if not is_plain(pair.source)]
-        self._watchdog = TornCopyDetector(list(later.values()), captured.kept)
-        self._devices = [self._on(device, pairs, captured) for device in _cuda_devices(captured)]
+        self._not_plain = [pair for pair in moving if not is_plain(pair.source)]
+        self._detector = TornCopyDetector(list(later.values()), captured.optimizer_state)
+        self._devices = [self._device_copies(device, pairs, captured) for device in _cuda_devices(captured)]
 
-    def _on(self, device: torch.device, pairs: dict[str, Pair], captured: CapturedState) -> DeviceCopies:
+    def _device_copies(
+        self, device: torch.device, pairs: dict[str, Pair], captured: CapturedState
+    ) -> DeviceCopies:
         here = {name: pair for name, pair in pairs.items() if pair.source.device == device}
         deferred = [pair for name, pair in here.items() if name in captured.deferred]
         return DeviceCopies(device, [name for name in here if name not in captured.deferred], deferred)
 
     def _target(self, slot: TensorRange, source: torch.Tensor) -> torch.Tensor:
-        """The slot as a tensor of the source's own dtype and shape."""
+        """Return a range of the arena as a tensor with the dtype and shape of `source`."""
         flat = self.arena.tensor(slot.start, slot.end)
         if source.dtype in PAIRED:
             return torch.view_as_complex(flat.view(PAIRED[source.dtype]).view(slot.shape))

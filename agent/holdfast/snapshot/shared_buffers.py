@@ -1,9 +1,9 @@
-"""Memory that a supervisor holds for the snapshots of its trainer, so that they outlive it. Knows no torch.
+"""Buffers that a supervisor holds for its trainer, so that snapshots survive a crash. Does not import torch.
 
-Each slot is a memory file (memfd): no file system has a name for it, so nothing is left of it once the last
-process that holds it is gone, however that ended, and a container's small /dev/shm does not limit it. The
-supervisor keeps the descriptors; the trainer opens them by way of /proc, through links in the folder that both
-know. Beside a slot lies its marker, as long as the slot holds a whole snapshot: see `persist.sealing`.
+Each slot is a memory file (memfd). The kernel frees it when the last process that holds it exits, however it
+exits, and a small /dev/shm in a container does not limit it. The supervisor keeps the descriptors; the trainer
+opens them via /proc, through links in the supervisor's folder. While a slot holds a complete snapshot, the folder
+also has its completion marker: see `persist.completion_marker`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 from holdfast.system.host_memory import can_share
 
 SLOT_COUNT = 64
-"""For all ranks of a machine, each with as many as it has in flight; one that is not used takes no memory."""
+"""Slots for all ranks of a machine, several per rank; an unused slot takes no memory."""
 DESCRIPTOR_SHARE = 4
-"""One in so many of those that the supervisor may have open."""
-PATIENCE_SECONDS, LOOK_SECONDS = 5.0, 0.002
-"""For the turn to claim slots, which takes others a millisecond."""
+"""Slots may use one in this many of the descriptors that the supervisor may open."""
+CLAIM_TIMEOUT_SECONDS, CLAIM_POLL_SECONDS = 5.0, 0.002
+"""Timeout and polling interval for the claim lock, which a process holds for about a millisecond."""
 _MEMORY, _MARKER, _CLAIM = "slot-{}.memory", "slot-{}.marker", "slot-{}.claim"
 _CLAIM_LOCK = "slots.lock"
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """One of them, as any process knows it that knows the folder."""
+    """A slot, identified by the supervisor's folder and its number."""
 
     folder: Path
     number: int
@@ -43,30 +43,30 @@ class SharedBuffer:
 
     @property
     def marker(self) -> Path:
-        """There while the memory holds a whole snapshot, which it describes."""
+        """Path of the completion marker, which exists while the slot holds a complete snapshot."""
         return self.folder / _MARKER.format(self.number)
 
     def open(self) -> int:
-        """A descriptor of the memory's own. OSError where the supervisor's cannot be reached."""
+        """Open a new descriptor of the memory. OSError when the supervisor's cannot be reached."""
         return os.open(self.memory, os.O_RDWR | os.O_CLOEXEC)
 
     def remove_marker(self) -> None:
-        """The memory is about to change. OSError where the marker cannot be removed: then it must not."""
+        """Remove the marker before the memory changes. OSError: the memory must not be changed."""
         self.marker.unlink(missing_ok=True)
 
     def claim(self) -> bool:
-        """Take it for a session; False where another has it that lives. For whoever has the turn."""
+        """Claim the slot for this process; False if a live process has claimed it. Requires the claim lock."""
         try:
-            if self.claimed and not _is_gone(self._claim.read_text()):
+            if self.claimed and not _has_ended(self._claim.read_text()):
                 return False
-            # a launcher, such as torchrun, may have started dead ranks again by itself: theirs is free
+            # the claiming process is dead: torchrun, for example, restarts ranks within one start
             self._claim.unlink(missing_ok=True)
             fd = os.open(self._claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                os.write(fd, _process(os.getpid()).encode())
+                os.write(fd, _process_identity(os.getpid()).encode())
             finally:
                 os.close(fd)
-        except OSError:  # the folder has no room left: snapshots can lie in memory of the session's own
+        except OSError:  # the folder is full: the session uses private memory instead
             return False
         return True
 
@@ -75,7 +75,7 @@ class SharedBuffer:
         return self._claim.exists()
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # it lasts no longer than this start of the trainer anyway
+        with contextlib.suppress(OSError):  # the supervisor releases it when the trainer ends
             self._claim.unlink(missing_ok=True)
 
     @property
@@ -84,40 +84,40 @@ class SharedBuffer:
 
 
 def slots_in(folder: Path) -> list[SharedBuffer]:
-    """Those that a supervisor holds, whether they can be opened here or not."""
+    """List the slots of a supervisor, whether this process can open them or not."""
     numbers = sorted(int(path.stem.removeprefix("slot-")) for path in folder.glob(_MEMORY.format("*")))
     return [SharedBuffer(folder, number) for number in numbers]
 
 
 def claim(folder: Path, first: Sequence[int], count: int, *, unmarked: bool = True) -> list[SharedBuffer]:
-    """Take up to `count` slots for a session: those of the numbers `first`, then `unmarked` ones."""
+    """Claim up to `count` slots: those numbered in `first`, then, if `unmarked`, slots without a marker."""
     found = {slot.number: slot for slot in slots_in(folder)}
     empty = [slot for slot in found.values() if unmarked and not slot.marker.exists()]
     wanted = [*(found[number] for number in first if number in found), *empty]
     claimed: list[SharedBuffer] = []
-    with _claim_lock(folder) as is_ours:
+    with _claim_lock(folder) as has_lock:
         for slot in dict.fromkeys(wanted):
-            if is_ours and len(claimed) < count and slot.claim():
+            if has_lock and len(claimed) < count and slot.claim():
                 claimed.append(slot)
     return claimed
 
 
 @contextlib.contextmanager
 def _claim_lock(folder: Path) -> Iterator[bool]:
-    """One process at a time; False where that cannot be had."""
+    """Hold the lock between processes that claim slots; yield False when it cannot be taken."""
     try:
         fd = os.open(folder / _CLAIM_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield False
         return
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + CLAIM_TIMEOUT_SECONDS
     try:
-        while not (is_ours := _locked(fd)) and time.monotonic() < deadline:
-            time.sleep(LOOK_SECONDS)
-        yield is_ours
+        while not (has_lock := _locked(fd)) and time.monotonic() < deadline:
+            time.sleep(CLAIM_POLL_SECONDS)
+        yield has_lock
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has it open, too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile shares the lock
         os.close(fd)
 
 
@@ -129,57 +129,57 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _process(pid: int) -> str:
-    """Which process has a number now: numbers come again. OSError where none has."""
+def _process_identity(pid: int) -> str:
+    """Identify a process by id and start time, since ids are reused. OSError when there is none."""
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     if state in "ZX":
         raise ProcessLookupError(pid)
     return f"{pid} {fields[18]}"
 
 
-def _is_gone(process: str) -> bool:
-    """Nobody is, of whom nothing is known."""
+def _has_ended(process: str) -> bool:
+    """Return whether a process has ended; False when that cannot be determined."""
     try:
-        return _process(int(process.partition(" ")[0])) != process
+        return _process_identity(int(process.partition(" ")[0])) != process
     except (OSError, ValueError) as error:
         return isinstance(error, (FileNotFoundError, ProcessLookupError))
 
 
-def _descriptors() -> int:
-    """As many as this process may have."""
+def _descriptor_limit() -> int:
+    """Return how many descriptors this process may open."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return sys.maxsize if most == resource.RLIM_INFINITY else most
 
 
 class SupervisorMemory:
-    """The slots, as the supervisor has them: their memory lasts as long as this, or who else has opened it."""
+    """The slots that a supervisor holds; their memory is freed once no process has it open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._fds: dict[int, int] = {}
-        """By number of the slot."""
+        """Descriptors by slot number."""
         self._next = 0
         if not can_share():
             return
         try:
-            for _ in range(min(SLOT_COUNT, _descriptors() // DESCRIPTOR_SHARE)):
+            for _ in range(min(SLOT_COUNT, _descriptor_limit() // DESCRIPTOR_SHARE)):
                 self._add()
-        except OSError:  # too many open files, as a rule
+        except OSError:  # usually too many open files
             self.close()
 
     def __len__(self) -> int:
         return len(self._fds)
 
     @property
-    def sealed(self) -> bool:
-        """At least one holds a snapshot."""
+    def has_snapshot(self) -> bool:
+        """At least one slot holds a complete snapshot."""
         return any(slot.marker.exists() for slot in self._slots())
 
     def release_claims(self) -> None:
-        """Those who had claimed a slot are gone. What they left in one that is not sealed is no good to anybody.
+        """Release all claims of a trainer that has ended, and replace slots with an incomplete snapshot.
 
-        A slot of another number takes its place: a helper of theirs may be about to marker what it held, and the
-        next start must not find that beside what it has written there itself.
+        The replacement has a new number: a helper of the old trainer may still write a marker for the old number,
+        and the next start must not mistake it for a marker of its own snapshot.
         """
         for slot in self._slots():
             if slot.claimed and not slot.marker.exists():

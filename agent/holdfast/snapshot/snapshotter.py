@@ -41,7 +41,7 @@ class _Copy:
 
 
 class Snapshotter:
-    """Takes snapshots, one at a time, into arenas that persisting gives back.
+    """Takes snapshots, one at a time, into arenas that are released when their checkpoint settles.
 
     Args:
         max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
@@ -98,7 +98,7 @@ class Snapshotter:
             return self._changed.wait_for(lambda: self.free, timeout_seconds)
 
     def prepare(self, captured: CapturedState) -> None:
-        """Allocate memory for snapshots of such a state in the background; `begin` reports a failure."""
+        """Allocate memory for snapshots of a state in the background; `begin` reports a failure."""
         taken = list(self._free)
 
         def reserve() -> None:
@@ -110,7 +110,7 @@ class Snapshotter:
                 ) as error:  # keep the copying thread alive; `begin` fails the same way and reports it
                     logger.debug("no arena yet: %s", error)
                 finally:
-                    self._give_back(layout)
+                    self._release(layout)
 
         self._start_thread()
         del self._free[: len(taken)]
@@ -127,13 +127,13 @@ class Snapshotter:
         """
         assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
         started, mode = time.perf_counter(), run.request.mode
-        layout = self._free[0]  # all in turn, or one that is rarely used would keep an old state's tensors
+        layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
         try:
             del self._free[0]
             layout.arena.remove_marker()
             layout.fit(captured, shared=self.shared)
             if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
-                mode = "gpu"  # once, where there is a device with room: Algorithm 1 wants to know what it costs
+                mode = "gpu"  # once, to measure Tg for CheckFreq's Algorithm 1
                 self._tried_on_device = True
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()
@@ -145,14 +145,14 @@ class Snapshotter:
                     slots=layout.slots,
                     views=layout.views,
                     shards=captured.shards,
-                    own=captured.own,
-                    alike=captured.alike,
+                    rank_local=captured.rank_local,
+                    must_match=captured.must_match,
                     round_trip=captured.round_trip,
                 )
             )
         except BaseException:
-            if run.contents is None and layout not in self._free:  # else the end of the run gives it back
-                self._give_back(layout)
+            if run.contents is None and layout not in self._free:  # otherwise the settled run releases it
+                self._release(layout)
             raise
 
     def copy(self, run: CheckpointRun) -> None:
@@ -169,8 +169,8 @@ class Snapshotter:
             run.wait_copied()
             run.add_stall(time.perf_counter() - started)
 
-    def give_up(self, run: CheckpointRun, reason: str) -> None:
-        """Fail a copy that was not begun; no effect on one that was."""
+    def fail_copy(self, run: CheckpointRun, reason: str) -> None:
+        """Fail the copy if it has not begun; otherwise do nothing."""
         copy = self._copy
         assert copy is not None
         assert copy.run is run
@@ -214,7 +214,7 @@ class Snapshotter:
                 room = layout.borrow() if layout.arena.size_bytes else None
             yield room
         finally:
-            self._give_back(layout)
+            self._release(layout)
 
     def reserve(self, arena: Arena) -> None:
         """Reserve an arena that holds a snapshot of an earlier attempt, until its run settles."""
@@ -223,7 +223,7 @@ class Snapshotter:
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
         """Release the memory of a settled run, and wake `wait_free`."""
         if state in SETTLED and run.contents is not None:
-            self._give_back(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
+            self._release(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
         else:
             with self._lock:
                 self._changed.notify_all()
@@ -233,13 +233,13 @@ class Snapshotter:
             self._work.put(None)
             self._thread.join(timeout=60)
 
-    def _give_back(self, layout: Layout) -> None:
+    def _release(self, layout: Layout) -> None:
         with self._lock:
             self._free.append(layout)
             self._changed.notify_all()
 
     def _start_thread(self) -> None:
-        """RuntimeError where there can be no more threads."""
+        """Start the copying thread. RuntimeError when no more threads can be started."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="holdfast-copy", daemon=True)
             thread.start()
@@ -251,7 +251,7 @@ class Snapshotter:
 
     def _copy_rest(self, copy: _Copy) -> None:
         try:
-            result = self._copied(copy)
+            result = self._copy_and_wait(copy)
         except Exception as error:  # release the waiting step, and keep this thread alive
             result = CopyResult(failure=error)
             copy.layout.quiesce()
@@ -260,7 +260,7 @@ class Snapshotter:
         seconds = time.perf_counter() - copy.started
         copy.run.end_copy(replace(result, seconds=seconds, failure=result.failure or copy.hold_failure))
 
-    def _copied(self, copy: _Copy) -> CopyResult:
+    def _copy_and_wait(self, copy: _Copy) -> CopyResult:
         layout = copy.layout
         torn = layout.copy_host()
         copy.update_may_begin.set()

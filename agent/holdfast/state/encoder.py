@@ -67,7 +67,7 @@ class Encoder:
         """Local tensors by name: the path under which each was met first."""
         self.deferred: set[str] = set()
         """Names of tensors that only an optimizer step changes."""
-        self.kept: set[str] = set()
+        self.optimizer_state: set[str] = set()
         """Names of the `deferred` tensors that are an optimizer's own state."""
         self.sharded: dict[str, torch.Tensor] = {}
         """Sharded tensors as they are in the script, by name."""
@@ -85,7 +85,7 @@ class Encoder:
         self._spans: ChainMap[int, list[tuple[int, int, str, bool]]]
         self._spans = ChainMap({}, *([known._spans] if known else []))
         """Ranges of bytes that tensors cover in each storage, in order: start, end, path, whether in place."""
-        self._kept_before: Collection[str] = known.kept if known else ()
+        self._known_optimizer_state: Collection[str] = known.optimizer_state if known else ()
         self._met_twice: Collection[int] = ()
         self._names: dict[int, str] = {}
         """Names of values met twice in the current call of `encode`, by `id`."""
@@ -297,7 +297,9 @@ class Encoder:
         is_tellable = tensor.numel() or (is_sharded(whole) and storage)
         if is_tellable and key in self._known:
             name = self._known[key]
-            if not (deferred or in_place) and (name in self.kept or name in self._kept_before):
+            if not (deferred or in_place) and (
+                name in self.optimizer_state or name in self._known_optimizer_state
+            ):
                 self._warn(path, "%s is part of an optimizer's state (%s): it is restored as a copy of that", name)
             return name
         printable = path if path.isascii() else path.encode(errors="backslashreplace").decode()
@@ -309,7 +311,7 @@ class Encoder:
         if deferred or storage in self._step_storages:
             self.deferred.add(name)
         if deferred:
-            self.kept.add(name)
+            self.optimizer_state.add(name)
         if is_sharded(whole):
             self.sharded[name] = whole
             self.places[name] = place_of(name, whole)

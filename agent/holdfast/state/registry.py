@@ -60,7 +60,7 @@ class CapturedState:
     that is met first."""
     deferred: set[str] = field(default_factory=set)
     """Names of tensors that only an optimizer step changes. The others must be copied at the boundary."""
-    kept: set[str] = field(default_factory=set)
+    optimizer_state: set[str] = field(default_factory=set)
     """Names of the `deferred` tensors that are an optimizer's own state, such as moments."""
     frozen: set[str] = field(default_factory=set)
     """Names of parameters that no optimizer trains. They rarely change."""
@@ -73,9 +73,9 @@ class CapturedState:
     script has them."""
     round_trip: RoundTrip | None = None
     """Check for the writer thread to run on what it is about to write; `None` once one check has passed."""
-    own: set[str] = field(default_factory=set)
+    rank_local: set[str] = field(default_factory=set)
     """Names of tensors that every rank stores for itself under the same name."""
-    alike: dict[str, str] = field(default_factory=dict)
+    must_match: dict[str, str] = field(default_factory=dict)
     """Values that must be equal on all ranks that report the same key."""
 
 
@@ -151,7 +151,11 @@ class Registry:
             states=states,
             tensors=ChainMap(self._stored(encoder), known.tensors),
             deferred=known.encoder.deferred | encoder.deferred if encoder.deferred else known.encoder.deferred,
-            kept=known.encoder.kept | encoder.kept if encoder.kept else known.encoder.kept,
+            optimizer_state=(
+                known.encoder.optimizer_state | encoder.optimizer_state
+                if encoder.optimizer_state
+                else known.encoder.optimizer_state
+            ),
             frozen=known.frozen,
             structure=self._structured(known, encoder),
             shards={**known.encoder.places, **encoder.places},
@@ -159,9 +163,9 @@ class Registry:
         )
         if self._world_size > 1:
             names = known.encoder.shared | known.encoder.sharded.keys() | encoder.shared | encoder.sharded.keys()
-            captured.own = {name for name in captured.tensors if name not in names}
+            captured.rank_local = {name for name in captured.tensors if name not in names}
             witnesses = [known.witness, _witness(encoder)] if gradients else []
-            captured.alike = {f"replicas {each.key}": each.current_digest() for each in witnesses}
+            captured.must_match = {f"replicas {each.key}": each.current_digest() for each in witnesses}
         return captured
 
     def round_trip(self, captured: CapturedState) -> RoundTrip:

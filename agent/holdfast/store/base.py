@@ -32,8 +32,8 @@ class CheckpointWriter(Protocol):
     """
 
     @property
-    def place(self) -> str:
-        """Where in the store it is being written; another process passes it to `Store.join`."""
+    def folder(self) -> str:
+        """Name of the folder it is being written in; another process passes it to `Store.join`."""
         ...
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
@@ -145,11 +145,11 @@ class Store(Protocol):
         """Begin a checkpoint of about `size_bytes`; OSError when there is no space for it."""
         ...
 
-    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> CheckpointWriter:
+    def join(self, job: str, checkpoint: str, attempt: int, folder: str, size_bytes: int) -> CheckpointWriter:
         """Write about `size_bytes` of a checkpoint that another process began, and will commit.
 
         Raises:
-            ValueError: `place` cannot come from a writer of this checkpoint and attempt.
+            ValueError: `folder` cannot come from a writer of this checkpoint and attempt.
             Fenced: a newer attempt has begun.
             OSError: there is no space for it, or the begun checkpoint is not visible here.
         """

@@ -85,21 +85,21 @@ class LocalStore(RecordStore):
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> LocalWriter:
         self._prepare(job)
         self._require_room(self._job(job), size_bytes)
-        place = f"{_place_prefix(checkpoint, attempt)}{secrets.token_hex(4)}"
-        writer = LocalWriter(self, job, checkpoint, attempt, place)
-        self.files.make_directory(self._job(job) / place)
+        folder = f"{_folder_prefix(checkpoint, attempt)}{secrets.token_hex(4)}"
+        writer = LocalWriter(self, job, checkpoint, attempt, folder)
+        self.files.make_directory(self._job(job) / folder)
         return writer
 
-    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> LocalWriter:
-        if not re.fullmatch(re.escape(_place_prefix(checkpoint, attempt)) + "[0-9a-f]{8}", place):
-            raise ValueError(f"{place!r} is not a directory in which attempt {attempt} writes {checkpoint}")
-        directory = self._job(job) / place
+    def join(self, job: str, checkpoint: str, attempt: int, folder: str, size_bytes: int) -> LocalWriter:
+        if not re.fullmatch(re.escape(_folder_prefix(checkpoint, attempt)) + "[0-9a-f]{8}", folder):
+            raise ValueError(f"{folder!r} is not a directory in which attempt {attempt} writes {checkpoint}")
+        directory = self._job(job) / folder
         if not directory.is_dir():
             self.require_newest(job, attempt)
             reason = "rank 0 began the checkpoint, but it is not visible here: all ranks need the same store"
             raise OSError(errno.ENOENT, reason, str(directory))
         self._require_room(directory, size_bytes)
-        return LocalWriter(self, job, checkpoint, attempt, place, joined=True)
+        return LocalWriter(self, job, checkpoint, attempt, folder, joined=True)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         directory = self.path(job, checkpoint)
@@ -144,7 +144,7 @@ class LocalStore(RecordStore):
         return data
 
     def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        for path in self._job(job).glob(f"{_place_prefix(checkpoint, attempt)}*"):
+        for path in self._job(job).glob(f"{_folder_prefix(checkpoint, attempt)}*"):
             discard(self.files, path)
 
     @contextlib.contextmanager
@@ -241,13 +241,13 @@ class LocalWriter:
     """Writes a checkpoint in a temporary directory with a unique name, so that attempts never share one."""
 
     def __init__(
-        self, store: LocalStore, job: str, checkpoint: str, attempt: int, place: str, *, joined: bool = False
+        self, store: LocalStore, job: str, checkpoint: str, attempt: int, folder: str, *, joined: bool = False
     ) -> None:
-        self._store, self._job, self._attempt, self.place = store, job, attempt, place
+        self._store, self._job, self._attempt, self.folder = store, job, attempt, folder
         self._joined = joined
         self._files = store.files
         self._final = store.path(job, checkpoint)
-        self._temporary = self._final.with_name(place)
+        self._temporary = self._final.with_name(folder)
         self._volume = store.volume(self._final.parent)
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
@@ -318,7 +318,7 @@ class LocalWriter:
             rename(self._files, self._final, self._temporary)
 
 
-def _place_prefix(checkpoint: str, attempt: int) -> str:
+def _folder_prefix(checkpoint: str, attempt: int) -> str:
     return f".tmp-{attempt:08d}-{checkpoint_id(*parse_checkpoint_id(checkpoint))}-"
 
 

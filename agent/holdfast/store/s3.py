@@ -87,11 +87,11 @@ class ObjectStore(RecordStore):
         self._turns[job, checkpoint] = turn
         return ObjectWriter(self, job, Folder(checkpoint, keys.folder_name(attempt, turn), {}))
 
-    def join(self, job: str, checkpoint: str, attempt: int, place: str, size_bytes: int) -> ObjectWriter:
-        if not keys.is_folder_of(place, attempt):
-            raise ValueError(f"{place!r} is not a folder in which attempt {attempt} writes {checkpoint}")
+    def join(self, job: str, checkpoint: str, attempt: int, folder: str, size_bytes: int) -> ObjectWriter:
+        if not keys.is_folder_of(folder, attempt):
+            raise ValueError(f"{folder!r} is not a folder in which attempt {attempt} writes {checkpoint}")
         self.require_newest(job, attempt)
-        return ObjectWriter(self, job, Folder(checkpoint, place, {}), joined=True)
+        return ObjectWriter(self, job, Folder(checkpoint, folder, {}), joined=True)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
@@ -290,7 +290,7 @@ class ObjectWriter:
         """Other processes know the folder, and may have written there."""
 
     @property
-    def place(self) -> str:
+    def folder(self) -> str:
         self._is_shared = True
         return self._folder.name
 

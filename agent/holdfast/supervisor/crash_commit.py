@@ -78,7 +78,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
         lineages = store.records(trained.job, Lineage)
         durable = next(iter(restore.lineage_checkpoints(store, trained.job)), None)
         before = parse_checkpoint_id(durable) if durable is not None else (0, 0)
-        if not lineages or lineages[-1].number != sealed.place[0] or sealed.place <= before[::-1]:
+        if not lineages or lineages[-1].number != sealed.position[0] or sealed.position <= before[::-1]:
             return None
         try:
             size_bytes = _save(store, folder, sealed, attempts[-1].number)
@@ -115,7 +115,7 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:
-    origin = msgspec.structs.replace(task.origin, attempt=attempt, place=None, bytes_per_second=None)
+    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None, bytes_per_second=None)
     return msgspec.structs.replace(task, origin=origin, marker=None)
 
 
@@ -145,7 +145,7 @@ def _wait_for_exit(pids: Iterable[int]) -> None:
 
 
 def main(folder: str, trained_json: str, end: str, dead: str, *pids: str) -> None:
-    become_background_process()  # whatever is sent to all processes of the job: what lies in memory is saved first
+    become_background_process()  # a stop signal to all processes of the job must not interrupt the commit
     trained = msgspec.json.decode(trained_json, type=PublishedAttempt)
     _wait_for_exit(map(int, pids))
     try:

@@ -178,7 +178,7 @@ class Supervisor:
     def _start_rescue(self, end: str) -> None:
         """Start saving complete snapshots from memory, in parallel with the next start."""
         attempt = supervisor_channel.published_attempt(self._folder)
-        if attempt is None or self._held is None or not self._held.sealed:
+        if attempt is None or self._held is None or not self._held.has_snapshot:
             return
         dead = ",".join(supervisor_channel.published_uids(self._folder))
         words = [
@@ -191,7 +191,7 @@ class Supervisor:
         try:
             with processes.blocked(*processes.STOP_SIGNALS):
                 self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
-                    [sys.executable, "-P", "-m", processes.RESCUE, *words],
+                    [sys.executable, "-P", "-m", processes.CRASH_COMMIT, *words],
                     env=os.environ | self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

@@ -17,11 +17,11 @@ from pathlib import Path
 
 O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 LOCK_SECONDS = 10.0
-"""Locks are held for moments: a process that holds one for so long is stopped or disconnected."""
+"""Timeout of a lock, which is held for moments: the holder is stopped or disconnected."""
 LOCK_POLL_SECONDS = 0.02
 RECORD_BYTES = 1 << 20
-"""More than any record takes."""
-CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
+"""Upper limit of the size of a record."""
+UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
 """Errors of optional system calls that a file system does not support."""
 ON_LINUX = sys.platform == "linux"
 START_WRITING = 2
@@ -186,7 +186,7 @@ class Files:
 
 def _call_if_known(name: str, *args: int) -> None:
     """Make an optional system call, and ignore that the file system does not support it."""
-    if ON_LINUX and getattr(_libc, name)(*args) != 0 and (number := ctypes.get_errno()) not in CANNOT:
+    if ON_LINUX and getattr(_libc, name)(*args) != 0 and (number := ctypes.get_errno()) not in UNSUPPORTED:
         raise OSError(number, os.strerror(number))
 
 

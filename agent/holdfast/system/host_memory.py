@@ -1,4 +1,4 @@
-"""What the kernel does with this process's memory in one call, without the interpreter lock."""
+"""Copies and other operations on the memory of this process, in few calls and without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     import torch
 
 MAX_SPANS = 1024
-"""The most that one call takes (IOV_MAX)."""
+"""Maximum number of spans per system call (IOV_MAX)."""
 MADV_POPULATE_WRITE = 23
 
 
 @functools.cache
 def can_share() -> bool:
-    """Whether there can be memory that another process maps; a sandbox may forbid it."""
+    """Return whether memory files (memfd), which another process can map, are supported and permitted."""
     try:
         os.close(os.memfd_create("holdfast-try"))
     except (AttributeError, OSError):
@@ -33,7 +33,7 @@ def can_share() -> bool:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie in host memory one behind the other, as they are."""
+    """Return whether the elements are contiguous in host memory, without a lazy conjugate or negative bit."""
     return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
@@ -49,9 +49,9 @@ class _Vector(ctypes.Structure):
 
 
 class Gather:
-    """Copies spans (target address, source address, bytes), whose targets lie back to back.
+    """Copies spans (target address, source address, bytes) with adjacent targets in one system call.
 
-    A memmove each would do the same, and does where the kernel offers nothing better or a sandbox forbids it.
+    Falls back to one memmove per span where process_vm_writev is missing or forbidden.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int, int]]) -> None:
@@ -61,16 +61,16 @@ class Gather:
         self._target = _Vector(spans[0][0], self._size)
 
     def run(self) -> None:
-        if _written(self._sources, self._target) != self._size:
+        if _process_vm_writev(self._sources, self._target) != self._size:
             for target_address, source, size in self._spans:
                 ctypes.memmove(target_address, source, size)
 
 
 class SafeMemoryReader:
-    """Reads spans (address, bytes) that may be anybody's by now.
+    """Reads spans (address, bytes) of memory that may have been unmapped.
 
-    Memory that is gone ends a process that touches it; the kernel says that it is gone. Where it may not be asked
-    (see `can_read_safely`) whoever reads has to know that it is there.
+    Touching unmapped memory kills the process, while process_vm_writev returns an error. Where that call is not
+    available (see `can_read_safely`), the caller must know that the memory is mapped.
     """
 
     def __init__(self, spans: Sequence[tuple[int, int]]) -> None:
@@ -85,37 +85,37 @@ class SafeMemoryReader:
             at += target.size
 
     def read(self) -> bytes | None:
-        """All of them, one behind the other; None where some are gone."""
+        """Return the concatenated bytes; None if a span is unmapped."""
         if not can_read_safely():
             return b"".join(ctypes.string_at(*span) for span in self._spans)
         for sources, target in self._runs:
-            if _written(sources, target) != target.size:
+            if _process_vm_writev(sources, target) != target.size:
                 return None
         return bytes(self._found)
 
 
 @functools.cache
 def can_read_safely() -> bool:
-    """Whether the kernel copies from this process's memory and says so where there is none."""
+    """Return whether process_vm_writev works on this process."""
     one, other = ctypes.c_ubyte(7), ctypes.c_ubyte(0)
     source = (_Vector * 1)(_Vector(ctypes.addressof(one), 1))
-    return _written(source, _Vector(ctypes.addressof(other), 1)) == 1 and other.value == 7
+    return _process_vm_writev(source, _Vector(ctypes.addressof(other), 1)) == 1 and other.value == 7
 
 
-def _written(sources: ctypes.Array[_Vector], target: _Vector) -> int:
+def _process_vm_writev(sources: ctypes.Array[_Vector], target: _Vector) -> int:
     return -1 if _write is None else int(_write(os.getpid(), sources, len(sources), ctypes.byref(target), 1, 0))
 
 
 COPY_CHUNK_BYTES = 8 << 20
-"""By one thread at a time."""
+"""Size of the piece that a thread copies at a time."""
 ALIGNED_BYTES = 64
-"""A cache line: what torch's own allocator aligns tensors to."""
+"""A cache line, to which the allocator of torch aligns tensors."""
 
 
 def copies_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copies of plain tensors, side by side in new memory; on several threads, since touching that takes longest.
+    """Copy plain tensors into one block of new memory, on several threads, since most of the time is page faults.
 
-    torch's own threads wait for each other at each tensor, and where other cores are busy for long.
+    `Tensor.clone` would synchronize torch's threads at each tensor, which is slow when other cores are busy.
     """
     import torch
 
@@ -149,11 +149,11 @@ def copy_plain(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def populate(address: int, size_bytes: int) -> None:
-    """Have memory that was never touched brought in, unchanged; a kernel that cannot will do so page by page."""
+    """Fault in the pages of untouched memory in one call; does nothing where the kernel does not support it."""
     if _advise is not None:
         start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        if (whole := (address + size_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE) > 0:
-            _advise(start, whole, MADV_POPULATE_WRITE)
+        if (length := (address + size_bytes - start) // mmap.PAGESIZE * mmap.PAGESIZE) > 0:
+            _advise(start, length, MADV_POPULATE_WRITE)
 
 
 _libc = ctypes.CDLL(None)
@@ -166,18 +166,18 @@ if _advise is not None:
     _advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-ALONE_BYTES = 1 << 30
-"""A module of at most this is loaded on one thread: a tenth of a second."""
+SINGLE_THREAD_BYTES = 1 << 30
+"""A module of at most this size is loaded on one thread, which takes about 0.1 s."""
 
 
 @contextlib.contextmanager
 def one_thread_for(size_bytes: int) -> Iterator[None]:
-    """Copy little on this thread alone: where other cores are busy, torch's threads wait for each other at each
-    tensor, which takes longer than the copy."""
-    import torch  # whoever loads a model has it; a process that only writes does without
+    """Limit torch to one thread for small copies: when other cores are busy, synchronizing its threads at each
+    tensor takes longer than the copy."""
+    import torch  # not at module level: a helper process does not import torch
 
     threads = torch.get_num_threads()
-    if threads == 1 or size_bytes > ALONE_BYTES:
+    if threads == 1 or size_bytes > SINGLE_THREAD_BYTES:
         yield
         return
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""Bounded pools of daemon threads, and those for digests, parallel reads and writes, and copies.
+"""Bounded pools of daemon threads for digests, parallel reads and writes, and copies.
 
 Background work runs at a lowered CPU priority. Work that a thread of normal priority waits for, such as a restore,
-runs on a pool of its own at normal priority: otherwise any other process on the machine would delay it.
+runs on a separate pool at normal priority: otherwise any other process on the machine would delay it.
 
 The threads are daemons, because a store that hangs must not keep the interpreter from exiting:
 `concurrent.futures.ThreadPoolExecutor` would wait for it.
@@ -30,8 +30,8 @@ NICENESS = 10
 
 def lower_cpu_priority() -> None:
     """Lower the CPU priority of the calling thread and of what it starts from now on; never raises it."""
-    if sys.platform == "linux":  # where niceness belongs to a thread, not to the whole process
-        with contextlib.suppress(OSError):  # a sandbox without that call
+    if sys.platform == "linux":  # niceness is per thread on Linux only
+        with contextlib.suppress(OSError):  # forbidden by a sandbox
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), max(NICENESS, _niceness()))
 
 
@@ -40,7 +40,7 @@ def _niceness() -> int:
 
 
 def submit(work: Callable[[], T]) -> Future[T]:
-    """Run `work` in the background, or on this thread where no thread can be started."""
+    """Run `work` in the background, or on this thread if no thread can be started."""
     return _pool(in_background=True).submit(work)
 
 

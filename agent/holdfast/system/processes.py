@@ -22,15 +22,15 @@ from types import FrameType
 from holdfast.system.io_pool import lower_cpu_priority
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-RESCUE = "holdfast.supervisor.crash_commit"
-HELPERS = (b"holdfast.persist.helper_main", RESCUE.encode())
+CRASH_COMMIT = "holdfast.supervisor.crash_commit"
+HELPERS = (b"holdfast.persist.helper_main", CRASH_COMMIT.encode())
 """Modules of processes that may outlive a trainer, to finish their checkpoint."""
 KILL_TIMEOUT_SECONDS = 10.0
 """How long to wait for killed processes; one in an uninterruptible system call may stay."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the trainer; a terminal, systemd or a scheduler sends them to every process of a job."""
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-"""Signals that only the trainer handles; Slurm, for one, announces a preemption by SIGUSR1."""
+"""Signals that only the trainer handles; Slurm, for example, announces a preemption by SIGUSR1."""
 HELPER_OOM_SCORE = 500
 """Of 1,000. If memory runs out, the kernel kills a helper, which costs one checkpoint, before a trainer."""
 
@@ -56,7 +56,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this signal when the thread that started this process ends. Linux only."""
+    """Make the kernel send this signal when the thread that started this process ends. Linux only."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 

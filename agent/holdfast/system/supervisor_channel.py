@@ -37,7 +37,7 @@ VARIABLE = "HOLDFAST_SUPERVISION"
 EXIT_FENCED = 75
 """Exit status of a supervised trainer whose job has a newer attempt: EX_TEMPFAIL."""
 STACKS_SIGNAL: int | None = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
-"""A real-time signal, which programs hardly use."""
+"""A real-time signal, which programs rarely use."""
 _PREFIX, _LOCK = "holdfast-run-", "supervisor.lock"
 _UID = ".uid"
 EXIT_RELAUNCH = 79
@@ -49,7 +49,7 @@ PROGRESS_LAYOUT = struct.Struct("<qq")
 """The last finished iteration, and the number of updates, negative once training is over."""
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
-"""Variable that says how the previous start ended, if the supervisor restarted the trainer."""
+"""Variable with the reason why the previous start ended, if the supervisor restarted the trainer."""
 _ATTEMPT = "attempt.json"
 _REQUESTED_RELAUNCH, _RELAUNCH = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
@@ -205,7 +205,7 @@ def take_relaunch(folder: Path) -> RestoreOrder | None:
 
 
 def relaunch_order() -> RestoreOrder | None:
-    """Return the restore that this start was made for; it is known even if no server answers."""
+    """Return the restore that this start is to carry out; known even if the server does not respond."""
     try:
         return msgspec.json.decode(Path(os.environ[VARIABLE], _RELAUNCH).read_bytes(), type=RestoreOrder)
     except (KeyError, OSError, msgspec.DecodeError):
@@ -235,7 +235,7 @@ def ranks(folder: Path) -> list[RankProcess]:
 
 
 def remove_stack_files(folder: Path) -> None:
-    """Remove the files of a start that is over."""
+    """Remove the stack files of a start that has ended."""
     for each in ranks(folder):
         with contextlib.suppress(OSError):
             each.path.unlink()
@@ -262,7 +262,7 @@ class ProgressFile:
             PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
 
     def rest(self) -> None:
-        """Note that training is over, so that a long end of the script is no hang."""
+        """Mark training as finished, so that a slow end of the script is not taken for a hang."""
         if self._memory is not None:
             iteration, updates = PROGRESS_LAYOUT.unpack_from(self._memory, 0)
             PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))

@@ -14,7 +14,7 @@ from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import CheckpointRow, Edit, NoticeRow, Order
-from holdfast.protocol.messages import MOST_RANKS_TOLD, parse_checkpoint_id
+from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointStory
 from holdfast.protocol.timeline import AttemptRow, LineageRow, Series, Timeline
 from holdfast_server import models
@@ -118,7 +118,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         here = Ancestry(begun, row.lineage)
         lineages = {one.lineage: here.as_row(one) for one in begun}
         return CheckpointStory(
-            checkpoint=as_row(found, here, ranks=MOST_RANKS_TOLD),
+            checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
             lineage=_descent(lineages, found.lineage),
             begun_here=[one for one in lineages.values() if one.parent == found.id],
             orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
 from holdfast.protocol.jobs import CheckpointRow, Failing
-from holdfast.protocol.messages import MAX_ITERATION, MOST_RANKS_TOLD, RankSpan
+from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankSpan
 from holdfast_server import models
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
@@ -220,7 +220,7 @@ async def record(
         return
     for name in _COLUMNS:
         setattr(row, name, getattr(event, name))
-    row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANKS_TOLD]) if event.ranks else None
+    row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANK_SPANS]) if event.ranks else None
     row.attempt, row.sequence = attempt, sequence
     if ended and row.state in UNDER_WAY:
         row.state, row.reason = "failed", ENDED

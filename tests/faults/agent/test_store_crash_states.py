@@ -93,7 +93,7 @@ def write(store, checkpoint, attempt, value, *, replace=False, through=None):
     payload[:] = bytes([value]) * len(payload)
     header, manifest = described(checkpoint, payload)
     writer = store.begin(JOB, checkpoint, attempt, len(payload))
-    part = through(store, checkpoint, attempt, writer.place) if through else writer
+    part = through(store, checkpoint, attempt, writer.folder) if through else writer
     part.write(FILE, [header, payload])
     writer.commit(manifest, replace=replace)
 

@@ -46,14 +46,14 @@ class Dead:
     def begin(self, uid):
         self.uid, self.attempt = uid, self.store.acquire_attempt(JOB, uid).number
 
-    def leave(self, iteration, ranks=range(WORLD), *, place="there", lineage=1, **changes):
+    def leave(self, iteration, ranks=range(WORLD), *, folder="there", lineage=1, **changes):
         """What these ranks have sealed of a checkpoint."""
         for rank in ranks:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
             captured = CapturedState(**self._captured(rank, iteration) | changes)
             origin = persisting.origin(
-                attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
+                attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, folder=folder
             )
             run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
             _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
@@ -66,7 +66,7 @@ class Dead:
         trees = {"model": {str(each): {"$tensor": f"model.{each}"} for each in range(self.world_size)}}
         return {
             "trees": trees | {"noise": {"$tensor": "noise"}}, "tensors": tensors, "deferred": set(tensors),
-            "own": {"noise"}, "alike": {"data": f"{iteration} batches"},
+            "rank_local": {"noise"}, "must_match": {"data": f"{iteration} batches"},
         }  # fmt: skip
 
     def slot(self, iteration, rank):
@@ -83,7 +83,7 @@ class Dead:
     def rescue(self):
         return rescue(self.folder, self.trained)
 
-    def introduce(self):
+    def publish_attempt(self):
         """As its rank 0 did when it began."""
         supervisor_channel.publish_attempt(self.trained)
 
@@ -116,8 +116,8 @@ def test_a_checkpoint_that_one_rank_has_not_sealed_is_none(dead, missing):
 
 def test_the_newest_that_is_complete_is_rescued(dead):
     dead.leave(3)
-    dead.leave(6, place="elsewhere")
-    dead.leave(9, [0, 2], place="nowhere")
+    dead.leave(6, folder="elsewhere")
+    dead.leave(9, [0, 2], folder="nowhere")
     assert dead.rescue().task.iteration == 6
 
 
@@ -140,7 +140,7 @@ def test_where_all_there_is_is_damaged_nothing_is_written(dead):
     assert not list((dead.store.root / JOB).glob(".tmp-*"))
 
 
-@pytest.mark.parametrize("change", ["uid", "attempt", "place", "world_size", "id"])
+@pytest.mark.parametrize("change", ["uid", "attempt", "folder", "world_size", "id"])
 def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
     dead = Dead(folder, tmp_path)
     dead.leave(3, [0, 1])
@@ -151,7 +151,7 @@ def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
             dead.begin(dead.uid)
         case "world_size":
             dead.world_size += 1
-    dead.leave(*((4,) if change == "id" else (3,)), [2], place="elsewhere" if change == "place" else "there")
+    dead.leave(*((4,) if change == "id" else (3,)), [2], folder="elsewhere" if change == "folder" else "there")
     assert len(markers_of(folder, JOB)) == WORLD
     assert complete_snapshots_in(folder, JOB) == []
     dead.uid = "dead"
@@ -160,16 +160,16 @@ def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
 
 
 def test_two_tries_of_one_iteration_stay_apart(dead, folder):
-    dead.leave(3, [0, 1], place="first")
-    dead.leave(3, place="second")
-    dead.leave(3, [2], place="third")
+    dead.leave(3, [0, 1], folder="first")
+    dead.leave(3, folder="second")
+    dead.leave(3, [2], folder="third")
     (sealed,) = complete_snapshots_in(folder, JOB)
-    assert {marker.task.origin.place for marker in sealed.markers} == {"second"}
+    assert {marker.task.origin.folder for marker in sealed.markers} == {"second"}
 
 
 def test_ranks_that_were_not_at_the_same_data_make_nothing(dead):
     dead.leave(6, [0, 1])
-    dead.leave(6, [2], alike={"data": "5 batches"})
+    dead.leave(6, [2], must_match={"data": "5 batches"})
     with pytest.raises(NotPrepared):
         dead.rescue()
     assert dead.store.checkpoints(JOB) == []
@@ -206,7 +206,7 @@ def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(dead, tmp_path, 
 
     def overtaken(writer, *args, **options):
         write(writer, *args, **options)
-        if writer.place and args[0].startswith("rank-1."):
+        if writer.folder and args[0].startswith("rank-1."):
             open_store(tmp_path / "store").acquire_attempt(JOB, "next")
 
     monkeypatch.setattr("holdfast.store.local.LocalWriter.write", overtaken)
@@ -293,7 +293,7 @@ def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder,
         assert about == []
     else:
         (text,) = about
-        assert "do not all run under one supervisor" in text
+        assert "do not run under one supervisor" in text
     assert not [*folder.glob("*.claim"), *other.glob("*.claim")]
     held.close()
 
@@ -342,7 +342,7 @@ def test_what_ranks_that_are_no_more_have_left_is_given_back_and_no_rank_s_own(d
     own = tier(2)
     assert [arena.slot for arena in own.arenas] == [rank_0]
     claim(folder, [rank_1.number], 1)
-    own.tidy()
+    own.free_unclaimed()
     assert [slot.marker.exists() for slot in (rank_0, rank_1, rank_2)] == [True, True, False]
     assert [os.fstat(fd).st_blocks > 0 for fd in held.values()] == [True, True, False]
     for fd in held.values():
@@ -354,8 +354,8 @@ def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is
     least.report_start([])
     assert [arena.slot for arena in least.arenas] == [None] * (SLOT_COUNT + 1)
     assert tier.told == [
-        f"snapshots do not outlive this job: the supervisor has fewer than {2 * SLOT_COUNT + 2} free buffers "
-        f"({SLOT_COUNT + 1} for each of 2 ranks)"
+        "snapshots will not survive a crash, because the supervisor has fewer than "
+        f"{2 * SLOT_COUNT + 2} free buffers ({SLOT_COUNT + 1} for each of 2 ranks)"
     ]
     assert not list(folder.glob("*.claim"))
 
@@ -367,7 +367,7 @@ def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
     own = tier()
     (found,) = own.candidates(dead.store, [])
     dead.slot(3, 2).remove_marker()
-    with pytest.raises(DamagedCheckpoint, match="not sealed by all ranks any more"):
+    with pytest.raises(DamagedCheckpoint, match="no longer has completion markers of all ranks"):
         own.load(found, None)
 
 

@@ -18,7 +18,7 @@ def test_a_process_by_itself_decides_alone(monkeypatch):
     assert (alone.rank, alone.world_size, alone.leads) == (0, 1, True)
     assert alone.decide(lambda: 5, int) == 5
     with pytest.raises(KeyError):
-        alone.together(lambda: ranks_talk.raise_(KeyError("mine")))
+        alone.run_on_all(lambda: ranks_talk.raise_(KeyError("mine")))
 
 
 def test_a_session_made_before_the_process_group_says_the_way_out(tmp_path, monkeypatch):
@@ -71,7 +71,7 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(crowd, how, loser):
             assert names == ["RanksLost"]
             if member.number != loser:
                 assert len(texts) == 1, texts
-                assert texts[0].startswith("another rank of this job is gone"), texts
+                assert texts[0].startswith("another rank of this job has ended or does not respond"), texts
 
 
 def test_all_that_wait_are_told_where_gloo_is_stuck(crowd):
@@ -80,7 +80,7 @@ def test_all_that_wait_are_told_where_gloo_is_stuck(crowd):
             member.hear("ready")
         members[0].go_on()
         assert members[0].wait() == 0, "what is stuck holds up no end"
-        told = ("RanksLost", "this rank has let go of the others")
+        told = ("RanksLost", "this rank has closed its connections to the other ranks")
         assert members[0].result() == dict.fromkeys(["receive", "send", "gather"], told)
         members[1].go_on()
 
@@ -105,7 +105,7 @@ def test_ranks_that_cannot_connect_are_told_of_the_interface(monkeypatch, text):
     monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(ranks.dist, "new_group", lambda **_: ranks_talk.raise_(RuntimeError(text)))
-    told = "talk over gloo.*" + ("Connection refused" if text else "RuntimeError") + ".*GLOO_SOCKET_IFNAME"
+    told = "other ranks over gloo.*" + ("Connection refused" if text else "RuntimeError") + ".*GLOO_SOCKET_IFNAME"
     with pytest.raises(holdfast.HoldfastError, match=told):
         ranks.SideGroup()
 
@@ -125,9 +125,11 @@ def test_the_ranks_talk_on_when_the_script_has_destroyed_its_process_group(crowd
 def test_a_long_wait_is_told(crowd):
     with crowd.start(2, "tests.support.ranks_talk.wait_long") as members:
         assert (
-            members[1].hear("told ").startswith("rank 1 waits for the other ranks: each of them makes the session")
+            members[1]
+            .hear("told ")
+            .startswith("rank 1 waits for the other ranks: each of them must create the session")
         )
         members[0].go_on()
-        members[1].hear("told rank 1 waits for the other ranks: each of them has to call session.step()")
+        members[1].hear("told rank 1 waits for the other ranks: each must call session.step()")
         members[0].go_on()
         assert [member.wait() for member in members] == [0, 0]

@@ -507,8 +507,8 @@ def test_a_missing_file_is_named(store):
 def test_what_several_processes_write_in_one_place_is_one_checkpoint(store):
     writer = prepared(store)
     others = open_store(store.url)
-    part = joined(others, writer.place)
-    assert part.place == writer.place
+    part = joined(others, writer.folder)
+    assert part.folder == writer.folder
     assert store.checkpoints(JOB) == []
     writer.make_durable()
     writer.commit(b"{}")
@@ -520,7 +520,7 @@ def test_what_several_processes_write_in_one_place_is_one_checkpoint(store):
 
 def test_the_process_that_has_begun_a_checkpoint_may_also_join_it(store):
     writer = store.begin(JOB, FIRST, 1, 13)
-    part = store.join(JOB, FIRST, 1, writer.place, 7)
+    part = store.join(JOB, FIRST, 1, writer.folder, 7)
     part.write(FILE, [b"tensors"])
     writer.commit(b"{}")
     assert read(store) == b"tensors"
@@ -528,7 +528,7 @@ def test_the_process_that_has_begun_a_checkpoint_may_also_join_it(store):
 
 def test_only_the_process_that_has_begun_a_checkpoint_commits_or_removes_it(store):
     writer = prepared(store)
-    part = joined(open_store(store.url), writer.place)
+    part = joined(open_store(store.url), writer.folder)
     with pytest.raises(AssertionError, match="the process that began"):
         part.commit(b"{}")
     part.abort()
@@ -539,18 +539,18 @@ def test_only_the_process_that_has_begun_a_checkpoint_commits_or_removes_it(stor
 
 def test_what_others_wrote_goes_with_a_checkpoint_that_is_aborted(store):
     writer = prepared(store)
-    joined(open_store(store.url), writer.place)
+    joined(open_store(store.url), writer.folder)
     writer.abort()
     assert (store.checkpoints(JOB), leftovers(store)) == ([], [])
     again = prepared(store)
-    joined(open_store(store.url), again.place, data=b"anew")
+    joined(open_store(store.url), again.folder, data=b"anew")
     again.commit(b"{}")
     assert read(store, file=OTHER_FILE) == b"anew"
 
 
 def test_a_checkpoint_that_is_aborted_while_others_write_never_comes_to_be(store):
     writer = prepared(store)
-    part = open_store(store.url).join(JOB, FIRST, 1, writer.place, 40 * MIB)
+    part = open_store(store.url).join(JOB, FIRST, 1, writer.folder, 40 * MIB)
     with contextlib.suppress(OSError):
         part.write(OTHER_FILE, [bytes(40 * MIB)], pace=lambda _: writer.abort())
         part.make_durable()
@@ -564,7 +564,7 @@ def test_a_checkpoint_that_is_aborted_while_others_write_never_comes_to_be(store
 
 
 def test_what_several_left_half_done_goes_with_the_next_attempt(store):
-    place = prepared(store).place
+    place = prepared(store).folder
     others = open_store(store.url)
     part = joined(others, place)
     newer = open_store(store.url)
@@ -580,7 +580,7 @@ def test_what_several_left_half_done_goes_with_the_next_attempt(store):
 
 
 def test_a_place_that_nobody_can_have_begun_is_refused(store):
-    place = prepared(store).place
+    place = prepared(store).folder
     of_another = place.replace("00000001", "00000002", 1)
     for wrong in (
         "", ".", "..", f"../{place}", f"{place}/..", f"/{place}", f"{place}\0", f"{place}\n", f"{place}x",

@@ -14,13 +14,13 @@ def test_ranks_that_count_iterations_otherwise_have_no_checkpoint_in_common(crow
     states, told = found[0]
     assert states
     assert all(one == other for one, other in states)
-    assert any("every rank has to call session.step() after the same batches" in each for each in told)
+    assert any("every rank must call session.step() after the same batches" in each for each in told)
 
 
 def test_pipeline_stages_of_the_same_names_are_not_taken_for_replicas(crowd, store):
     for checkpoints, _ in (found := crowd.run(4, "tests.support.isolated_process.stages", store=store)):
         assert checkpoints == []
-    assert any("differ in what should be the same on both" in told for told in found[0][1])
+    assert any("have different values for replicated state" in told for told in found[0][1])
 
 
 def test_an_optimizers_plain_tensors_of_a_sharded_parameter_are_each_ranks_own(crowd, store):

@@ -11,7 +11,7 @@ import msgspec
 import typer
 
 from holdfast.checkpoint import garbage_collection
-from holdfast.checkpoint.garbage_collection import Item, Plan
+from holdfast.checkpoint.garbage_collection import RemovableItem, RemovalPlan
 from holdfast.client import NotFound
 from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table, size
 from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
@@ -20,7 +20,7 @@ from holdfast.config import Config
 from holdfast.protocol.retention import Retention
 from holdfast.store import Store
 
-P = TypeVar("P", bound=Plan)
+P = TypeVar("P", bound=RemovalPlan)
 
 _KEEP = (
     "Approximate number of checkpoints to keep per job, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
@@ -161,7 +161,7 @@ def as_carried_out(planned: P, ours: bool) -> P:
     return planned if ours else msgspec.structs.replace(planned, items=[])
 
 
-def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], remedy: str, *, dry_run: bool) -> None:
+def print_plans(plans: Sequence[RemovalPlan], ours: Sequence[RemovalPlan], remedy: str, *, dry_run: bool) -> None:
     """Print what is removed, and which jobs are skipped; `remedy` says how to include them."""
     for each in plans:
         if each not in ours:
@@ -176,9 +176,9 @@ def print_plans(plans: Sequence[Plan], ours: Sequence[Plan], remedy: str, *, dry
     print(f"\n{counted(len(items), 'item')}, {_sum(items)}{' would be removed' if dry_run else ''}; {stays}")
 
 
-def _size(item: Item) -> str:
+def _size(item: RemovableItem) -> str:
     return "-" if item.size_bytes is None else size(item.size_bytes)
 
 
-def _sum(items: list[Item]) -> str:
+def _sum(items: list[RemovableItem]) -> str:
     return size(sum(item.size_bytes or 0 for item in items))

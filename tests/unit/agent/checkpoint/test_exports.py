@@ -199,7 +199,7 @@ def test_what_comes_into_being_meanwhile_is_not_replaced(made, tmp_path, monkeyp
         return real(run, start, end)
 
     monkeypatch.setattr(FileRange, "view", view)
-    with pytest.raises(FileExistsError, match="was created meanwhile"):
+    with pytest.raises(FileExistsError, match="was created during the export"):
         export(written.store, "job", written.id, target, "torch")
     assert target.read_text() == "somebody else's"
     assert names(tmp_path) == ["store", "target"]

@@ -13,7 +13,7 @@ from holdfast.engine.lifecycle import TRANSITIONS, Life, Lifecycle
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
 from holdfast.system import supervisor_channel
-from holdfast.system.preemption import EXIT_ASKED
+from holdfast.system.preemption import EXIT_SIGTERM
 from tests.support.small_session import iterate, session_of
 
 
@@ -52,7 +52,11 @@ def test_how_the_process_ends(state, supervised, monkeypatch):
     if supervised:
         monkeypatch.setenv(supervisor_channel.VARIABLE, "/nowhere")
     replaced = supervisor_channel.EXIT_FENCED if supervised else None
-    ends = {Life.PREEMPTED: EXIT_ASKED, Life.RELAUNCHED: supervisor_channel.EXIT_RELAUNCH, Life.REPLACED: replaced}
+    ends = {
+        Life.PREEMPTED: EXIT_SIGTERM,
+        Life.RELAUNCHED: supervisor_channel.EXIT_RELAUNCH,
+        Life.REPLACED: replaced,
+    }
     assert at(state).exit_status == ends.get(state)
 
 

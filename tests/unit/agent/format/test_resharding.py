@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.resharding import Region, assembly, copies_for
+from holdfast.format.resharding import Region, copies_for, plan_assembly
 from tests.support.many_ranks import (
     Own,
     Sharded,
@@ -262,10 +262,10 @@ def test_a_region_that_is_a_shard_takes_no_copy_and_no_planner(made):
     stored = fmt.tensors_for(made.manifest, 0)["model.uneven"]
     shard = stored[1]
     read = torch.zeros(shard.shape)
-    found = assembly("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
+    found = plan_assembly("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
     assert found.build({id(shard): read}) is read
     (whole,) = fmt.tensors_for(made.manifest, 0)["model.norm"]
-    assert assembly("model.norm", [whole]).build({id(whole): read}) is read
+    assert plan_assembly("model.norm", [whole]).build({id(whole): read}) is read
 
 
 @pytest.mark.parametrize("rank", [None, 0, 1, 2, 3])
@@ -308,8 +308,8 @@ def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(buil
     written = payloads(len(blocks), {"w": Sharded(tensor, blocks)})
     stored = [each.part.tensors[0] for each in written]
     read = {id(shard): part_of(tensor, block) for shard, block in zip(stored, blocks, strict=True)}
-    assert torch.equal(assembly("w", stored, region).build(read), part_of(tensor, region))
-    assert torch.equal(assembly("w", stored).build(read), tensor)
+    assert torch.equal(plan_assembly("w", stored, region).build(read), part_of(tensor, region))
+    assert torch.equal(plan_assembly("w", stored).build(read), tensor)
     assert sum(math.prod(copy.shape) for copy in copies_for(stored, region)) == math.prod(region.shape)
 
 

@@ -14,7 +14,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
-from holdfast.format.shards import merge_ranks, names_in, overlapping, require_whole, shard_error
+from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error
 from tests.support.many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
 
 TENSORS = {
@@ -206,11 +206,11 @@ def test_a_manifest_is_checked_in_the_same_way():
         job="j", iteration=1, lineage=1, attempt=1, kind="final", created_at=0.0, parent=None, world_size=4,
         files=[part.file for part in told], tensors=[t for part in told for t in part.tensors], state={},
     )  # fmt: skip
-    require_whole(manifest)
+    require_complete(manifest)
     there = [t for t in manifest.tensors if (t.name, t.file) != ("w", "rank-2.safetensors")]
     lacking = msgspec.structs.replace(manifest, tensors=there)
     with pytest.raises(DamagedCheckpoint, match=r"manifest\.json: tensor w: 6 of its 21 elements are missing"):
-        require_whole(lacking)
+        require_complete(lacking)
 
 
 def test_the_names_in_a_tree_are_found_wherever_they_are():

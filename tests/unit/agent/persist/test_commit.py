@@ -17,7 +17,7 @@ from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
 from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import checkpoint_id
-from holdfast.snapshot.checkpoint_run import Origin
+from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
 
@@ -142,7 +142,7 @@ class FaultyFiles(Files):
 
 
 def task_of(rank, world_size, iteration):
-    origin = Origin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={})
+    origin = RunOrigin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={})
     return Task(
         origin=origin,
         id=checkpoint_id(iteration, 1),
@@ -152,7 +152,7 @@ def task_of(rank, world_size, iteration):
         created_at=0.0,
         slots=[TensorRange("w", "F32", (4,), 0, 16)],
         views={},
-        own={"w"},
+        rank_local={"w"},
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
         timings={},
     )

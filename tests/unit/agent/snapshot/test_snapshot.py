@@ -343,7 +343,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
     protect = functools.partial(
         ctypes.CDLL(None, use_errno=True).mprotect, ctypes.c_void_p(weight.data_ptr()), ctypes.c_size_t(1 << 20)
     )
-    watchdog = snapshotter._layouts[0]._watchdog
+    watchdog = snapshotter._layouts[0]._detector
     assert protect(0) == 0  # as if it were gone: to touch it would end this process
     try:
         watchdog.remember()
@@ -355,7 +355,7 @@ def test_a_tensor_whose_memory_is_gone_is_not_touched(snapshotter):
 @pytest.mark.parametrize("name", ["w", "m"])
 def test_what_is_changed_in_place_while_it_is_copied_is_named_whoever_keeps_it(snapshotter, held, name):
     what = captured(("m", "w"), m=torch.ones(100), w=torch.ones(100))
-    what.kept = {"m"}
+    what.optimizer_state = {"m"}
     snapshot = begin(snapshotter, what)
     what.tensors[name][50] = 3
     held.set()
@@ -386,7 +386,7 @@ def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshott
 def test_a_copy_that_is_given_up_fails_and_keeps_its_memory_until_the_run_ends(snapshotter):
     run = CheckpointRun(requested(), snapshotter)
     snapshotter.begin(run, captured(w=torch.ones(2)))
-    snapshotter.give_up(run, "KeyboardInterrupt")
+    snapshotter.fail_copy(run, "KeyboardInterrupt")
     assert run.wait_copied(300)
     assert str(run.copy.failure) == "KeyboardInterrupt before it began"
     assert not snapshotter.has_room
@@ -396,7 +396,7 @@ def test_a_copy_that_is_given_up_fails_and_keeps_its_memory_until_the_run_ends(s
 
 def test_a_copy_that_was_begun_is_not_given_up(snapshotter):
     run = begin(snapshotter, captured(w=torch.ones(2)), at_once=True)
-    snapshotter.give_up(run, "KeyboardInterrupt")
+    snapshotter.fail_copy(run, "KeyboardInterrupt")
     release(run)
     second = begin(snapshotter, captured(w=torch.ones(2)), at_once=True)
     assert (run.copy.failure, second.copy.failure) == (None, None)

@@ -178,20 +178,20 @@ def test_a_process_that_joins_needs_room_for_its_part(store, monkeypatch):
     usage = shutil.disk_usage(store.root)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_000_000))
     with pytest.raises(OSError, match="1 MB free, too little for a checkpoint of 5 MB"):
-        store.join(JOB, FIRST, 1, writer.place, 5_000_000)
+        store.join(JOB, FIRST, 1, writer.folder, 5_000_000)
 
 
 def test_a_place_that_another_host_does_not_see_is_told_with_the_way_out(store, tmp_path):
     writer = store.begin(JOB, FIRST, 1, 7)
     elsewhere = open_store(tmp_path / "elsewhere")
     with pytest.raises(FileNotFoundError, match="all ranks need the same store") as caught:
-        elsewhere.join(JOB, FIRST, 1, writer.place, 7)
-    assert caught.value.filename == str(elsewhere.root / JOB / writer.place)
+        elsewhere.join(JOB, FIRST, 1, writer.folder, 7)
+    assert caught.value.filename == str(elsewhere.root / JOB / writer.folder)
     assert not elsewhere.root.exists()
 
 
 def test_a_place_is_that_of_one_checkpoint(store):
-    place = store.begin(JOB, FIRST, 1, 7).place
+    place = store.begin(JOB, FIRST, 1, 7).folder
     with pytest.raises(ValueError, match=f"not a directory in which attempt 1 writes {SECOND}"):
         store.join(JOB, SECOND, 1, place, 7)
 
@@ -208,7 +208,7 @@ def test_nothing_stays_of_what_is_written_while_the_checkpoint_is_aborted(store)
 
     store.files = Meanwhile()
     writer = store.begin(JOB, FIRST, 1, 7)
-    part = LocalStore(store.root).join(JOB, FIRST, 1, writer.place, 7)
+    part = LocalStore(store.root).join(JOB, FIRST, 1, writer.folder, 7)
     part.write("rank-1.safetensors", [b"early"])
     writer.abort()
     assert leftovers(store) == []
@@ -490,7 +490,7 @@ def test_commit_syncs_files_then_their_directory_then_renames_then_syncs_the_par
 
 
 def test_what_has_settled_is_synced_with_its_name(store, syncs):
-    place = store.begin(JOB, FIRST, 1, 7).place
+    place = store.begin(JOB, FIRST, 1, 7).folder
     writer = store.join(JOB, FIRST, 1, place, 7)
     writer.write("rank-1.safetensors", [b"tensors"])
     writer.make_durable()

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from holdfast.persist.writer import LEAST_BYTES_PER_SECOND, RateLimiter
+from holdfast.persist.writer import MIN_BYTES_PER_SECOND, RateLimiter
 
 MB = 1_000_000
 
@@ -42,7 +42,7 @@ def test_no_rate_is_so_low_that_a_checkpoint_never_ends():
     pacer = RateLimiter(0.0, clock.wait, clock)
     pacer(MB)
     pacer(MB)
-    assert clock.now == 100.0 + MB / LEAST_BYTES_PER_SECOND
+    assert clock.now == 100.0 + MB / MIN_BYTES_PER_SECOND
 
 
 def test_a_slow_device_has_nothing_to_catch_up_with():
