@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.chaos import Case, Chaos, Ended, Struck, undisturbed
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.sweep import LONG, Pool
 
 pytestmark = pytest.mark.processes
@@ -58,12 +58,12 @@ def test_an_order_happens_once_or_ends_with_a_reason(
     ends: list[Ended] = []
     numbers = count()
 
-    def trial(nursery: Nursery, case: Case) -> list[str]:
+    def trial(fork_server: ForkServer, case: Case) -> list[str]:
         folder = tmp_path / str(number := next(numbers))
         folder.mkdir()
         database = Path(shutil.copy(migrated, folder / "holdfast.db"))
         try:
-            chaos = Chaos(case, nursery, folder, f"chaos-{number}", database)
+            chaos = Chaos(case, fork_server, folder, f"chaos-{number}", database)
             try:
                 ends.append(ended := chaos.run())
             finally:

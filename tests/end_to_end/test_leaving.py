@@ -22,8 +22,8 @@ from holdfast.store import open_store
 from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
 from holdfast.system.processes import descendants
 from tests.support import leaving_ranks
-from tests.support.multi_rank import Crowd
-from tests.support.multi_rank import crowd as crowd
+from tests.support.multi_rank import RankLauncher
+from tests.support.multi_rank import launcher as launcher
 from tests.support.stage import (
     HOLDFAST,
     PATIENCE_SECONDS,
@@ -71,8 +71,10 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
 
 
 @pytest.mark.parametrize("told", [0, 2])
-def test_all_ranks_end_at_one_boundary_whichever_is_told(crowd: Crowd, tmp_path: Path, told: int) -> None:
-    done = crowd.run(3, "tests.support.leaving_ranks.train", store=str(tmp_path), told=told)
+def test_all_ranks_end_at_one_boundary_whichever_is_told(
+    launcher: RankLauncher, tmp_path: Path, told: int
+) -> None:
+    done = launcher.run(3, "tests.support.leaving_ranks.train", store=str(tmp_path), told=told)
     assert [each["exit"] for each in done] == [EXIT_ASKED] * 3
     (last,) = {each["iteration"] for each in done}
     assert last > leaving_ranks.TOLD_AT

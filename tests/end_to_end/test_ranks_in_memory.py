@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.chaos import HERE, read
-from tests.support.multi_rank import Crowd
-from tests.support.multi_rank import crowd as crowd
+from tests.support.multi_rank import RankLauncher
+from tests.support.multi_rank import launcher as launcher
 from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, environment, spawned
 from tests.support.tier_ends import Ended, assert_nothing_left
 from tests.support.tier_ranks_trainer import AT, EVERY, ITERATIONS
@@ -36,7 +36,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_sealed(
-    tmp_path: Path, crowd: Crowd, case: Case
+    tmp_path: Path, launcher: RankLauncher, case: Case
 ) -> None:
     kind, ranks, end, start = case
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
@@ -59,7 +59,7 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_seale
     assert ended.rescued == ([AT] if start == AT else [])
     assert ("in memory is not used" in said) is (end == "damaged")
 
-    undisturbed = crowd.run(ranks, "tests.support.tier_ranks_trainer.alone", kind=kind)
+    undisturbed = launcher.run(ranks, "tests.support.tier_ranks_trainer.alone", kind=kind)
     for rank, expected in enumerate(undisturbed):
         lines = read(tmp_path / f"ledger-{rank}")
         assert [line for line in lines if line.outcome != expected[line.iteration - 1]] == []

@@ -8,14 +8,16 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import slow_rank
-from tests.support.multi_rank import Crowd
-from tests.support.multi_rank import crowd as crowd
+from tests.support.multi_rank import RankLauncher
+from tests.support.multi_rank import launcher as launcher
 
 pytestmark = pytest.mark.processes
 
 
-def test_the_rank_that_the_other_waits_for_is_named(crowd: Crowd, server: Client, tmp_path: Path) -> None:
-    done = crowd.run(2, "tests.support.slow_rank.train", server=server.server, store=str(tmp_path))
+def test_the_rank_that_the_other_waits_for_is_named(
+    launcher: RankLauncher, server: Client, tmp_path: Path
+) -> None:
+    done = launcher.run(2, "tests.support.slow_rank.train", server=server.server, store=str(tmp_path))
     assert done == [{"iteration": slow_rank.ITERATIONS}] * 2
     answer = server.get("/jobs/two-ranks/ranks")
     job = server.job("two-ranks")

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeVar
 from holdfast.checkpoint import restore
 from holdfast.client import Client, Order, ServerError, UnreachableError
 from holdfast.store import Lineage, open_store
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.stage import PATIENCE_SECONDS, environment, until
 from tests.support.struck_trainer import EVERY
 from tests.support.wire import Wire
@@ -116,9 +116,9 @@ class _Asked(socketserver.StreamRequestHandler):
 class Chaos:
     """One job with its server, its supervisor and the network between them."""
 
-    def __init__(self, case: Case, nursery: Nursery, folder: Path, job: str, database: Path) -> None:
+    def __init__(self, case: Case, fork_server: ForkServer, folder: Path, job: str, database: Path) -> None:
         self.case, self.job, self.folder = case, job, folder
-        self._nursery, self._database = nursery, database
+        self._fork_server, self._database = fork_server, database
         self._ledger, self._log, self._enough = folder / "ledger", folder / "log", folder / "enough"
         self.store = open_store(folder / "store")
         self._stack = contextlib.ExitStack()
@@ -138,8 +138,10 @@ class Chaos:
         """On the same port and database as before."""
         log = self.folder / f"server-{time.monotonic_ns()}.log"
         arguments = ["--db", str(self._database), "--port", port]
-        told = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **self._where}
-        birth = self._nursery.hatch("tests.support.struck_server.live", log, arguments=arguments, environment=told)
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **self._where}
+        birth = self._fork_server.spawn(
+            "tests.support.struck_server.live", log, arguments=arguments, environment=env
+        )
         self._server = self._stack.enter_context(birth)
         until(lambda: self._is_up(log), "the server to say where it is")
         _, where, rest = log.read_text().partition("http://127.0.0.1:")

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.support import everything
-from tests.support.fork_server import Nursery
-from tests.support.multi_rank import Crowd
+from tests.support.fork_server import ForkServer
+from tests.support.multi_rank import RankLauncher
 from tests.support.oracle import Log
 
 Undisturbed = Callable[..., Log]
@@ -30,10 +30,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("tests.support.exact_work")
-    yield nursery
-    nursery.close()
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer("tests.support.exact_work")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -46,14 +46,14 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Crowd]:
-    crowd = Crowd("tests.support.ranks_work")
-    yield crowd
-    crowd.close()
+def ranks() -> Iterator[RankLauncher]:
+    launcher = RankLauncher("tests.support.ranks_work")
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="session")
-def undisturbed_ranks(ranks: Crowd) -> Callable[..., list[Log]]:
+def undisturbed_ranks(ranks: RankLauncher) -> Callable[..., list[Log]]:
     """The logs of a job's ranks that nothing interrupts, by rank."""
     known: dict[str, list[Log]] = {}
 

@@ -156,13 +156,13 @@ def faulty(tmp_path, fault, **details):
     return FaultyStore(tmp_path, fault, **details)
 
 
-STRANGERS = {"processes": set(), "threads": set()}
-"""Those that were there before the test: servers that the whole run shares, threads of sessions past."""
+PREEXISTING = {"processes": set(), "threads": set()}
+"""Processes and threads that existed before the test: shared servers, threads of earlier sessions."""
 
 
-def meet_strangers():
-    STRANGERS.update(processes=set(), threads=set())
-    STRANGERS.update(processes=set(children()), threads=set(threading.enumerate()))
+def record_preexisting_processes_and_threads():
+    PREEXISTING.update(processes=set(), threads=set())
+    PREEXISTING.update(processes=set(children()), threads=set(threading.enumerate()))
 
 
 def children():
@@ -171,7 +171,7 @@ def children():
     for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that of a thread which has just ended
             pids.update(map(int, path.read_text().split()))
-    return sorted(pids - STRANGERS["processes"])
+    return sorted(pids - PREEXISTING["processes"])
 
 
 def descriptors(pid="self"):
@@ -185,5 +185,5 @@ def descriptors(pid="self"):
 
 def our_threads(*, pool=False):
     """Names of the threads that the test has started; those of the pool, which stays, are left out by default."""
-    ours = (thread.name for thread in threading.enumerate() if thread not in STRANGERS["threads"])
+    ours = (thread.name for thread in threading.enumerate() if thread not in PREEXISTING["threads"])
     return [name for name in ours if name.startswith("holdfast") and (pool or "-io-" not in name)]

@@ -1,4 +1,4 @@
-"""Training in a crowd, and going on in a fresh DistributedDataParallel, with the buckets as they were or not."""
+"""Workloads for tests of gradient buckets: train, then resume in a new DistributedDataParallel."""
 
 import contextlib
 import copy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.fork_server import Hatchling, Nursery
+from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.judging import leftovers, violations
 from tests.support.tracing import Point, points, traced
 
@@ -36,10 +36,10 @@ class Scenario:
         self.prepare(folder / "store")
         return folder
 
-    def undisturbed(self, nursery: Nursery) -> tuple[list[Point], list[str]]:
+    def undisturbed(self, fork_server: ForkServer) -> tuple[list[Point], list[str]]:
         """The points at which it could be hit, and what it tells when it is not."""
         folder = self.stage()
-        with nursery.hatch(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
+        with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
             child.await_ready()
             with traced(child.kin(), folder / "trace"):
                 child.let_go()
@@ -49,10 +49,10 @@ class Scenario:
         assert child.wait_alone(ORPHAN_SECONDS), f"it left processes behind: {child.account()}"
         return points(folder / "trace", folder / "store"), child.told
 
-    def hit(self, nursery: Nursery, folder: Path, injection: str) -> Hatchling:
+    def hit(self, fork_server: ForkServer, folder: Path, injection: str) -> ForkedProcess:
         """Run it with a fault."""
         folder.mkdir(exist_ok=True)
-        with nursery.hatch(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
+        with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
             child.await_ready()
             with traced(child.kin(), folder / "trace", injection):
                 child.let_go()
@@ -60,18 +60,18 @@ class Scenario:
             child.wait_alone(ORPHAN_SECONDS)
         return child
 
-    def again(self, nursery: Nursery, folder: Path) -> Hatchling:
+    def again(self, fork_server: ForkServer, folder: Path) -> ForkedProcess:
         """Start once more with no fault, as a supervisor does."""
-        with nursery.hatch(self.workload, folder / "log", root=str(folder / "store"), **self.restart) as child:
+        with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.restart) as child:
             child.run()
         return child
 
-    def killed_at(self, nursery: Nursery, point: Point) -> tuple[list[str], list[str]]:
+    def killed_at(self, fork_server: ForkServer, point: Point) -> tuple[list[str], list[str]]:
         """(what is wrong, what was told) after a kill there and a restart."""
         folder = self.stage()
         root = folder / "store"
         allowed = 1 + len(leftovers(root))
-        child = self.hit(nursery, folder, point.inject("signal=SIGKILL"))
+        child = self.hit(fork_server, folder, point.inject("signal=SIGKILL"))
         found = []
         if not (kills := (folder / "trace").read_text().count("killed by SIGKILL")):
             found.append(f"was not hit but ended with {child.status}")
@@ -84,7 +84,7 @@ class Scenario:
         if not child.all("alone"):
             found.append("left processes behind")
         found += violations(root, child.told, leftovers_allowed=allowed)
-        again = self.again(nursery, folder)
+        again = self.again(fork_server, folder)
         if again.status != 0:
             return [*found, f"does not start again: {again.account()}"], child.told
         found += violations(root, [*child.told, *again.told])

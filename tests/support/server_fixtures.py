@@ -30,7 +30,7 @@ from holdfast.protocol.messages import (
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.accounts_stage import Stage
-from tests.support.fork_server import PATIENCE_SECONDS, Hatchling, Nursery
+from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
 
 BASE_URL = "http://127.0.0.1:7117"
 JOB = "/api/v1/jobs/char-gpt"
@@ -176,7 +176,7 @@ class NotStarted(AssertionError):
 class Server:
     """`python -m holdfast_server` in a process and on a port of its own."""
 
-    process: Hatchling
+    process: ForkedProcess
     log: Path
     url: str = ""
 
@@ -217,14 +217,14 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server_nursery() -> Iterator[Nursery]:
-    nursery = Nursery("tests.support.server_process")
-    yield nursery
-    nursery.close()
+def server_processes() -> Iterator[ForkServer]:
+    fork_server = ForkServer("tests.support.server_process")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture
-def hatch(server_nursery: Nursery, tmp_path: Path, fast_path: Path) -> Iterator[Callable[..., Server]]:
+def spawn_server(server_processes: ForkServer, tmp_path: Path, fast_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts servers, whether they come to serve or not."""
     numbers = count(1)
     with ExitStack() as running:
@@ -232,7 +232,7 @@ def hatch(server_nursery: Nursery, tmp_path: Path, fast_path: Path) -> Iterator[
         def start(*arguments: str, **environment: str) -> Server:
             environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
             log = fast_path / f"server-{next(numbers)}.log"
-            birth = server_nursery.hatch(
+            birth = server_processes.spawn(
                 "tests.support.server_process.live", log, arguments=arguments, environment=environment
             )
             return Server(running.enter_context(birth), log)
@@ -241,9 +241,9 @@ def hatch(server_nursery: Nursery, tmp_path: Path, fast_path: Path) -> Iterator[
 
 
 @pytest.fixture
-def serve(hatch: Callable[..., Server], new_database: str) -> Callable[..., Server]:
+def serve(spawn_server: Callable[..., Server], new_database: str) -> Callable[..., Server]:
     def start(*arguments: str, **environment: str) -> Server:
-        server = hatch("--db", new_database, "--port", "0", *arguments, **environment)
+        server = spawn_server("--db", new_database, "--port", "0", *arguments, **environment)
         server.wait_for_address()
         return server
 

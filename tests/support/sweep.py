@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 
 T = TypeVar("T")
 AT_ONCE = 2
@@ -40,27 +40,27 @@ class Pool:
     """Nurseries for as many trials as run at once."""
 
     def __init__(self, *modules: str) -> None:
-        self._all = [Nursery(*modules) for _ in range(AT_ONCE)]
-        self._free: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
-        for nursery in self._all:
-            self._free.put(nursery)
+        self._all = [ForkServer(*modules) for _ in range(AT_ONCE)]
+        self._free: queue.SimpleQueue[ForkServer] = queue.SimpleQueue()
+        for fork_server in self._all:
+            self._free.put(fork_server)
 
-    def each(self, trial: Callable[[Nursery, T], Sequence[str]], cases: Iterable[T]) -> list[str]:
+    def each(self, trial: Callable[[ForkServer, T], Sequence[str]], cases: Iterable[T]) -> list[str]:
         """What was wrong in any of the trials, with the case in front."""
 
         def run(case: T) -> list[str]:
-            nursery = self._free.get()
+            fork_server = self._free.get()
             try:
-                return [f"{case}: {each}" for each in trial(nursery, case)]
+                return [f"{case}: {each}" for each in trial(fork_server, case)]
             finally:
-                self._free.put(nursery)
+                self._free.put(fork_server)
 
         with ThreadPoolExecutor(AT_ONCE) as workers:
             return [each for found in workers.map(run, cases) for each in found]
 
-    def one(self) -> Nursery:
+    def one(self) -> ForkServer:
         return self._all[0]
 
     def close(self) -> None:
-        for nursery in self._all:
-            nursery.close()
+        for fork_server in self._all:
+            fork_server.close()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.everything import EPOCHS, SAMPLES, Died, Job, seed_of_start
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.oracle import Log, first_difference
 
 MOMENTS = ("drawn", "backward", "updated", "stepped")
@@ -76,18 +76,18 @@ def test_a_script_that_fails_goes_on_as_if_it_had_not(seed, accumulation, across
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("accumulation", "across"), SHAPES)
 def test_a_process_that_is_killed_goes_on_as_if_it_had_not_been(
-    accumulation, across, workers, tmp_path, undisturbed, nursery
+    accumulation, across, workers, tmp_path, undisturbed, fork_server
 ):
     expected = undisturbed(accumulation, across)
     plan = [Death("SIGKILL", 2, "backward"), Death("SIGTERM", len(expected) - 1, "updated")]
-    judge(nursery, tmp_path, expected, plan, accumulation=accumulation, across=across, workers=workers)
+    judge(fork_server, tmp_path, expected, plan, accumulation=accumulation, across=across, workers=workers)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_two_hundred_deaths_change_no_bit(accumulation, workers, tmp_path, undisturbed, nursery):
+def test_two_hundred_deaths_change_no_bit(accumulation, workers, tmp_path, undisturbed, fork_server):
     """Twenty-five cases each: the eight tests together are two hundred."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"repeat these deaths with HOLDFAST_TEST_SEED={seed}")
@@ -97,17 +97,17 @@ def test_two_hundred_deaths_change_no_bit(accumulation, workers, tmp_path, undis
         expected = undisturbed(accumulation, across)
         plan = deaths(chance, len(expected), 5)
         options = {"accumulation": accumulation, "across": across, "workers": workers}
-        judge(nursery, tmp_path / str(case), expected, plan, every=chance.choice([1, 2, 5]), **options)
+        judge(fork_server, tmp_path / str(case), expected, plan, every=chance.choice([1, 2, 5]), **options)
 
 
-def judge(nursery: Nursery, place: Path, expected: Log, plan: list[Death], **options: Any) -> None:
+def judge(fork_server: ForkServer, place: Path, expected: Log, plan: list[Death], **options: Any) -> None:
     """Put a job through these deaths and to its end."""
     place.mkdir(exist_ok=True)
     seen: Log = {}
     for number, death in enumerate([*plan, None]):
         spot = (death.kind, death.iteration, death.moment) if death else (None, 0, "")
         orders = dict(zip(("death", "iteration", "moment"), spot, strict=True))
-        with nursery.hatch(
+        with fork_server.spawn(
             "tests.support.exact_work.live",
             place / "log",
             store=str(place / "store"),

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.store import open_store
 from tests.support.everything import SAMPLES
-from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import RankLauncher
 from tests.support.oracle import Log, first_difference
 from tests.support.parallel import EPOCHS, batches_of
 
@@ -171,13 +171,13 @@ def test_twenty_deaths_change_no_bit(kind, world_size, ranks, undisturbed_ranks,
         judge(ranks, tmp_path / str(case), expected, plan, kind=kind, **options)
 
 
-def judge(crowd: Crowd, place: Path, expected: list[Log], plan: list[Death], **options: Any) -> None:
+def judge(launcher: RankLauncher, place: Path, expected: list[Log], plan: list[Death], **options: Any) -> None:
     """Put a job through these deaths and to its end, each start in new processes with other random numbers."""
     seen: list[Log] = [{} for _ in expected]
     for number, death in enumerate([*plan, None]):
         orders = {"start": number, "death": asdict(death) if death is not None else None}
         orders |= {"store": str(place), "meets_always": True} | options
-        with crowd.start(len(expected), "tests.support.ranks_work.live", **orders) as ranks:
+        with launcher.start(len(expected), "tests.support.ranks_work.live", **orders) as ranks:
             statuses = [rank.wait() for rank in ranks]
             account = "\n".join(rank.account() for rank in ranks)
             logs = [dict(map(json.loads, rank.said("iteration "))) for rank in ranks]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.multi_rank import Crowd
+from tests.support.multi_rank import RankLauncher
 from tests.support.oracle import first_difference
 
 BEGIN, END = 5, 8
@@ -42,7 +42,7 @@ ITEMS = [
 
 
 @pytest.fixture(scope="module")
-def left(ranks: Crowd, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
+def left(ranks: RankLauncher, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
     """Stores of jobs that were killed after iteration BEGIN."""
     stores = {}
     for (kind, world_size), options in JOBS.items():

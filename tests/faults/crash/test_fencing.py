@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.messages import checkpoint_id
-from tests.support.fork_server import Hatchling, Nursery
+from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.judging import leftovers, violations
 from tests.support.scenario import Scenario
 from tests.support.sweep import LONG, Pool
@@ -40,7 +40,7 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-def stopped(child: Hatchling, trace: Path) -> bool:
+def stopped(child: ForkedProcess, trace: Path) -> bool:
     """Wait until the injected stop has stopped it; False when it ended without."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "stopped by SIGSTOP" not in trace.read_text():
@@ -51,7 +51,7 @@ def stopped(child: Hatchling, trace: Path) -> bool:
     return True
 
 
-def wake(child: Hatchling) -> None:
+def wake(child: ForkedProcess) -> None:
     """Let it go on to its end; each of its threads may be stopped in turn."""
     while not child.all("exit "):
         with contextlib.suppress(ProcessLookupError):
@@ -62,11 +62,11 @@ def wake(child: Hatchling) -> None:
 
 @contextlib.contextmanager
 def stopped_at(
-    point: Point, scenario: Scenario, nursery: Nursery, folder: Path
-) -> Iterator[tuple[Hatchling, bool]]:
+    point: Point, scenario: Scenario, fork_server: ForkServer, folder: Path
+) -> Iterator[tuple[ForkedProcess, bool]]:
     """A first attempt, and whether it was stopped at `point`; it may be let go on until the end of the block."""
     root, trace = folder / "store", folder / "trace"
-    with nursery.hatch(scenario.workload, folder / "old", root=str(root), **scenario.options) as old:
+    with fork_server.spawn(scenario.workload, folder / "old", root=str(root), **scenario.options) as old:
         old.await_ready()
         with traced([old.pid], trace, point.inject("signal=SIGSTOP")):
             old.let_go()
@@ -86,16 +86,16 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
     points, _ = scenario.undisturbed(stores.one())
     begun = next(i for i, point in enumerate(points) if ".tmp-" in point.text)
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
         folder = scenario.stage()
         root = folder / "store"
-        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+        with stopped_at(point, scenario, fork_server, folder) as (old, in_time):
             if not in_time:
                 return [f"was not stopped: {old.account()}"]
             complete, locked = "durable 000000000006-1" in old.told, is_locked(root)
             if locked:  # then the new attempt has to wait for it, which it does for some seconds
                 wake(old)
-            new = scenario.again(nursery, folder)
+            new = scenario.again(fork_server, folder)
             before = contents(root)
             wake(old)
         if new.status != 0:
@@ -105,7 +105,7 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
             found.append(f"the old attempt changed {set(contents(root).items()) ^ set(before.items())}")
         if not (complete or locked or old.all("refused ")):
             found.append(f"the old attempt was refused nothing: {old.account()}")
-        if scenario.again(nursery, folder).status != 0 or leftovers(root):
+        if scenario.again(fork_server, folder).status != 0 or leftovers(root):
             found.append(f"after that there is {leftovers(root)}")
         within_lock.append(locked)
         return found
@@ -128,14 +128,14 @@ def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
     points, undisturbed = scenario.undisturbed(trainers.one())
     losses = [line for line in undisturbed if line.startswith("loss ")]
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
         folder = scenario.stage()
         root = folder / "store"
-        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+        with stopped_at(point, scenario, fork_server, folder) as (old, in_time):
             if not in_time or is_locked(root):
                 return []  # what becomes of that, the test above has shown
             published = (root / "job" / checkpoint_id(options["until"], 1)).exists()
-            new = scenario.again(nursery, folder)
+            new = scenario.again(fork_server, folder)
             before = contents(root)
             wake(old)
         found = violations(root, new.told)

@@ -21,7 +21,7 @@ def test_one_save_after_another_on_a_disk_of_two_and_a_half_checkpoints(
 ) -> None:
     if reason := disks.why_not("tmpfs"):
         pytest.skip(f"{reason}: no disk was filled")
-    with trainers.one().hatch("tests.support.train_work.fill", tmp_path / "log",
+    with trainers.one().spawn("tests.support.train_work.fill", tmp_path / "log",
                 place=str(tmp_path), saves=saves, keep=keep,
                               times=TIMES) as child:  # fmt: skip
         assert child.run() == 0, child.account()

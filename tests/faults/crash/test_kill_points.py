@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.judging import leftovers
 from tests.support.scenario import Scenario
 from tests.support.sweep import LONG, Pool, covering
@@ -28,8 +28,8 @@ def chosen(points: list[Point], whole: bool) -> list[Point]:
 
 
 def assert_no_violation(pool: Pool, scenario: Scenario, points: list[Point]) -> None:
-    def trial(nursery: Nursery, point: Point) -> list[str]:
-        return scenario.killed_at(nursery, point)[0]
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
+        return scenario.killed_at(fork_server, point)[0]
 
     found = pool.each(trial, points)
     print(f"{len(points)} kills, {len(found)} violations")
@@ -88,8 +88,8 @@ def test_training_survives_a_kill_at_every_system_call(
     losses = {line for line in undisturbed if line.startswith("loss ")}
     assert "ground 2 4" in undisturbed, "it goes back in place"
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
-        found, told = scenario.killed_at(nursery, point)
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
+        found, told = scenario.killed_at(fork_server, point)
         if wrong := [line for line in told if line.startswith("loss ") and line not in losses]:
             found.append(f"{wrong} is not what undisturbed training gives")
         if "done 8" not in told:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import disks
-from tests.support.fork_server import Nursery
+from tests.support.fork_server import ForkServer
 from tests.support.sweep import LONG, Pool
 
 pytestmark = pytest.mark.crash
@@ -25,10 +25,10 @@ def cuts(pool: Pool, folder: Path, kind: str, trials: int, **options: object) ->
     print(f"repeat these cuts with HOLDFAST_TEST_SEED={seed}")
     done = []
 
-    def half(nursery: Nursery, number: int) -> list[str]:
+    def half(fork_server: ForkServer, number: int) -> list[str]:
         log, count = folder / f"log-{number}", (trials + number) // 2
         told = {"folder": str(folder), "kind": kind, "trials": count, "seed": seed + number}
-        with nursery.hatch("tests.support.cut_work.cuts", log, **told, **options) as child:
+        with fork_server.spawn("tests.support.cut_work.cuts", log, **told, **options) as child:
             assert child.run() == 0, child.account()
         done.extend(child.all("cut "))
         return child.all("wrong ")

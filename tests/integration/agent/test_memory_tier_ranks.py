@@ -221,9 +221,9 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def expected(crowd, kind):
+def expected(launcher, kind):
     """What a job does that nothing disturbs, by rank."""
-    return crowd.run(2, "tests.support.tier_work.undisturbed", kind=kind)
+    return launcher.run(2, "tests.support.tier_work.undisturbed", kind=kind)
 
 
 def _exact(ended, expected):
@@ -234,8 +234,8 @@ def _exact(ended, expected):
         assert sorted(found["before"] | found["log"]) == sorted(log)
 
 
-def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, crowd, kind, expected):
-    ended = crowd.run(
+def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, launcher, kind, expected):
+    ended = launcher.run(
         2, "tests.support.tier_work.ends_and_goes_on", store=str(tmp_path / "store"), folder=str(folder), kind=kind
     )
     _exact(ended, expected)
@@ -249,11 +249,11 @@ def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path
 @pytest.mark.parametrize("damage", [0, 1])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
-    folder, tmp_path, crowd, kind, expected, damage, max_in_flight
+    folder, tmp_path, launcher, kind, expected, damage, max_in_flight
 ):
     """With one slot that is in the store, with two it is in memory as well."""
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = crowd.run(
+    ended = launcher.run(
         2, "tests.support.tier_work.ends_and_goes_on", damage=damage, max_in_flight=max_in_flight, **options
     )
     _exact(ended, expected)
@@ -266,10 +266,10 @@ def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
 
 @pytest.mark.parametrize("fails", [0, 1])
 def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
-    folder, tmp_path, crowd, kind, expected, fails
+    folder, tmp_path, launcher, kind, expected, fails
 ):
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = crowd.run(2, "tests.support.tier_work.ends_and_goes_on", fails=fails, **options)
+    ended = launcher.run(2, "tests.support.tier_work.ends_and_goes_on", fails=fails, **options)
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
     store = open_store(tmp_path / "store")
@@ -279,12 +279,12 @@ def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
 
 
 @pytest.mark.parametrize("which", ["one each", "one of them", "none"])
-def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, crowd, which):
+def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, launcher, which):
     other = tmp_path / "other"
     other.mkdir()
     held = SupervisorMemory(other)
     folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
-    (told, first), (_, second) = crowd.run(
+    (told, first), (_, second) = launcher.run(
         2, "tests.support.tier_work.apart", store=str(tmp_path / "store"), folders=folders
     )
     assert not any([*first, *second])

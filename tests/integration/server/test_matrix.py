@@ -24,7 +24,7 @@ from tests.unit.server.accounts.test_policy import CAST, STATUS, expected
 from tests.unit.server.accounts.test_policy import cast as cast
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
-SIGNED_IN = {"stranger": "stranger", "viewer": "viewer", "operator": "operators", "admin": "admin",
+SIGNED_IN = {"outsider": "outsider", "viewer": "viewer", "operator": "operators", "admin": "admin",
              "server admin": "root"}  # fmt: skip
 JUDGED_AGAIN = {
     ("POST", "/api/v1/ingest"),

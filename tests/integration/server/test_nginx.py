@@ -128,11 +128,11 @@ def test_the_documented_set_up_asks_everybody_who_they_are(serve, proxied, docum
     server = serve("--address", ADDRESS)
     proxy = proxied(documented, server.url)
     link = re.search(rf"at {ADDRESS}/setup#(hfl_\w+)", server.output)[1]
-    with proxy.client() as ada, proxy.client() as agent, proxy.client() as stranger:
-        assert [stranger.get(path).status_code for path in (JOBS, "/metrics", "/docs")] == [401, 401, 401]
-        assert stranger.patch(f"{JOBS}/char-gpt/desired", json={"paused": True}).status_code == 401
+    with proxy.client() as ada, proxy.client() as agent, proxy.client() as outsider:
+        assert [outsider.get(path).status_code for path in (JOBS, "/metrics", "/docs")] == [401, 401, 401]
+        assert outsider.patch(f"{JOBS}/char-gpt/desired", json={"paused": True}).status_code == 401
         assert (
-            stranger.post("/setup", data={"code": link}, headers={"Origin": "https://evil.example"}).status_code
+            outsider.post("/setup", data={"code": link}, headers={"Origin": "https://evil.example"}).status_code
             == 403
         )
 
@@ -180,13 +180,13 @@ def test_a_batch_as_large_as_the_server_takes_passes(serve, proxied, documented)
 def test_a_server_without_authentication_serves_nothing_through_a_proxy(serve, proxied, documented, kind):
     server = serve()
     block = documented if kind == "as documented" else WITHOUT_HEADERS
-    with proxied(block, server.url).client() as stranger, server.client() as here:
+    with proxied(block, server.url).client() as outsider, server.client() as here:
         for path in ("/", JOBS, "/metrics", "/login", "/static/app.css"):
-            reply = stranger.get(path)
+            reply = outsider.get(path)
             assert (reply.status_code, reply.json()["error"]) == (403, "behind_a_proxy"), path
             assert "--address" in reply.json()["message"]
-        health = stranger.get("/healthz").status_code
+        health = outsider.get("/healthz").status_code
         assert health == (421 if kind == "as documented" else 200), "a health check, but under no other name"
-        assert stranger.post("/api/v1/ingest", content=b"").status_code == 403
-        assert stranger.patch(f"{JOBS}/x/desired", json={"paused": True}, headers=FORM).status_code == 403
+        assert outsider.post("/api/v1/ingest", content=b"").status_code == 403
+        assert outsider.patch(f"{JOBS}/x/desired", json={"paused": True}, headers=FORM).status_code == 403
         assert here.get(JOBS).status_code == 200, "and its own machine everything"

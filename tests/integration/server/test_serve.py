@@ -27,11 +27,11 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def refused(hatch):
+def refused(spawn_server):
     """What a server that does not start says."""
 
     def said(*arguments, **environment):
-        server = hatch(*arguments, **environment)
+        server = spawn_server(*arguments, **environment)
         assert server.wait() == 2
         assert "Traceback" not in server.output
         return server.output
@@ -208,7 +208,7 @@ def test_a_place_that_cannot_be_stored_in_is_named(refused, database):
         ("postgresql://me:hidden@127.0.0.1:1/x", ("refused", "start PostgreSQL there")),
         ("postgresql://me:hidden@nowhere.invalid/x", ("nowhere.invalid", "correct the host")),
         ("postgresql://postgres@/nowhere?host={folder}", ('database "nowhere" does not exist', "createdb")),
-        ("postgresql://stranger@/postgres?host={folder}", ('role "stranger" does not exist', "createuser")),
+        ("postgresql://outsider@/postgres?host={folder}", ('role "outsider" does not exist', "createuser")),
         ("postgresql://guarded:hidden@/postgres?host={folder}", ("password authentication failed", "PGPASSWORD")),
         ("postgresql://guarded@/postgres?host={folder}", ("no password supplied", "PGPASSWORD")),
         ("postgresql://me:hidden@127.0.0.1", ("names no database", "postgresql://USER@HOST/NAME")),

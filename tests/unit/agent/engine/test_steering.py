@@ -21,9 +21,9 @@ def all_whole(root):
 
 @pytest.mark.parametrize("busy", [None, 0, 1])
 @pytest.mark.parametrize("every", [1, 10])
-def test_checkpoints_come_exactly_every_so_many_iterations(crowd, tmp_path, every, busy):
+def test_checkpoints_come_exactly_every_so_many_iterations(launcher, tmp_path, every, busy):
     """However quick the iterations are: the ranks meet in time for each of them."""
-    taken = crowd.run(WORLD, "tests.support.ranks_talk.regularly", store=str(tmp_path), every=every, busy=busy)
+    taken = launcher.run(WORLD, "tests.support.ranks_talk.regularly", store=str(tmp_path), every=every, busy=busy)
     assert taken[0] == taken[1] == taken[2]
     at = [iteration for iteration, kind in taken[0] if kind == "scheduled"]
     gaps = {after - before for before, after in itertools.pairwise(at)}
@@ -31,8 +31,8 @@ def test_checkpoints_come_exactly_every_so_many_iterations(crowd, tmp_path, ever
     all_whole(tmp_path)
 
 
-def test_a_checkpoint_that_the_script_of_rank_0_asks_for_is_taken_by_all(crowd, tmp_path):
-    taken = crowd.run(WORLD, "tests.support.ranks_talk.asked", store=str(tmp_path))
+def test_a_checkpoint_that_the_script_of_rank_0_asks_for_is_taken_by_all(launcher, tmp_path):
+    taken = launcher.run(WORLD, "tests.support.ranks_talk.asked", store=str(tmp_path))
     assert len(taken[0]) == 1
     assert taken[0] == taken[1] == taken[2]
     assert any(checkpoint.startswith(f"{taken[0][0][0]:012d}") for checkpoint in all_whole(tmp_path))
@@ -40,8 +40,8 @@ def test_a_checkpoint_that_the_script_of_rank_0_asks_for_is_taken_by_all(crowd, 
 
 @pytest.mark.parametrize("what", ["learn", "prices", "choose", "capture"])
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_fault_of_ours_on_one_rank_holds_no_other_up(crowd, tmp_path, rank, what):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.break_within", store=str(tmp_path), rank=rank, what=what)
+def test_a_fault_of_ours_on_one_rank_holds_no_other_up(launcher, tmp_path, rank, what):
+    found = launcher.run(WORLD, "tests.support.ranks_talk.break_within", store=str(tmp_path), rank=rank, what=what)
     taken = [[iteration for iteration, _ in each] for each, _, _ in found]
     assert taken[0] == taken[1] == taken[2]
     assert {head for _, _, head in found} == {"000000000096-1"}, "checkpoints are taken again once it is over"
@@ -50,8 +50,8 @@ def test_a_fault_of_ours_on_one_rank_holds_no_other_up(crowd, tmp_path, rank, wh
         assert found[rank][1] or found[0][1]
 
 
-def test_all_ranks_go_back_at_the_same_boundary(crowd, tmp_path):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.restore_back", store=str(tmp_path))
+def test_all_ranks_go_back_at_the_same_boundary(launcher, tmp_path):
+    found = launcher.run(WORLD, "tests.support.ranks_talk.restore_back", store=str(tmp_path))
     jumps, lineage, lines = found[0]
     assert found == [(jumps, 2, [])] * WORLD
     assert (len(jumps), lineage, lines) == (1, 2, [])
@@ -59,8 +59,8 @@ def test_all_ranks_go_back_at_the_same_boundary(crowd, tmp_path):
 
 
 @pytest.mark.parametrize("rank", range(WORLD))
-def test_none_goes_back_where_one_cannot(crowd, tmp_path, rank):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.restore_back", store=str(tmp_path), fails_on=rank)
+def test_none_goes_back_where_one_cannot(launcher, tmp_path, rank):
+    found = launcher.run(WORLD, "tests.support.ranks_talk.restore_back", store=str(tmp_path), fails_on=rank)
     for jumps, lineage, _ in found:
         assert (jumps, lineage) == ([], 1)
     (line,) = [line for _, _, lines in found for line in lines]  # rank 0 tells
@@ -69,8 +69,8 @@ def test_none_goes_back_where_one_cannot(crowd, tmp_path, rank):
     all_whole(tmp_path)
 
 
-def test_operators_orders_are_carried_out_by_all_at_once(crowd, tmp_path):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.ordered", store=str(tmp_path))
+def test_operators_orders_are_carried_out_by_all_at_once(launcher, tmp_path):
+    found = launcher.run(WORLD, "tests.support.ranks_talk.ordered", store=str(tmp_path))
     taken, jumps, told = found[0]
     assert found == [(taken, jumps, told), (taken, jumps, {}), (taken, jumps, {})]
     kinds = [kind for _, kind in taken]
@@ -82,8 +82,8 @@ def test_operators_orders_are_carried_out_by_all_at_once(crowd, tmp_path):
     all_whole(tmp_path)
 
 
-def test_all_ranks_end_at_one_boundary_to_be_started_again_for_an_order(crowd, tmp_path):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.relaunched", store=str(tmp_path))
+def test_all_ranks_end_at_one_boundary_to_be_started_again_for_an_order(launcher, tmp_path):
+    found = launcher.run(WORLD, "tests.support.ranks_talk.relaunched", store=str(tmp_path))
     status, iteration, taken = found[0]
     assert found == [(EXIT_RELAUNCH, iteration, taken)] * WORLD
     assert (status, taken[-1]) == (EXIT_RELAUNCH, (iteration, "safety"))
@@ -91,15 +91,15 @@ def test_all_ranks_end_at_one_boundary_to_be_started_again_for_an_order(crowd, t
     all_whole(tmp_path)
 
 
-def test_a_loop_that_does_not_resume_begins_together(crowd, tmp_path):
+def test_a_loop_that_does_not_resume_begins_together(launcher, tmp_path):
     assert (
-        crowd.run(WORLD, "tests.support.ranks_talk.afresh", store=str(tmp_path))
+        launcher.run(WORLD, "tests.support.ranks_talk.afresh", store=str(tmp_path))
         == [(10, "000000000010-1")] * WORLD
     )
 
 
-def test_no_rank_trains_on_with_half_of_a_restore(crowd, tmp_path):
-    with crowd.start(WORLD, "tests.support.ranks_talk.break_apart", store=str(tmp_path)) as members:
+def test_no_rank_trains_on_with_half_of_a_restore(launcher, tmp_path):
+    with launcher.start(WORLD, "tests.support.ranks_talk.break_apart", store=str(tmp_path)) as members:
         assert [member.wait() for member in members] == [0, -9, 0]
         assert {member.result()[0] for member in members if member.number != 1} == {"RestoreFailed"}
     all_whole(tmp_path)

@@ -79,7 +79,7 @@ def test_what_is_not_in_the_table_is_found_nowhere(method, path):
 
 # ---- the whole matrix -----------------------------------------------------------------------
 
-PEOPLE = ("nobody", "stranger", "viewer", "operator", "admin", "server admin")
+PEOPLE = ("nobody", "outsider", "viewer", "operator", "admin", "server admin")
 KEYS = ("report key", "read key", "control key", "admin key", "report key of the job", "read key of the job")
 EVERYWHERE = ("read key of every project", "admin key of every project")
 CAST = PEOPLE + KEYS + EVERYWHERE
@@ -154,7 +154,7 @@ def cast(stage: Stage) -> dict[str, dict[str, str]]:
     job = f"job-of-{OWN}"
     return {
         "nobody": {},
-        "stranger": stage.cookie(stage.person("stranger")),
+        "outsider": stage.cookie(stage.person("outsider")),
         "viewer": stage.cookie(stage.person("viewer", Role.viewer)),
         "operator": stage.cookie(stage.person("operators", Role.operator)),
         "admin": stage.cookie(stage.person("admin", Role.admin)),
@@ -302,7 +302,7 @@ def test_lists_hold_the_jobs_of_ones_own_projects(stage: Stage, cast):
         return [job["job"] for job in stage.client.get("/api/v1/jobs", headers=cast[who]).json()["jobs"]]
 
     assert names("viewer") == names("read key") == [f"job-of-{OWN}"]
-    assert names("stranger") == []
+    assert names("outsider") == []
     assert sorted(names("server admin")) == sorted(names("read key of every project"))
     assert len(names("server admin")) == 2
     figures = stage.client.get("/metrics", headers=cast["read key"]).text

@@ -73,7 +73,7 @@ def test_the_way_back_leads_nowhere_else(jobs):
     [
         ("viewer", f"0 jobs changed, 1 job not changed. The page of each job shows when the change applies. "
                    f"Job Result job-of-{OWN} Not changed: you may view job-of-{OWN}, but not change it"),
-        ("stranger", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
+        ("outsider", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
         ("operator", "1 job changed."),
     ],
 )  # fmt: skip

@@ -342,9 +342,9 @@ def test_an_attempt_from_before_the_fence_moves_nothing(job, client):
 
 def test_an_agent_cannot_move_the_order_of_another_job(job, client, fresh_agent):
     placed = order(client, iteration=10).json()
-    stranger = fresh_agent(client, job="other", uid="o", attempt=5)
-    stranger.start()
-    moved(stranger, placed, "restored")
+    outsider = fresh_agent(client, job="other", uid="o", attempt=5)
+    outsider.start()
+    moved(outsider, placed, "restored")
     assert read(client, placed)["state"] == "requested"
 
 
