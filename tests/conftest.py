@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import in_memory
+from tests.support import ram_disk
 from tests.support.postgres import Cluster, NoPostgres
 
 ROOM_BYTES = 256 << 20
@@ -56,7 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `--dist loadfile` one that gets to its end when a worker has died."""
     if config.getoption("dist") != "loadfile":
         return None
-    from tests.support.scheduling import ByFile  # pytest-xdist is there
+    from tests.support.xdist_scheduler import ByFile  # pytest-xdist is there
 
     return ByFile(config, log)
 
@@ -74,7 +74,7 @@ def _sessions_are_closed() -> Iterator[None]:
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
     """A folder in memory, where there is some to spare."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=in_memory.place(ROOM_BYTES)) as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=ram_disk.place(ROOM_BYTES)) as folder:
         yield Path(folder)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
+from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
 
 pytestmark = pytest.mark.processes
 

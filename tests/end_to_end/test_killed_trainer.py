@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client
-from tests.support.stage import (
+from tests.support.job_processes import (
     HOLDFAST,
     PATIENCE_SECONDS,
     SAMPLES,

@@ -16,12 +16,12 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
-from tests.support.tier_ends import Ended, assert_nothing_left
+from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
+from tests.support.memory_tier_outcome import Ended, assert_nothing_left
 
 pytestmark = pytest.mark.processes
 
-TRAINER = SUPPORT / "tier_trainer.py"
+TRAINER = SUPPORT / "memory_tier_trainer.py"
 ITERATIONS = 30
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
+from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +32,7 @@ def train(folder: Path, server: str = "") -> contextlib.AbstractContextManager[s
     trainer = [sys.executable, str(TRAINER), str(folder / "ledger.txt"), "--job", JOB, "--epochs", "100000",
                "--every", str(EVERY), "--slowly"]  # fmt: skip
     env = environment(folder / "store", server) | {"HOLDFAST_KEEP": "2"}
-    return spawned(trainer, folder / "tests.support.trainer.log", env)
+    return spawned(trainer, folder / "trainer.log", env)
 
 
 def test_pinned_checkpoints_outlive_retention_and_a_restart_with_no_server_until_they_are_unpinned(

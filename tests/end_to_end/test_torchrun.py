@@ -11,12 +11,12 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.chaos import HERE, read
+from tests.support.job_processes import PATIENCE_SECONDS, environment, spawned
 from tests.support.multi_rank import RankLauncher
 from tests.support.multi_rank import launcher as launcher
-from tests.support.stage import PATIENCE_SECONDS, environment, spawned
-from tests.support.sweep import LONG
+from tests.support.restore_faults import HERE, read
 from tests.support.torchrun_trainer import DIES_AT, EVERY, HANGS_AT, ITERATIONS
+from tests.support.trial_pool import LONG
 
 pytestmark = [pytest.mark.processes, *LONG]
 

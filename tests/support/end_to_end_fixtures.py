@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.client import Client
-from tests.support.stage import served
+from tests.support.job_processes import served
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@
 
 A rank that a test watches, holds or kills reports its progress with `stage.tell(...)` and `stage.ready()`:
 
-    with launcher.start(3, "tests.support.trainer.train") as ranks:
+    with launcher.start(3, "tests.support.ledger_trainer.train") as ranks:
         ranks[0].hear("iteration 5")
         ranks[1].kill()
         assert [rank.wait() for rank in ranks] == [1, -9, 1]
@@ -193,7 +193,7 @@ class Rank:
 
 @pytest.fixture(scope="session")
 def launcher() -> Iterator[RankLauncher]:
-    launcher = RankLauncher("tests.support.reducing")
+    launcher = RankLauncher("tests.support.ddp_bucket_workloads")
     yield launcher
     launcher.close()
 

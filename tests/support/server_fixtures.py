@@ -29,7 +29,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
-from tests.support.accounts_stage import Stage
+from tests.support.accounts_server import Stage
 from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
 
 BASE_URL = "http://127.0.0.1:7117"

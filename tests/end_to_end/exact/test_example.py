@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import holdfast
-from tests.support.everything import Died
-from tests.support.oracle import digest
+from tests.support.exact_job import Died
+from tests.support.training_log import digest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EPOCHS, BATCHES = 2, 32

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from holdfast.store import open_store
-from tests.support.everything import SAMPLES
+from tests.support.exact_job import SAMPLES
+from tests.support.exact_multi_rank_job import EPOCHS, batches_of
 from tests.support.multi_rank import RankLauncher
-from tests.support.oracle import Log, first_difference
-from tests.support.parallel import EPOCHS, batches_of
+from tests.support.training_log import Log, first_difference
 
 MOMENTS = ("drawn", "backward", "updated", "recorded", "stepped")
 KINDS = ("SIGKILL", "SIGKILL of all", "SIGTERM of all", "exception")
@@ -125,7 +125,7 @@ def test_all_ranks_are_taken_back_together_and_do_again_what_they_did(
 ):
     expected, times = undisturbed_ranks(kind, world_size), 10
     options = {"store": str(tmp_path), "seed": world_size, "times": times, "by_all": by_all}
-    found = ranks.run(world_size, "tests.support.ranks_work.taken_back", kind=kind, **options)
+    found = ranks.run(world_size, "tests.support.exact_multi_rank_workloads.taken_back", kind=kind, **options)
     spots = [[(begun, max(log)) for begun, log in stretches] for stretches, _ in found]
     assert spots == [spots[0]] * world_size
     assert [lineage for _, lineage in found] == [times + 1] * world_size
@@ -149,7 +149,11 @@ def test_what_one_rank_cannot_verify_is_refused_by_all_and_training_goes_on(
     kind, world_size, damaged_rank, ranks, undisturbed_ranks, tmp_path
 ):
     found = ranks.run(
-        world_size, "tests.support.ranks_work.refused", kind=kind, store=str(tmp_path), damaged_rank=damaged_rank
+        world_size,
+        "tests.support.exact_multi_rank_workloads.refused",
+        kind=kind,
+        store=str(tmp_path),
+        damaged_rank=damaged_rank,
     )
     assert [log for log, _, _ in found] == undisturbed_ranks(kind, world_size)
     assert [lineage for _, lineage, _ in found] == [1] * world_size
@@ -177,7 +181,7 @@ def judge(launcher: RankLauncher, place: Path, expected: list[Log], plan: list[D
     for number, death in enumerate([*plan, None]):
         orders = {"start": number, "death": asdict(death) if death is not None else None}
         orders |= {"store": str(place), "meets_always": True} | options
-        with launcher.start(len(expected), "tests.support.ranks_work.live", **orders) as ranks:
+        with launcher.start(len(expected), "tests.support.exact_multi_rank_workloads.live", **orders) as ranks:
             statuses = [rank.wait() for rank in ranks]
             account = "\n".join(rank.account() for rank in ranks)
             logs = [dict(map(json.loads, rank.said("iteration "))) for rank in ranks]

@@ -16,7 +16,7 @@ from holdfast.format import manifest as fmt
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Attempt, Lineage
 from holdfast.store.local import LocalStore
-from tests.support.recorded_files import Died, RecordedFiles, Tree, crash_states, memory_directory, plant
+from tests.support.simulated_files import Died, RecordedFiles, Tree, crash_states, memory_directory, plant
 
 JOB, FILE = "job", "rank-0.safetensors"
 FIRST, SECOND, THIRD, NEXT = "000000000001-1", "000000000002-1", "000000000003-2", "000000000004-9"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.fork_server import ForkedProcess, ForkServer
-from tests.support.judging import leftovers, violations
-from tests.support.sweep import AT_ONCE, Pool
-from tests.support.tracing import MUTATING, traced
+from tests.support.store_invariants import leftovers, violations
+from tests.support.system_call_tracing import MUTATING, traced
+from tests.support.trial_pool import AT_ONCE, Pool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -92,7 +92,7 @@ def live(fork_server: ForkServer, folder: Path, chance: random.Random, *, peacef
     }
     how = "not at all" if peaceful else chance.choice(["killed", "terminated", "killed there", "fails", "failing"])
     with fork_server.spawn(
-        "tests.support.train_work.wander", folder / "log", root=str(folder / "store"), **options
+        "tests.support.training_workloads.wander", folder / "log", root=str(folder / "store"), **options
     ) as child:
         child.await_ready()
         with fault(child, folder / "trace", how, chance):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.crash_scenario import Scenario
 from tests.support.fork_server import ForkedProcess, ForkServer
-from tests.support.judging import acknowledged, leftovers, safe, violations
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool, covering
-from tests.support.tracing import Point
+from tests.support.store_invariants import acknowledged, leftovers, safe, violations
+from tests.support.system_call_tracing import Point
+from tests.support.trial_pool import LONG, Pool, covering
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -74,7 +74,7 @@ def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": backend, "until": UNTIL}
     scenario = Scenario(
-        fast_path, "tests.support.train_work.train", options, restart={**options, "until": UNTIL + 2}
+        fast_path, "tests.support.training_workloads.train", options, restart={**options, "until": UNTIL + 2}
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     longer = scenario.again(trainers.one(), scenario.stage()).all("loss ")

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.messages import checkpoint_id
+from tests.support.crash_scenario import Scenario
 from tests.support.fork_server import ForkedProcess, ForkServer
-from tests.support.judging import leftovers, violations
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool
-from tests.support.tracing import Point, traced
+from tests.support.store_invariants import leftovers, violations
+from tests.support.system_call_tracing import Point, traced
+from tests.support.trial_pool import LONG, Pool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -82,7 +82,7 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
     stores: Pool, fast_path: Path, runs: int
 ) -> None:
     options = {"saves": 6, "keep": 1, "stubborn": True}
-    scenario = Scenario(fast_path, "tests.support.store_work.train", options, restart={"saves": 1, "keep": 3})
+    scenario = Scenario(fast_path, "tests.support.store_workloads.train", options, restart={"saves": 1, "keep": 3})
     points, _ = scenario.undisturbed(stores.one())
     begun = next(i for i, point in enumerate(points) if ".tmp-" in point.text)
 
@@ -123,7 +123,10 @@ def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": "thread", "until": 12}
     scenario = Scenario(
-        fast_path, "tests.support.train_work.train", options | {"ready_at": 2}, restart=options | {"until": 8}
+        fast_path,
+        "tests.support.training_workloads.train",
+        options | {"ready_at": 2},
+        restart=options | {"until": 8},
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     losses = [line for line in undisturbed if line.startswith("loss ")]

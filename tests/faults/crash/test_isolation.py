@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sweep import Pool
+from tests.support.trial_pool import Pool
 
 pytestmark = pytest.mark.crash
 
@@ -23,6 +23,6 @@ def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
         "backend": backend,
         "max_in_flight": max_in_flight,
     }
-    with trainers.one().spawn("tests.support.train_work.overwrite", fast_path / "log", **options) as child:
+    with trainers.one().spawn("tests.support.training_workloads.overwrite", fast_path / "log", **options) as child:
         assert child.run() == 0, child.account()
     assert child.all("round ") == [f"{number} the same" for number in range(1, rounds + 1)]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.crash_scenario import Scenario
 from tests.support.fork_server import ForkServer
-from tests.support.judging import leftovers
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool, covering
-from tests.support.tracing import Point
+from tests.support.store_invariants import leftovers
+from tests.support.system_call_tracing import Point
+from tests.support.trial_pool import LONG, Pool, covering
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -43,7 +43,7 @@ def test_a_store_survives_a_kill_at_every_system_call(
 ) -> None:
     options = {"saves": 4, "keep": 2, "rewind": True, "size_bytes": size_bytes}
     place = tmp_path if size_bytes == LARGE else fast_path  # past the page cache, there has to be a disk
-    scenario = Scenario(place, "tests.support.store_work.train", options, restart={"saves": 1})
+    scenario = Scenario(place, "tests.support.store_workloads.train", options, restart={"saves": 1})
     points, _ = scenario.undisturbed(stores.one())
     assert {"mkdir", "openat", "fsync", "rename", "link", "close", "rmdir"} <= {point.syscall for point in points}
     if size_bytes == LARGE and not whole:  # all else is as with a small one
@@ -57,14 +57,16 @@ def test_a_restart_after_a_crash_survives_a_kill_at_every_system_call(
 ) -> None:
     """What clears away the leftovers of a crash may be killed as well."""
     crashed = fast_path / "crashed"
-    scenario = Scenario(fast_path, "tests.support.store_work.train", {"saves": 3, "keep": 1}, restart={"saves": 1})
+    scenario = Scenario(
+        fast_path, "tests.support.store_workloads.train", {"saves": 3, "keep": 1}, restart={"saves": 1}
+    )
     points, _ = scenario.undisturbed(stores.one())
     publishing = [p for p in points if p.syscall.startswith("rename") and ".tmp-" in p.text]
     scenario.hit(stores.one(), crashed, publishing[-2].inject("signal=SIGKILL"))
     assert leftovers(crashed / "store"), "there is something to clear away"
 
     scenario = Scenario(
-        fast_path / "again", "tests.support.store_work.train", {"saves": 1}, restart={"saves": 1},
+        fast_path / "again", "tests.support.store_workloads.train", {"saves": 1}, restart={"saves": 1},
         prepare=lambda root: shutil.copytree(crashed / "store", root, dirs_exist_ok=True) and None,
     )  # fmt: skip
     points, _ = scenario.undisturbed(stores.one())
@@ -82,7 +84,10 @@ def test_training_survives_a_kill_at_every_system_call(
     # to follow a helper through its start takes longer than all that comes after
     ready_at = 2 if backend == "process" and not whole else 0
     scenario = Scenario(
-        fast_path, "tests.support.train_work.train", {**options, "rewind_at": 5, "ready_at": ready_at}, options
+        fast_path,
+        "tests.support.training_workloads.train",
+        {**options, "rewind_at": 5, "ready_at": ready_at},
+        options,
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     losses = {line for line in undisturbed if line.startswith("loss ")}
@@ -105,7 +110,7 @@ def test_training_survives_a_kill_at_every_system_call(
 def test_what_a_killed_helper_had_half_done_is_removed(trainers: Pool, fast_path: Path) -> None:
     """Where memory runs out the kernel takes helpers first, again and again: the disk must not fill with that."""
     options = {"every": 2, "keep": 2, "backend": "process", "until": 8, "ready_at": 2}
-    scenario = Scenario(fast_path, "tests.support.train_work.train", options, restart=options)
+    scenario = Scenario(fast_path, "tests.support.training_workloads.train", options, restart=options)
     points, _ = scenario.undisturbed(trainers.one())
     # the second: the trainer itself writes once, how it has ended, and is to live
     at = next(p for p in points if p.syscall == "pwrite64" and ".tmp-" in p.text and p.ordinal == 2)

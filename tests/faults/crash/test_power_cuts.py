@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import disks
+from tests.support import private_mounts
 from tests.support.fork_server import ForkServer
-from tests.support.sweep import LONG, Pool
+from tests.support.trial_pool import LONG, Pool
 
 pytestmark = pytest.mark.crash
 
@@ -19,7 +19,7 @@ CONTROLS = 6
 
 def cuts(pool: Pool, folder: Path, kind: str, trials: int, **options: object) -> tuple[list[str], int]:
     """What was wrong after power cuts on two disks at a time, half of them on each, and how many there were."""
-    if reason := disks.why_not(kind):
+    if reason := private_mounts.why_not(kind):
         pytest.skip(f"{reason}: no power was cut")
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"repeat these cuts with HOLDFAST_TEST_SEED={seed}")
@@ -28,7 +28,7 @@ def cuts(pool: Pool, folder: Path, kind: str, trials: int, **options: object) ->
     def half(fork_server: ForkServer, number: int) -> list[str]:
         log, count = folder / f"log-{number}", (trials + number) // 2
         told = {"folder": str(folder), "kind": kind, "trials": count, "seed": seed + number}
-        with fork_server.spawn("tests.support.cut_work.cuts", log, **told, **options) as child:
+        with fork_server.spawn("tests.support.power_cut_workloads.cuts", log, **told, **options) as child:
             assert child.run() == 0, child.account()
         done.extend(child.all("cut "))
         return child.all("wrong ")

@@ -17,14 +17,14 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.store import Lineage, open_store
-from tests.support.judging import safe, violations
 from tests.support.multi_rank import Rank, RankLauncher
-from tests.support.sweep import AT_ONCE, LONG, every_other
+from tests.support.store_invariants import safe, violations
+from tests.support.trial_pool import AT_ONCE, LONG, every_other
 
 pytestmark = pytest.mark.crash
 
 WORLD = 3
-WORK = "tests.support.ranks_crash_work.train"
+WORK = "tests.support.rank_crash_workloads.train"
 LOST = "checkpoints stop, training continues"
 LEADS = [
     "before begin", "after begin", "before send begun", "after send begun", "before write", "before sync",
@@ -69,7 +69,7 @@ States = dict[tuple[int, int], str]
 
 @pytest.fixture(scope="module")
 def launchers() -> Iterator[list[RankLauncher]]:
-    launchers = [RankLauncher("tests.support.ranks_crash_work") for _ in range(AT_ONCE)]
+    launchers = [RankLauncher("tests.support.rank_crash_workloads") for _ in range(AT_ONCE)]
     yield launchers
     for launcher in launchers:
         launcher.close()
@@ -254,7 +254,7 @@ def test_whoever_talks_to_a_rank_that_dies_is_told(
         chosen = random.Random(number)
         options = {"rank": chosen.randrange(WORLD), "after": chosen.randrange(1, 200 if vote_bytes < 1000 else 12)}
         with launcher.start(
-            WORLD, "tests.support.ranks_crash_work.chatter", vote_bytes=vote_bytes, **options
+            WORLD, "tests.support.rank_crash_workloads.chatter", vote_bytes=vote_bytes, **options
         ) as ranks:
             statuses = ended(ranks)
             if statuses != [-9 if rank == options["rank"] else 0 for rank in range(WORLD)]:

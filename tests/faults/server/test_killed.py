@@ -23,7 +23,7 @@ import httpx2
 import pytest
 
 from holdfast.protocol.messages import Stall
-from tests.support.balancer import Balancer
+from tests.support.load_balancer import Balancer
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask
 
 pytestmark = pytest.mark.processes

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from holdfast import DataLoader
-from tests.support.log_capture import Ledger, Noisy, epoch, indices
+from tests.support.recording_datasets import Ledger, Noisy, epoch, indices
 
 
 def loaders(world_size, dataset=None, **options):

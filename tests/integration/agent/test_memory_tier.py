@@ -29,9 +29,9 @@ from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.supervisor_channel import PublishedAttempt
-from tests.support import persisting
-from tests.support.persisting import JOB, small_state
-from tests.support.supervised_memory import flip, folder, lineage_of
+from tests.support import persist_job
+from tests.support.persist_job import JOB, small_state
+from tests.support.supervisor_memory import flip, folder, lineage_of
 from tests.support.tiny_job import Trainer
 
 __all__ = ["folder"]
@@ -58,8 +58,8 @@ class Dead:
             captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            origin = persisting.origin(attempt=self.attempt, uid="dead")
-            _seal(persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
+            origin = persist_job.origin(attempt=self.attempt, uid="dead")
+            _seal(persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
         snapshots.close()
 
     @property
@@ -83,7 +83,7 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
     assert (saved.task.id, saved.before) == ("000000000003-1", 0)
     manifest = restore.verify(dead.store, JOB, "000000000003-1")
     assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
-    assert persisting.committed_bytes(dead.store, "000000000003-1") == persisting.bytes_of(dead.tensors)
+    assert persist_job.committed_bytes(dead.store, "000000000003-1") == persist_job.bytes_of(dead.tensors)
     assert dead.rescue() is None, "it is durable by now"
 
 
@@ -118,7 +118,7 @@ def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(folder, tmp_path
 @pytest.mark.parametrize("iteration", [3, 4])
 def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
     dead = Dead(folder, tmp_path)
-    with persisting.running(dead.store, "thread") as job:
+    with persist_job.running(dead.store, "thread") as job:
         job.iteration = iteration - 1
         job.checkpoint()
     assert dead.rescue() is None
@@ -177,7 +177,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        persisting.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
+        persist_job.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
     assert seen == [False]
 
 

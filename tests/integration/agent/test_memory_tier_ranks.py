@@ -26,9 +26,9 @@ from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import supervisor_channel
 from holdfast.system.supervisor_channel import PublishedAttempt
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
-from tests.support import persisting
-from tests.support.persisting import JOB
-from tests.support.supervised_memory import flip, folder, lineage_of
+from tests.support import persist_job
+from tests.support.persist_job import JOB
+from tests.support.supervisor_memory import flip, folder, lineage_of
 
 __all__ = ["folder"]
 
@@ -52,10 +52,10 @@ class Dead:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
             captured = CapturedState(**self._captured(rank, iteration) | changes)
-            origin = persisting.origin(
+            origin = persist_job.origin(
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, place=place
             )
-            run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
+            run = persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
             _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
             snapshots.close()
             slot.release()
@@ -223,7 +223,7 @@ def kind(request):
 @pytest.fixture(scope="module")
 def expected(launcher, kind):
     """What a job does that nothing disturbs, by rank."""
-    return launcher.run(2, "tests.support.tier_work.undisturbed", kind=kind)
+    return launcher.run(2, "tests.support.memory_tier_workloads.undisturbed", kind=kind)
 
 
 def _exact(ended, expected):
@@ -236,7 +236,11 @@ def _exact(ended, expected):
 
 def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, launcher, kind, expected):
     ended = launcher.run(
-        2, "tests.support.tier_work.ends_and_goes_on", store=str(tmp_path / "store"), folder=str(folder), kind=kind
+        2,
+        "tests.support.memory_tier_workloads.ends_and_goes_on",
+        store=str(tmp_path / "store"),
+        folder=str(folder),
+        kind=kind,
     )
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000006-1")] * 2
@@ -254,7 +258,11 @@ def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
     """With one slot that is in the store, with two it is in memory as well."""
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
     ended = launcher.run(
-        2, "tests.support.tier_work.ends_and_goes_on", damage=damage, max_in_flight=max_in_flight, **options
+        2,
+        "tests.support.memory_tier_workloads.ends_and_goes_on",
+        damage=damage,
+        max_in_flight=max_in_flight,
+        **options,
     )
     _exact(ended, expected)
     assert [each["start"] for each in ended] == [3, 3]
@@ -269,7 +277,7 @@ def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
     folder, tmp_path, launcher, kind, expected, fails
 ):
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = launcher.run(2, "tests.support.tier_work.ends_and_goes_on", fails=fails, **options)
+    ended = launcher.run(2, "tests.support.memory_tier_workloads.ends_and_goes_on", fails=fails, **options)
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
     store = open_store(tmp_path / "store")
@@ -285,7 +293,7 @@ def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder,
     held = SupervisorMemory(other)
     folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
     (told, first), (_, second) = launcher.run(
-        2, "tests.support.tier_work.apart", store=str(tmp_path / "store"), folders=folders
+        2, "tests.support.memory_tier_workloads.apart", store=str(tmp_path / "store"), folders=folders
     )
     assert not any([*first, *second])
     about = [text for text in told if text.startswith("memory: ")]

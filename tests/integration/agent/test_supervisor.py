@@ -18,7 +18,7 @@ import pytest
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
 from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
 from holdfast.system import supervisor_channel
-from tests.support.other_servers import other_server
+from tests.support.foreign_servers import other_server
 
 pytestmark = pytest.mark.processes
 

@@ -23,7 +23,7 @@ from holdfast_server import models
 from holdfast_server.accounts import policy, sign_ins
 from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.records import audit
-from tests.support.accounts_stage import Stage
+from tests.support.accounts_server import Stage
 
 BREAKING_OUT = [
     "",

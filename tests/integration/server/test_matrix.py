@@ -17,7 +17,7 @@ from anyio.from_thread import start_blocking_portal
 
 from holdfast_server.accounts import policy
 from holdfast_web import create_app
-from tests.support.accounts_stage import OTHER, OWN, Stage
+from tests.support.accounts_server import OTHER, OWN, Stage
 from tests.support.postgres import ON_SQLITE
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import CAST, STATUS, expected

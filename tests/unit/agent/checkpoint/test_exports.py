@@ -13,8 +13,8 @@ from holdfast.checkpoint.export import export
 from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint
 from holdfast.state.registry import Registry
-from tests.support.many_ranks import Own, Shared, by_rows, commit
-from tests.support.written import commit_objects
+from tests.support.handmade_checkpoints import commit_objects
+from tests.support.sharded_checkpoints import Own, Shared, by_rows, commit
 
 
 class Tied(torch.nn.Module):

@@ -14,8 +14,8 @@ from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.state.registry import Registry
-from tests.support.watching import Watching
-from tests.support.written import Shard, commit, commit_objects
+from tests.support.handmade_checkpoints import Shard, commit, commit_objects
+from tests.support.read_recording_store import Watching
 
 MIB = 1 << 20
 

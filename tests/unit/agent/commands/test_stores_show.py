@@ -11,9 +11,9 @@ import torch
 from holdfast import Variables
 from holdfast.store import Lineage, open_store
 from tests.support.fake_server import Holdfast
-from tests.support.many_ranks import Own, Shared, by_rows
-from tests.support.many_ranks import commit as commit_ranks
-from tests.support.written import Shard, commit, commit_objects
+from tests.support.handmade_checkpoints import Shard, commit, commit_objects
+from tests.support.sharded_checkpoints import Own, Shared, by_rows
+from tests.support.sharded_checkpoints import commit as commit_ranks
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import holdfast
 from holdfast.data.cursor import cursor_over
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import Ledger, Noisy, epoch, random_states
+from tests.support.recording_datasets import Ledger, Noisy, epoch, random_states
 
 
 def plain(**options):

@@ -10,7 +10,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 from holdfast import DataLoader
 from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import Ledger, Noisy, epoch, indices, random_states
+from tests.support.recording_datasets import Ledger, Noisy, epoch, indices, random_states
 
 shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}

@@ -8,8 +8,8 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from holdfast import DataLoader
 from holdfast.data.loading_probe import WARM_UP_BATCHES, probe
 from holdfast.errors import NoProbe
-from tests.support.log_capture import Ledger, Noisy, epoch, random_states
-from tests.support.waiting import FakeClock, Waiting
+from tests.support.recording_datasets import Ledger, Noisy, epoch, random_states
+from tests.support.slow_dataset import FakeClock, Waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes")
 

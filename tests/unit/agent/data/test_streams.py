@@ -7,7 +7,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from holdfast import DataLoader
 from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import random_states
+from tests.support.recording_datasets import random_states
 
 
 class Stream(IterableDataset):

@@ -16,8 +16,8 @@ from holdfast.protocol.messages import Desired
 from holdfast.telemetry.iteration_clock import IterationClock
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.slow_dataset import FakeClock
 from tests.support.tiny_job import Trainer
-from tests.support.waiting import FakeClock
 from tests.unit.agent.session.test_session import FakeClient, FakeLink, store, uninterrupted
 
 __all__ = ["store", "uninterrupted"]

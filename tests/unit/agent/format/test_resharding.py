@@ -13,7 +13,8 @@ from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.resharding import Region, assembly, copies_for
-from tests.support.many_ranks import (
+from tests.support.read_recording_store import Watching
+from tests.support.sharded_checkpoints import (
     Own,
     Sharded,
     Shared,
@@ -26,7 +27,6 @@ from tests.support.many_ranks import (
     part_of,
     payloads,
 )
-from tests.support.watching import Watching
 
 
 def bits(tensor):

@@ -15,7 +15,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
 from holdfast.format.shards import merge_ranks, names_in, overlapping, require_whole, shard_error
-from tests.support.many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
+from tests.support.sharded_checkpoints import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
 
 TENSORS = {
     "w": by_rows(torch.randn(7, 3), 4),

@@ -23,7 +23,7 @@ from holdfast.store import open_store, read_manifest
 from holdfast.system import host_memory
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.faulty_store import hear, tell
-from tests.support.persisting import (
+from tests.support.persist_job import (
     BACKENDS,
     JOB,
     Job,

@@ -12,7 +12,7 @@ import torch
 import holdfast
 import holdfast.engine.startup
 from holdfast.protocol.messages import Desired, RestoreOrder
-from tests.support.log_capture import Noisy
+from tests.support.recording_datasets import Noisy
 
 EPOCHS = 3
 pytestmark = pytest.mark.filterwarnings(  # a resume at an epoch's edge does first what comes after the last batch

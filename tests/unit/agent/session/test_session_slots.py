@@ -5,7 +5,7 @@ import threading
 
 from holdfast import store as stores
 from holdfast.store import LocalStore
-from tests.support.persisting import our_threads, record_preexisting_processes_and_threads
+from tests.support.persist_job import our_threads, record_preexisting_processes_and_threads
 from tests.support.small_session import iterate, session_of
 
 HELD = 3

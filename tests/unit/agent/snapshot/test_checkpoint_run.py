@@ -16,7 +16,7 @@ from holdfast.snapshot.checkpoint_run import (
     WriteResult,
 )
 from holdfast.snapshot.host_buffers import Arena
-from tests.support.persisting import requested
+from tests.support.persist_job import requested
 
 PATHS = [
     path

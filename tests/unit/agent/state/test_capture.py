@@ -12,7 +12,7 @@ from holdfast.format.shards import names_in
 from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import Registry
-from tests.support.persisting import requested
+from tests.support.persist_job import requested
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from holdfast_server.commands import project as project_commands
 from holdfast_server.commands import token as token_commands
 from holdfast_server.commands import user as user_commands
 from holdfast_server.records import audit
-from tests.support.accounts_stage import PASSWORD, Stage
+from tests.support.accounts_server import PASSWORD, Stage
 
 APPS = {
     "user": user_commands.app,

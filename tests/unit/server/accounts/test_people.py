@@ -25,7 +25,7 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
-from tests.support.accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_at
+from tests.support.accounts_server import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_at
 
 FORM = {"Accept": "text/html"}
 

@@ -18,7 +18,7 @@ from holdfast_server.api import responses
 from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
-from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
+from tests.support.accounts_server import OTHER, OURS, OWN, Stage
 
 LET_THROUGH = 299
 

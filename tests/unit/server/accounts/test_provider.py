@@ -29,7 +29,7 @@ from holdfast_server.core.oidc_settings import Grant, ProviderSettings, from_env
 from holdfast_server.core.principal import OPERATOR, Principal, Role, Scope
 from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
-from tests.support.accounts_stage import BASE_URL, Stage
+from tests.support.accounts_server import BASE_URL, Stage
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
 

@@ -12,7 +12,7 @@ from holdfast_server.accounts.secrets import new_token
 from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
 from holdfast_server.core.principal import OPERATOR, Principal, Role
 from holdfast_server.records import audit
-from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
+from tests.support.accounts_server import OTHER, OURS, OWN, Stage
 
 JOBS = "/api/v1/jobs"
 

@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from holdfast_server.control.control import MOST_JOBS
-from tests.support.accounts_stage import OWN
+from tests.support.accounts_server import OWN
 from tests.unit.server.accounts.test_policy import cast as cast
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}

@@ -23,7 +23,7 @@ from holdfast_server import models
 from holdfast_server.control import deletion
 from holdfast_server.core.principal import Role
 from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
-from tests.support.accounts_stage import OURS, OWN
+from tests.support.accounts_server import OURS, OWN
 
 JOBS = "/api/v1/jobs"
 JOB = f"{JOBS}/char-gpt"

@@ -7,7 +7,7 @@ import pytest
 from holdfast.protocol import messages
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
 from holdfast_server.records import restore_orders
-from tests.support import database_questions
+from tests.support import database_queries
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -33,7 +33,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    database_questions.in_loop(client, restore_orders.check_timeouts, database_questions.of(client), now)
+    database_queries.in_loop(client, restore_orders.check_timeouts, database_queries.of(client), now)
 
 
 def read(client, placed):

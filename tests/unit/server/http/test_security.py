@@ -19,7 +19,7 @@ from holdfast_server.http import api_reference
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
-from tests.support.accounts_stage import OURS, PASSWORD, Stage, browser_at
+from tests.support.accounts_server import OURS, PASSWORD, Stage, browser_at
 from tests.support.postgres import ON_BOTH
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import routes_of

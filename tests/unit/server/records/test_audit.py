@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
 from holdfast_web.audit import routes as audit_routes
-from tests.support.accounts_stage import OTHER, OWN, Stage
+from tests.support.accounts_server import OTHER, OWN, Stage
 
 
 def record(stage: Stage, number: int, **fields):

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin, checkpoint_id
 from holdfast_server.core.principal import Role
-from tests.support.accounts_stage import OTHER, OWN
+from tests.support.accounts_server import OTHER, OWN
 
 POINT = checkpoint_id(10, 1)
 ORIGIN = Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")

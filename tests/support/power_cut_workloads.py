@@ -1,0 +1,131 @@
+"""Power cuts: a writer on a disk of its own, killed and cut off, and what the disk holds when it is back."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import socket
+import stat
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from tests.support import store_workloads
+from tests.support.fork_server import Stage
+from tests.support.private_mounts import Disk, of_my_own
+from tests.support.store_invariants import leftovers, violations
+
+OPTIONS = {"ext4": ("", "data=writeback,commit=1"), "xfs": ("",)}
+SIZES = (50_000, 3 << 20)
+"""Through the page cache, and past it."""
+SYNCS = ("fsync", "fdatasync")
+
+
+def cuts(
+    stage: Stage, folder: str, kind: str, trials: int, seed: int, after_ack: bool, skipping: str | None = None
+) -> None:
+    """So many power cuts one after the other; tells what was wrong after each."""
+    of_my_own()
+    stage.ready()
+    moments = random.Random(seed)
+    for number in range(trials):
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            disk = Disk(Path(place), kind, OPTIONS[kind][number % len(OPTIONS[kind])])
+            size_bytes = SIZES[number // 2 % len(SIZES)]
+            acks = moments.randint(1, 6)
+            pause = 0.0 if after_ack else moments.uniform(0.0, 0.06)
+            for each in _trial(disk, size_bytes, acks, pause, skipping):
+                stage.tell("wrong", f"cut {number} after {acks} acks and {pause:.4f} s, {size_bytes} bytes:", each)
+        stage.tell("cut", number)
+
+
+def _trial(disk: Disk, size_bytes: int, acks: int, pause: float, skipping: str | None) -> list[str]:
+    with disk.mounted() as root:
+        told = _write_until_cut(disk, root / "store", size_bytes, acks, pause, skipping)
+    with disk.mounted() as root:
+        found = violations(root / "store", told)
+        again: list[str] = []
+        if status := _finish(lambda line: store_workloads.train(line, str(root / "store"), saves=1), again):
+            return [*found, f"does not start again ({status}): {again}"]
+        found += violations(root / "store", [*told, *again])
+        if left := leftovers(root / "store"):
+            found.append(f"leaves {left} after a restart")
+    return found
+
+
+def _write_until_cut(
+    disk: Disk, root: Path, size_bytes: int, acks: int, pause: float, skipping: str | None
+) -> list[str]:
+    """What the writer had told when the power went, `pause` after the last of `acks` acknowledgements."""
+    told: list[str] = []
+
+    def write(line: Stage) -> None:
+        if skipping:
+            _skip(skipping)
+        # right after an acknowledgement means that nothing follows it which would sync it by chance
+        saves = 1_000_000 if pause else acks
+        store_workloads.train(line, str(root), saves=saves, size_bytes=size_bytes)
+        signal.pause()
+
+    pid, ours = _fork(write)
+    ours.sendall(b"go\n")
+    while sum(line.startswith("durable ") for line in told) < acks or (not pause and "done" not in told):
+        assert _listen(ours, told, 30.0), f"the writer is silent; it told {told}"
+    if pause:
+        select.select([], [], [], pause)  # the moment is what is left to chance
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    while _listen(ours, told, 0.0):
+        pass
+    ours.close()
+    disk.cut()
+    return told
+
+
+def _finish(work: Callable[[Stage], None], told: list[str]) -> int:
+    """Let a process do its work to the end: its exit status."""
+    pid, ours = _fork(work)
+    ours.sendall(b"go\n")
+    while _listen(ours, told, 30.0):
+        pass
+    ours.close()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _fork(work: Callable[[Stage], None]) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _live(work, theirs)
+    theirs.close()
+    return pid, ours
+
+
+def _live(work: Callable[[Stage], None], line: socket.socket) -> NoReturn:
+    try:
+        work(Stage(line))
+    except BaseException:  # a fork's edge: the parent's stack must not go on in the child
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def _listen(line: socket.socket, told: list[str], seconds: float) -> bool:
+    """Take in whole lines; False at the end, or when nothing came."""
+    if not select.select([line], [], [], seconds)[0] or not (data := line.recv(1 << 16)):
+        return False
+    told += data.decode().splitlines()  # each was sent whole, and is small
+    return True
+
+
+def _skip(kind: str) -> None:
+    """Sabotage: this process syncs no more directories, or no more files."""
+    skipped = stat.S_ISDIR if kind == "directories" else stat.S_ISREG
+    for name in SYNCS:
+        real = getattr(os, name)
+        setattr(os, name, lambda fd, real=real: None if skipped(os.fstat(fd).st_mode) else real(fd))
