@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.client import Client, Conflict, Order
 from holdfast.store import Lineage, open_store
-from tests.support.job_processes import HOLDFAST, environment, known, spawned, until
+from tests.support.eventually import eventually
+from tests.support.job_processes import HOLDFAST, environment, known, spawned
 from tests.support.restore_faults import HERE, read, undisturbed
 from tests.support.trial_pool import LONG
 
@@ -32,7 +33,9 @@ def test_of_two_double_clicks_one_wins_and_the_job_goes_back_once(
     env = environment(tmp_path / "store", server.server) | {"HOLDFAST_KEEP": "100000"}
     placed, refused = [], 0
     with spawned([*HOLDFAST, "run", "--", *trainer], tmp_path / "log", env) as run:
-        until(lambda: (seen := known(server, job)) is not None and seen.checkpoints_total >= 2, "two checkpoints")
+        eventually(
+            lambda: (seen := known(server, job)) is not None and seen.checkpoints_total >= 2, "two checkpoints"
+        )
         pid = read(ledger)[0].pid
         for number in range(rounds):
             os.kill(pid, signal.SIGSTOP)  # so that none of the four clicks comes after the job has gone back
@@ -50,7 +53,7 @@ def test_of_two_double_clicks_one_wins_and_the_job_goes_back_once(
                 assert told["created_at"] > 0
             placed.append(won)
             refused += len(lost)
-            until(lambda order=won: not server.order(job, order).open, "the job to go back")
+            eventually(lambda order=won: not server.order(job, order).open, "the job to go back")
             done = server.order(job, won)
             assert done.state == "restored", done
         enough.touch()

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, read_ledger
 
 pytestmark = pytest.mark.processes
 

@@ -14,18 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client
-from tests.support.job_processes import (
-    HOLDFAST,
-    PATIENCE_SECONDS,
-    SAMPLES,
-    TRAINER,
-    Step,
-    environment,
-    known,
-    read_ledger,
-    spawned,
-    until,
-)
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, SAMPLES, TRAINER, Step, environment, known, read_ledger, spawned
 
 pytestmark = pytest.mark.processes
 
@@ -79,7 +69,7 @@ def _kill_at_random(kills: int, moments: random.Random, ledger: Path, log: Path,
 
 
 def _wait_for_start(start: int, log: Path) -> int:
-    until(lambda: _pid(log, start) is not None, f"start {start}")
+    eventually(lambda: _pid(log, start) is not None, f"start {start}")
     pid = _pid(log, start)
     assert pid is not None
     return pid
@@ -92,7 +82,7 @@ def _wait_for_steps(steps: int, pid: int, ledger: Path, last: int) -> None:
             step.iteration == last for step in ledgered
         )
 
-    until(taken, f"step {steps} of process {pid}")
+    eventually(taken, f"step {steps} of process {pid}")
 
 
 def _pid(log: Path, start: int) -> int | None:

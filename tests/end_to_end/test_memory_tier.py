@@ -16,7 +16,8 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
-from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, environment, read_ledger, spawned
 from tests.support.memory_tier_outcome import Ended, assert_nothing_left
 
 pytestmark = pytest.mark.processes
@@ -136,7 +137,7 @@ def test_kills_at_random_change_no_loss(tmp_path: Path, expected: dict[int, str]
     ]
     with spawned(command, log, environment(tmp_path / "store")) as supervisor:
         for start in range(1, kills + 1):
-            until(lambda start=start: _trains(ledger, log, start) or supervisor.poll() is not None, "a step")
+            eventually(lambda start=start: _trains(ledger, log, start) or supervisor.poll() is not None, "a step")
             time.sleep(moments.uniform(0, 0.02))
             with contextlib.suppress(ProcessLookupError, IndexError):  # it was done sooner
                 os.kill(_trainers(log)[start - 1], signal.SIGKILL)

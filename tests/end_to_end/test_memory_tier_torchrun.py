@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, environment, spawned
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import HOLDFAST, environment, spawned
 from tests.support.memory_tier_outcome import Ended, assert_nothing_left
 from tests.support.memory_tier_torchrun_trainer import AT, EVERY, ITERATIONS
 from tests.support.multi_rank import RankLauncher

@@ -15,17 +15,8 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
-from tests.support.job_processes import (
-    HOLDFAST,
-    PATIENCE_SECONDS,
-    TRAINER,
-    Step,
-    environment,
-    known,
-    read_ledger,
-    spawned,
-    until,
-)
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
 from tests.support.object_servers import moto, rclone, use, variables  # noqa: F401 - the first two are fixtures
 from tests.support.trial_pool import LONG
 
@@ -99,7 +90,7 @@ def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[Step]
     """It trains, is killed, and all its files are gone; what it did."""
     first = Machine(folder / "first", "first-machine", shared)
     with spawned(first.trains(job, "--slowly"), folder / "first.log", first.environment()) as trainer:
-        until(lambda: len(read_ledger(first.ledger)) > 32, "the first machine to train")
+        eventually(lambda: len(read_ledger(first.ledger)) > 32, "the first machine to train")
         trainer.kill()
         trainer.wait()
     return first.is_lost()

@@ -22,16 +22,8 @@ from holdfast.store import open_store
 from holdfast.system.preemption import EXIT_ASKED, REPEAT_SECONDS, SPARE_SECONDS, PreemptionHandler
 from holdfast.system.processes import descendants
 from tests.support import preemption_workload
-from tests.support.job_processes import (
-    HOLDFAST,
-    PATIENCE_SECONDS,
-    TRAINER,
-    environment,
-    known,
-    read_ledger,
-    spawned,
-    until,
-)
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, environment, known, read_ledger, spawned
 from tests.support.multi_rank import RankLauncher
 from tests.support.multi_rank import launcher as launcher
 
@@ -58,7 +50,7 @@ def test_a_trainer_that_is_told_to_end_saves_and_ends(tmp_path: Path, server: Cl
     ledger, job = tmp_path / "ledger.txt", f"told-to-end-{len(run)}"
     command = [*run, *trainer(ledger, job, "--slowly", "--every", "100000")]
     with spawned(command, tmp_path / "log", environment(tmp_path / "store", server.server)) as process:
-        until(lambda: len(read_ledger(ledger)) > 10, "training")
+        eventually(lambda: len(read_ledger(ledger)) > 10, "training")
         process.terminate()
         assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
     last = read_ledger(ledger)[-1].iteration
@@ -139,13 +131,13 @@ def test_sigterm_at_any_moment_ends_in_time_and_loses_nothing(
         seen = len(read_ledger(ledger))
         with spawned(command, tmp_path / "log", env, group=0) as process:
             steps = moments.choice([1, 2, 5, 20])
-            until(lambda at=seen + steps: len(read_ledger(ledger)) >= at, "training")
+            eventually(lambda at=seen + steps: len(read_ledger(ledger)) >= at, "training")
             time.sleep(moments.uniform(0, 0.02))  # where in an iteration it falls is left to chance
             there, asked_at = descendants(process.pid), time.monotonic()
             preempted.told(process)
             assert process.wait(PATIENCE_SECONDS) == EXIT_ASKED
             assert time.monotonic() - asked_at < grace
-        until(lambda there=there: not any(map(lives, there)), "the end of all processes")
+        eventually(lambda there=there: not any(map(lives, there)), "the end of all processes")
         steps_here = read_ledger(ledger)[seen:]
         assert steps_here[0].iteration == reached + 1, "nothing is trained twice, nothing left out"
         reached = steps_here[-1].iteration
@@ -180,12 +172,12 @@ def test_all_ranks_of_torchrun_are_saved_when_sigterm_ends_them(
 
     for _ in range(times):
         with spawned(command, tmp_path / "log", env, group=0) as process:
-            until(lambda at=reached: all(len(each) > at + 10 for each in iterations()), "training")
+            eventually(lambda at=reached: all(len(each) > at + 10 for each in iterations()), "training")
             there = descendants(process.pid)
             preempted.told(process)
             # torchrun has an exit status of its own: 1, with the traceback of a SignalException
             assert process.wait(PATIENCE_SECONDS) == (1 if preempted is BARE else EXIT_ASKED)
-        until(lambda there=there: not any(map(lives, there)), "the end of all processes")
+        eventually(lambda there=there: not any(map(lives, there)), "the end of all processes")
         first, second = iterations()
         reached = first[-1]
         assert first == second == list(range(1, reached + 1)), "nothing is trained twice, nothing left out"
@@ -280,7 +272,7 @@ def test_the_example_for_slurm_saves_before_its_time_is_over_and_queues_itself_a
     }  # fmt: skip
     command = ["bash", str(EXAMPLE), *trainer(ledger, "slurm", "--slowly", "--every", "100000")]
     with spawned(command, tmp_path / "log", env) as script:
-        until(lambda: len(read_ledger(ledger)) > 10, "training")
+        eventually(lambda: len(read_ledger(ledger)) > 10, "training")
         script.send_signal(number)
         assert script.wait(PATIENCE_SECONDS) == EXIT_ASKED
     assert newest(tmp_path / "store", "slurm") == read_ledger(ledger)[-1].iteration
@@ -311,7 +303,7 @@ def test_workers_end_with_a_script_that_ends(tmp_path: Path, method: str) -> Non
         assert process.returncode == 0
     workers = [int(pid) for pid in told.split()]
     assert len(workers) == 2
-    until(lambda: not any(map(lives, workers)), "the end of the workers")
+    eventually(lambda: not any(map(lives, workers)), "the end of the workers")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -323,4 +315,4 @@ def test_workers_end_with_a_trainer_that_is_killed(tmp_path: Path, method: str, 
         workers = [int(pid) for pid in process.stdout.readline().split()]
         assert len(workers) == 2
         process.kill()
-    until(lambda: not any(map(lives, workers)), "the end of the workers")
+    eventually(lambda: not any(map(lives, workers)), "the end of the workers")

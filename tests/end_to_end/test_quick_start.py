@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from holdfast.client import Client
-from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned, until
+from tests.support.eventually import eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
 
 JOB = "first-minutes"
 
@@ -38,19 +39,21 @@ def test_a_job_is_killed_resumes_is_restored_and_the_restore_is_undone(server: C
         return [step for step in read_ledger(ledger) if step.lineage == lineage]
 
     with spawned([*HOLDFAST, "run", "--", *trainer], tmp_path / "run.log", env):
-        until(lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 2, "two checkpoints")
+        eventually(
+            lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 2, "two checkpoints"
+        )
         first = steps(1)[-1].pid
         os.kill(first, signal.SIGKILL)
-        until(lambda: steps(1)[-1].pid != first, "an iteration of the second attempt")
+        eventually(lambda: steps(1)[-1].pid != first, "an iteration of the second attempt")
         resumed = next(step.iteration for step in steps(1) if step.pid != first)
         assert resumed > 20, "it resumed from a checkpoint, and those are 20 iterations apart"
         target = max(row.iteration for row in server.checkpoints(JOB))
-        until(lambda: steps(1)[-1].iteration > target, "an iteration that is repeated after the restore")
+        eventually(lambda: steps(1)[-1].iteration > target, "an iteration that is repeated after the restore")
 
         assert "on lineage 2" in holdfast("restore", JOB, str(target))
-        until(lambda: len(steps(2)) >= 10, "ten iterations after the restore")
+        eventually(lambda: len(steps(2)) >= 10, "ten iterations after the restore")
         assert "on lineage 3" in holdfast("undo", JOB)
-        until(lambda: len(steps(3)) >= 10, "ten iterations after the undo")
+        eventually(lambda: len(steps(3)) >= 10, "ten iterations after the undo")
 
     losses: dict[int, tuple[str, tuple[int, ...]]] = {}
     for step in read_ledger(ledger):

@@ -19,16 +19,8 @@ from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
 from holdfast.system.supervisor_channel import EXIT_FENCED
 from holdfast_server.ingest.transaction import OVERLAP_SECONDS
-from tests.support.job_processes import (
-    HOLDFAST,
-    PATIENCE_SECONDS,
-    TRAINER,
-    environment,
-    known,
-    read_ledger,
-    spawned,
-    until,
-)
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, environment, known, read_ledger, spawned
 from tests.support.restore_faults import HERE, read
 from tests.support.trial_pool import LONG
 
@@ -48,7 +40,7 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
     fails = ("--epochs", "2", "--fail-at", "38", "--unless-there-is", str(mended))
     command = supervised(ledger, job, "--starts", "1", trainer=fails)
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
-        until(lambda: f"waiting for a restore request for {job}" in log.read_text(), "the supervisor to wait")
+        eventually(lambda: f"waiting for a restore request for {job}" in log.read_text(), "the supervisor to wait")
         output = [notice.message for notice in server.notices(job) if notice.code == "waits"]
         assert "The supervisor waits for a restore request" in output[0]
         assert "without a new iteration, the last one (killed by SIGKILL) at iteration 38" in output[0]
@@ -70,10 +62,12 @@ def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(
     ledger, log, job = tmp_path / "ledger.txt", tmp_path / "run.log", "stays"
     command = supervised(ledger, job, "--stay", "always", trainer=("--epochs", "1"))
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
-        until(lambda: "waiting for a restore request" in log.read_text(), "the supervisor to wait")
+        eventually(lambda: "waiting for a restore request" in log.read_text(), "the supervisor to wait")
         order = server.restore(job, _oldest(server, job))
-        until(lambda: server.order(job, order.id).state == "restored", "the job to go back")
-        until(lambda: log.read_text().count("waiting for a restore request") == 2, "the supervisor to wait again")
+        eventually(lambda: server.order(job, order.id).state == "restored", "the job to go back")
+        eventually(
+            lambda: log.read_text().count("waiting for a restore request") == 2, "the supervisor to wait again"
+        )
         supervisor.terminate()
         assert supervisor.wait(PATIENCE_SECONDS) == 0
     assert [step.iteration for step in read_ledger(ledger)] == [*range(1, 28), *range(order.iteration + 1, 28)]
@@ -86,21 +80,23 @@ def test_a_script_that_cannot_be_taken_back_is_started_again_for_an_order_and_fo
     env = environment(tmp_path / "store", server.server) | {"HOLDFAST_RESTORABLE_IN_PLACE": "no"}
     command = supervised(ledger, job, trainer=("--epochs", "400", "--slowly"))
     with spawned(command, log, env) as supervisor:
-        until(lambda: len(read_ledger(ledger)) > 25, "the job to train")
-        until(lambda: (seen := known(server, job)) is not None and seen.restore_mode == "relaunch", "its mode")
+        eventually(lambda: len(read_ledger(ledger)) > 25, "the job to train")
+        eventually(
+            lambda: (seen := known(server, job)) is not None and seen.restore_mode == "relaunch", "its mode"
+        )
         at = _oldest(server, job)
         preview = server.preview_restore(job, f"{at:012d}-1")
         assert "by a restart of the script, which its supervisor does at once" in preview.what
         assert preview.estimated_seconds is not None
         order = server.restore(job, at)
-        until(lambda: server.order(job, order.id).state == "restored", "the job to go back")
+        eventually(lambda: server.order(job, order.id).state == "restored", "the job to go back")
         done = server.order(job, order.id)
         assert done.undoable
         left = int((done.safety_checkpoint or "")[:12])
-        until(lambda: read_ledger(ledger)[-1].iteration > at + 5, "the job to train on")
+        eventually(lambda: read_ledger(ledger)[-1].iteration > at + 5, "the job to train on")
         back = server.undo_restore(job, order.id)
-        until(lambda: server.order(job, back.id).state == "restored", "the job to go where it was")
-        until(lambda: read_ledger(ledger)[-1].iteration > left + 3, "the job to train on there")
+        eventually(lambda: server.order(job, back.id).state == "restored", "the job to go where it was")
+        eventually(lambda: read_ledger(ledger)[-1].iteration > left + 3, "the job to train on there")
         supervisor.terminate()
         supervisor.wait(PATIENCE_SECONDS)
     assert [step.state for step in done.transitions] == ["requested", "delivered", "restoring", "restored"]
@@ -140,24 +136,28 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
         return [*HOLDFAST, "run", "--", *trainer]
 
     with spawned(run(ledger, folder / "never"), log, env) as old:
-        until(lambda: (seen := known(server, job)) is not None and seen.checkpoints_total >= 2, "two checkpoints")
+        eventually(
+            lambda: (seen := known(server, job)) is not None and seen.checkpoints_total >= 2, "two checkpoints"
+        )
         moment = chance.randrange(5), chance.uniform(0, 0.03)
         pids, passed = [old.pid, read(ledger)[0].pid], len(read(ledger)) + moment[0]
         if chance.random() < 0.5:
             os.kill(pids[1], signal.SIGSTOP)  # or retention may take the checkpoint meanwhile
             server.restore(job, next(row.iteration for row in server.checkpoints(job) if row.restorable))
             os.kill(pids[1], signal.SIGCONT)
-        until(lambda: len(read(ledger)) >= passed, "some iterations")
+        eventually(lambda: len(read(ledger)) >= passed, "some iterations")
         time.sleep(moment[1])  # where in one of them it falls is left to chance
         try:
             _stop(pids, store / job / ".lock")
             stopped_at = time.time()  # what it had said by then may come late, and is so
             with spawned(run(folder / "new", enough), folder / "new.log", env) as new:
-                until(lambda: len(read(folder / "new")) > 20, "the new one to train")
+                eventually(lambda: len(read(folder / "new")) > 20, "the new one to train")
                 enough.touch()
                 assert new.wait(PATIENCE_SECONDS) == 0
             begun = open_store(store).records(job, Attempt)[1].started_at
-            until(lambda: time.time() > begun + OVERLAP_SECONDS + 2, "clocks that differ to make no difference")
+            eventually(
+                lambda: time.time() > begun + OVERLAP_SECONDS + 2, "clocks that differ to make no difference"
+            )
             before, seen = _contents(store / job), _seen(server, job, stopped_at)
             assert seen[:3] == ("finished", 2, read(folder / "new")[-1].iteration)
         finally:
@@ -176,7 +176,7 @@ def _stop(pids: list[int], lock: Path) -> None:
     while True:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        until(lambda: all(_is_stopped(pid) for pid in pids), "them to stop")
+        eventually(lambda: all(_is_stopped(pid) for pid in pids), "them to stop")
         with lock.open() as held:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)

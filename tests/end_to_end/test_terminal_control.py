@@ -15,17 +15,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client, JobSummary
-from tests.support.job_processes import (
-    HOLDFAST,
-    PATIENCE_SECONDS,
-    TRAINER,
-    Step,
-    environment,
-    known,
-    read_ledger,
-    spawned,
-    until,
-)
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +49,7 @@ class Running:
         )
 
     def wait(self, happened: Callable[[JobSummary], bool], what: str) -> JobSummary:
-        until(lambda: happened(self.job()), what)
+        eventually(lambda: happened(self.job()), what)
         return self.job()
 
 
@@ -68,7 +59,9 @@ def started(name: str, client: Client, folder: Path) -> Iterator[Running]:
     trainer = [sys.executable, str(TRAINER), str(ledger), "--job", name, "--epochs", "100000", "--every", "20",
                "--slowly"]  # fmt: skip
     with spawned([*HOLDFAST, "run", "--", *trainer], folder / "run.log", environment(store, client.server)) as run:
-        until(lambda: (job := known(client, name)) is not None and job.checkpoints_total >= 2, "two checkpoints")
+        eventually(
+            lambda: (job := known(client, name)) is not None and job.checkpoints_total >= 2, "two checkpoints"
+        )
         yield Running(name, client, ledger, store, run)
 
 
@@ -108,7 +101,7 @@ def test_a_restore_replays_the_same_losses_on_a_new_lineage(running: Running) ->
     done = running.holdfast("restore", running.name, str(target))
     assert done.returncode == 0, done.stderr
     assert f"on lineage {lineage + 1}" in done.stdout
-    until(lambda: len(_of_lineage(running, lineage + 1)) >= 30, "thirty iterations after the restore")
+    eventually(lambda: len(_of_lineage(running, lineage + 1)) >= 30, "thirty iterations after the restore")
 
     first, again = _of_lineage(running, lineage), _of_lineage(running, lineage + 1)
     assert min(again) == target + 1

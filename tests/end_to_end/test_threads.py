@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
-from tests.support.job_processes import PATIENCE_SECONDS, environment, spawned
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import environment, spawned
 from tests.support.object_servers import moto as moto
 from tests.support.object_servers import variables
 

@@ -11,7 +11,8 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.job_processes import PATIENCE_SECONDS, environment, spawned
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import environment, spawned
 from tests.support.multi_rank import RankLauncher
 from tests.support.multi_rank import launcher as launcher
 from tests.support.restore_faults import HERE, read

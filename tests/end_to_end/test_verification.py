@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.client import Client, Conflict
 from holdfast.format.manifest import decode_manifest
-from tests.support.job_processes import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, environment, known, spawned
 
 pytestmark = pytest.mark.processes
 
@@ -49,10 +50,14 @@ def test_a_job_reads_its_checkpoints_back_beside_its_training_and_at_its_next_st
     server: Client, tmp_path: Path
 ) -> None:
     with train(tmp_path, server) as running:
-        until(lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 4, "four checkpoints")
+        eventually(
+            lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 4, "four checkpoints"
+        )
         paused = server.edit(JOB, paused=True).version  # so that retention takes none of them
-        until(lambda: server.job(JOB).applied_version >= paused, "the pause to be applied")
-        until(lambda: all(row.state not in UNDER_WAY for row in server.checkpoints(JOB)), "the last one to settle")
+        eventually(lambda: server.job(JOB).applied_version >= paused, "the pause to be applied")
+        eventually(
+            lambda: all(row.state not in UNDER_WAY for row in server.checkpoints(JOB)), "the last one to settle"
+        )
         newest, before, third = (row.id for row in server.checkpoints(JOB)[:3])
 
         began = server.job(JOB).iteration
@@ -83,10 +88,10 @@ def test_a_job_reads_its_checkpoints_back_beside_its_training_and_at_its_next_st
         running.kill()
         running.wait()
 
-    until(lambda: not server.job(JOB).alive, "the server to miss the job")
+    eventually(lambda: not server.job(JOB).alive, "the server to miss the job")
     waits = verify(server, tmp_path, third)
     assert waits.returncode == 0
     assert "is not running, and reads it at its next start" in waits.stdout
     with train(tmp_path, server) as running:
-        until(lambda: server.verification(JOB, third).state == "sound", "the next start to read it")
+        eventually(lambda: server.verification(JOB, third).state == "sound", "the next start to read it")
         running.kill()

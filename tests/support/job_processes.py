@@ -6,18 +6,16 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.client import Client, JobSummary, ServerError
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 
 TRAINER = Path(__file__).with_name("ledger_trainer.py")
 SAMPLES = 211
-PATIENCE_SECONDS = 300.0
-"""Of a machine that is busy with other things; nothing waits for so long where all is well."""
 HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 
 
@@ -47,13 +45,6 @@ def read_ledger(path: Path) -> list[Step]:
             samples = tuple(map(int, words[4].split(",")))
             steps.append(Step(int(words[0]), int(words[1]), int(words[2]), words[3], samples))
     return steps
-
-
-def until(happened: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.01)
 
 
 def environment(store: Path, server: str = "") -> dict[str, str]:
@@ -96,7 +87,7 @@ def served(folder: Path) -> Iterator[Client]:
             assert process.poll() is None, "the server ended"
             return _address(log) is not None
 
-        until(is_up, "the server to say where it is")
+        eventually(is_up, "the server to say where it is")
         address = _address(log)
         assert address is not None
         yield Client(address)

@@ -10,7 +10,6 @@ import hashlib
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
 from holdfast.persist import completion_marker
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.interruptible_trainer import Work
-from tests.support.job_processes import PATIENCE_SECONDS
 from tests.support.memory_tier_trainer import before
 
 JOB = "tier"
@@ -83,25 +82,20 @@ def die_unsealed() -> None:
 
     def act(task: Any, _: object) -> None:
         if task.iteration == AT:
-            await_that(
-                lambda: any(marker.task.iteration == AT for marker in completion_marker.markers_of(FOLDER, JOB))
+            eventually(
+                lambda: any(marker.task.iteration == AT for marker in completion_marker.markers_of(FOLDER, JOB)),
+                "the completion marker of another rank",
             )
             die()
 
     before(completion_marker, "marker", act)
 
 
-def await_that(happened: Any) -> None:
-    waiting = threading.Event()
-    while not happened():
-        waiting.wait(0.005)
-
-
 def end_at_once(end: str) -> None:
     def found() -> Any:
         return next((each for each in complete_snapshots_in(FOLDER, JOB) if each.task.iteration == AT), None)
 
-    await_that(found)
+    eventually(found, "a complete snapshot")
     if end == "damaged":
         fd = SharedBuffer(FOLDER, found().numbers[0]).open()
         os.pwrite(fd, bytes([os.pread(fd, 1, 0)[0] ^ 1]), 0)

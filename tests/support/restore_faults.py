@@ -19,9 +19,10 @@ from typing import Literal, NamedTuple, TypeVar
 from holdfast.checkpoint import restore
 from holdfast.client import Client, Order, ServerError, UnreachableError
 from holdfast.store import Lineage, open_store
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.fork_server import ForkServer
 from tests.support.interruptible_trainer import EVERY
-from tests.support.job_processes import PATIENCE_SECONDS, environment, until
+from tests.support.job_processes import environment
 from tests.support.network_fault_proxy import Wire
 
 T = TypeVar("T")
@@ -143,7 +144,7 @@ class Chaos:
             "tests.support.interruptible_server.live", log, arguments=arguments, environment=env
         )
         self._server = self._stack.enter_context(birth)
-        until(lambda: self._is_up(log), "the server to say where it is")
+        eventually(lambda: self._is_up(log), "the server to say where it is")
         _, where, rest = log.read_text().partition("http://127.0.0.1:")
         self._url = where + rest.split()[0]
 
@@ -207,7 +208,7 @@ class Chaos:
 
     def _pass_by(self) -> None:
         goal, deadline = len(self.lines) + MENDED_AFTER, time.monotonic() + MENDED_SECONDS
-        until(lambda: len(self.lines) >= goal or time.monotonic() > deadline, "time to pass")
+        eventually(lambda: len(self.lines) >= goal or time.monotonic() > deadline, "time to pass")
 
     # ---- what happens
 
@@ -251,7 +252,7 @@ class Chaos:
                 self._mend()
             return happened()
 
-        until(happened_by_now, what)
+        eventually(happened_by_now, what)
 
     def _target(self) -> str:
         """An early checkpoint, once the server knows one."""
@@ -263,7 +264,7 @@ class Chaos:
                 known.extend(row.id for row in reversed(rows) if row.restorable and row.iteration >= 2 * EVERY)
             return bool(known)
 
-        until(is_known, "a checkpoint that the server knows")
+        eventually(is_known, "a checkpoint that the server knows")
         return known[0]
 
     def _ordered(self, target: str) -> Order:
@@ -281,7 +282,7 @@ class Chaos:
         if self.case.fate == "cancelled":
             self._asked(lambda: self._client.cancel_restore(self.job, order.id))
         if self.case.fate == "expired":
-            until(lambda: self._now(order).state == "expired", "the order to expire")
+            eventually(lambda: self._now(order).state == "expired", "the order to expire")
         if self.case.point == "before delivery":
             self._striker.done.set()
         return order

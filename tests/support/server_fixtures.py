@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -30,18 +30,11 @@ from holdfast.protocol.messages import (
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.accounts_server import Stage
+from tests.support.clock import FakeClock
 from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
 
 BASE_URL = "http://127.0.0.1:7117"
 JOB = "/api/v1/jobs/char-gpt"
-
-
-@dataclass
-class FakeClock:
-    now: float = 1_790_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass
@@ -155,9 +148,20 @@ def agent(client: TestClient) -> Agent:
 
 
 @pytest.fixture
-def agent_of() -> type[Agent]:
-    """For jobs that report to another client than `client`."""
-    return Agent
+def job(agent: Agent) -> Agent:
+    """Agent of a job at iteration 30, with durable checkpoints at 10 and 20."""
+    agent.start()
+    for _ in range(2):
+        agent.train(10)
+        agent.checkpoint()
+    agent.train(10)
+    return agent
+
+
+@pytest.fixture
+def no_background_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the server's background jobs from changing what a test compares."""
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 @pytest.fixture

@@ -4,19 +4,6 @@ import torch
 from torch.utils.data import Dataset
 
 
-class FakeClock:
-    """Each worker goes on with a copy of its own, so that it tells what was waited there and nothing else."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-    def wait(self, seconds):
-        self.now += seconds
-
-
 class Waiting(Dataset):
     def __init__(self, size, wait, *, fetch=0.0, prep=0.0):
         """`fetch`, `prep`: seconds a sample."""

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
+from tests.support.eventually import PATIENCE_SECONDS
 from tests.support.interruptible_trainer import Work
-from tests.support.job_processes import PATIENCE_SECONDS
 
 ITERATIONS, EVERY = 40, 5
 DIES_AT, HANGS_AT = 13, 27

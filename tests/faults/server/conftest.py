@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tests.support.server_fixtures import agent as agent
-from tests.support.server_fixtures import agent_of as agent_of
 from tests.support.server_fixtures import client as client
 from tests.support.server_fixtures import clock as clock
 from tests.support.server_fixtures import database_kind as database_kind

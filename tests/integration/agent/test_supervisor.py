@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
 from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
 from holdfast.system import supervisor_channel
+from tests.support.eventually import eventually
 from tests.support.foreign_servers import other_server
 
 pytestmark = pytest.mark.processes
@@ -101,14 +101,7 @@ class Stage:
         return len(list(self.folder.glob("start-*")))
 
     def wait_for(self, name: str) -> None:
-        until((self.folder / name).exists)
-
-
-def until(happened: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
-        time.sleep(0.01)
+        eventually((self.folder / name).exists)
 
 
 def is_gone(pid: int) -> bool:
@@ -372,7 +365,7 @@ def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: Stage) -> No
     stage.wait_for("ready")
     supervisor.kill()
     supervisor.communicate()
-    until(lambda: is_gone(stage.started(1)[0]))
+    eventually(lambda: is_gone(stage.started(1)[0]))
 
 
 def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(stage: Stage) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from html.parser import HTMLParser
 from itertools import product
 
@@ -24,6 +23,8 @@ from holdfast_server.accounts import policy, sign_ins
 from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.records import audit
 from tests.support.accounts_server import Stage
+
+pytestmark = pytest.mark.usefixtures("no_background_jobs")
 
 BREAKING_OUT = [
     "",
@@ -135,12 +136,6 @@ def acting(page: Skeleton) -> list[tuple[str, tuple[str, ...]]]:
 @pytest.fixture
 def database_kind():
     return "sqlite"  # what is stored is the same on both, and this is about pages
-
-
-@pytest.fixture(autouse=True)
-def no_chores(monkeypatch):
-    """What the server does by itself would change what is compared."""
-    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 class Site:

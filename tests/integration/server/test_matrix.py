@@ -6,7 +6,6 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -23,6 +22,8 @@ from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import CAST, STATUS, expected
 from tests.unit.server.accounts.test_policy import cast as cast
 
+pytestmark = pytest.mark.usefixtures("no_background_jobs")
+
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
 SIGNED_IN = {"outsider": "outsider", "viewer": "viewer", "operator": "operators", "admin": "admin",
              "server admin": "root"}  # fmt: skip
@@ -36,12 +37,6 @@ JUDGED_AGAIN = {
 
 DELETES_THE_JOB = {("DELETE", "/api/v1/jobs/{job}"), ("POST", "/jobs/{job}/delete")}
 """Asked last: what is asked of a job that is gone is answered by nothing but a 404."""
-
-
-@pytest.fixture(autouse=True)
-def no_chores(monkeypatch):
-    """What the server does by itself would look like what was refused and done."""
-    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
 
 
 class OverHttp(httpx2.Client):

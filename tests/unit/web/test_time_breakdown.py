@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 from holdfast.protocol import messages
 from holdfast_server.queries import timeline
 from holdfast_web.job import panels
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent
-from tests.support.web_fixtures import NOW, SetClock
+from tests.support.web_fixtures import NOW
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
@@ -23,7 +24,7 @@ def words(html: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
 
 
-def test_stalls_are_shown_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_stalls_are_shown_by_kind_over_the_time(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
     agent._stall("data_prep", 2.5)
     agent._stall("data_prep", 1.5)
     agent.send()
@@ -45,7 +46,7 @@ def test_a_job_that_never_waited_says_so(client: TestClient) -> None:
 
 
 def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     clock.now = agent.at
     part = client.get(f"{JOB}/goodput?window=all", headers=HTMX).text
@@ -73,7 +74,7 @@ def ranks(agent: FakeAgent, slow: int, factor: float) -> None:
 
 
 def test_the_slowest_rank_comes_first_and_its_cells_are_the_darkest(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     clock.now = agent.at
     ranks(agent, slow=2, factor=1.5)
@@ -87,7 +88,7 @@ def test_the_slowest_rank_comes_first_and_its_cells_are_the_darkest(
 
 
 def test_the_page_of_the_ranks_keeps_its_rows(
-    client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, agent: FakeAgent, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(panels, "RANKS_SHOWN", 2)
     clock.now = agent.at
@@ -125,7 +126,7 @@ def test_a_checkpoint_shows_how_it_was_made_and_what_came_of_it(client: TestClie
 
 
 def test_a_checkpoint_shows_of_its_restores_however_many_others_there_were_since(
-    client: TestClient, agent: FakeAgent, clock: SetClock, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, agent: FakeAgent, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(timeline, "ORDERS_TOLD", 1)
     for number, checkpoint in enumerate(("000000000120-1", "000000000080-1")):

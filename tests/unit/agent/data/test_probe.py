@@ -8,8 +8,9 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from holdfast import DataLoader
 from holdfast.data.loading_probe import WARM_UP_BATCHES, probe
 from holdfast.errors import NoProbe
+from tests.support.clock import FakeClock
 from tests.support.recording_datasets import Ledger, Noisy, epoch, random_states
-from tests.support.slow_dataset import FakeClock, Waiting
+from tests.support.slow_dataset import Waiting
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes")
 
@@ -31,7 +32,7 @@ def plain(batch):
 @pytest.mark.parametrize("workers", range(5))
 @pytest.mark.parametrize(("fetch", "prep"), [(0.005, 0.05), (0.05, 0.005), (0.02, 0.02)])
 def test_injected_waits_are_told_apart_to_the_last_digit(workers, fetch, prep):
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     data = Waiting(400, clock.wait, fetch=fetch / 4, prep=prep / 4)
     probed = probe(DataLoader(data, num_workers=workers, **MANY), batches=10, clock=clock)
     assert (probed.fetch_seconds, probed.prep_seconds) == pytest.approx((fetch, prep), abs=1e-9)
@@ -48,7 +49,7 @@ def test_waits_in_real_time_are_told_apart(workers):
 
 
 def test_a_half_full_cache_counts_with_the_half_that_it_saves():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     data = Waiting(200, clock.wait, fetch=0.02, prep=0.01)
     data.reads[::2] = 1
     probed = probe(DataLoader(data), batches=20, clock=clock)
@@ -57,7 +58,7 @@ def test_a_half_full_cache_counts_with_the_half_that_it_saves():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_starting_takes_is_left_out(workers):
-    clock = FakeClock()
+    clock = FakeClock(100.0)
 
     class Starting(Waiting):
         started = False
@@ -73,7 +74,7 @@ def test_what_starting_takes_is_left_out(workers):
 
 
 def test_what_takes_longer_the_second_time_was_not_fetched():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
 
     class Slowing(Waiting):
         def __getitem__(self, index):
@@ -167,7 +168,7 @@ def test_a_restored_loader_is_probed_from_its_place():
 
 
 def test_it_ends_when_its_time_is_up_with_what_it_has():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     loader = DataLoader(Waiting(100, clock.wait, fetch=0.5, prep=0.5))
     probed = probe(loader, batches=50, most_seconds=10.0, clock=clock)
     assert (probed.fetch_seconds, probed.prep_seconds, probed.batches) == (0.5, 0.5, 3)
@@ -175,7 +176,7 @@ def test_it_ends_when_its_time_is_up_with_what_it_has():
 
 
 def test_a_batch_too_slow_to_be_read_twice_is_told():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     with pytest.raises(NoProbe, match=r"a batch takes about 12 s to load, too long to read any twice in 10 s"):
         probe(DataLoader(Waiting(100, clock.wait, prep=12.0)), clock=clock)
 
@@ -234,6 +235,6 @@ def set_up(worker_id):
 
 
 def test_a_worker_init_fn_reaches_the_dataset():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     loader = DataLoader(Waiting(100, clock.wait), num_workers=1, worker_init_fn=set_up)
     assert probe(loader, batches=5, clock=clock).prep_seconds == pytest.approx(0.25)

@@ -30,9 +30,8 @@ from holdfast.protocol.messages import Ack, Batch, Desired, Notice, Samples, Sta
 from holdfast.server_link import event_queue, http_client
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration
+from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.foreign_servers import SILENT, SSH, WEB, other_server
-
-PATIENCE_SECONDS = 300.0
 
 
 class Server:
@@ -406,7 +405,7 @@ def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
 ) -> None:
     with other_server(answer) as address:
         links(address).start()
-        assert eventually(lambda: bool(caplog.messages))
+        eventually(lambda: caplog.messages, "a log message")
     assert caplog.messages == [
         f"{address} does not accept reports ({said}). Training continues; reports are stored and sent later."
     ]
@@ -617,7 +616,7 @@ def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
     link.start()
     server.wait(lambda: server.attempts >= 1)
     link.event(notice("kept"))
-    assert eventually_spooled(tmp_path, "kept")
+    await_spooled(tmp_path, "kept")
     assert server.attempts == 1
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "HOLDFAST_TOKEN" in warning
@@ -631,7 +630,7 @@ def test_a_job_of_another_project_is_told_as_what_it_is(
     link.start()
     server.wait(lambda: server.attempts >= 1)
     link.event(notice("kept"))
-    assert eventually_spooled(tmp_path, "kept")
+    await_spooled(tmp_path, "kept")
     [warning] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert "belongs to another project" in warning
     assert "rename this job" in warning
@@ -715,7 +714,7 @@ def test_what_was_kept_while_the_server_was_away_is_sent_once_and_in_order(
     for number in range(5):
         link.event(notice(f"event {number}"))
         sample(link, number + 1)
-        assert eventually_spooled(tmp_path, f"event {number}")
+        await_spooled(tmp_path, f"event {number}")
     server = Server(port)
     try:
         server.wait(lambda: len(server.messages) == 5 and len(server.iterations) == 5)
@@ -771,7 +770,7 @@ sys.stdin.read()
 """
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     try:
-        assert eventually_spooled(tmp_path, "last words")
+        await_spooled(tmp_path, "last words")
     finally:
         process.kill()
         process.communicate()
@@ -791,7 +790,8 @@ def test_the_spool_stays_within_its_bound(
     link.start()
     for number in range(100):
         link.event(notice(f"{number} " + "x" * 1000))
-        assert not number or eventually(lambda: any(tmp_path.iterdir()))
+        if number:
+            eventually(lambda: any(tmp_path.iterdir()), "a spool file")
     link.close()
     assert 0 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= 20_000
 
@@ -978,19 +978,8 @@ def spooled_text(directory: Path) -> str:
     return text
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    """For what only the file system or another process can tell; it has no event to wait for."""
-    until = monotonic() + PATIENCE_SECONDS
-    pause = threading.Event()
-    while not condition():
-        if monotonic() > until:
-            return False
-        pause.wait(0.005)
-    return True
-
-
-def eventually_spooled(directory: Path, words: str) -> bool:
-    return eventually(lambda: words in spooled_text(directory))
+def await_spooled(directory: Path, words: str) -> None:
+    eventually(lambda: words in spooled_text(directory), f"{words!r} in the spool")
 
 
 def test_one_text_that_is_no_text_does_not_take_its_batch_along() -> None:

@@ -10,21 +10,11 @@ import pytest
 from holdfast.protocol import messages
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock
 from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReporter
-
-
-class FakeLink:
-    def __init__(self):
-        self.told, self.closed = [], False
-
-    def event(self, event):
-        self.told.append(event)
-
-    def close(self):
-        self.closed = True
+from tests.support.fake_server_connection import FakeServerConnection
 
 
 def rank_reporter(rank=0, world_size=2):
-    link = FakeLink()
+    link = FakeServerConnection()
     return RankReporter(link, rank, world_size), link
 
 
@@ -38,7 +28,7 @@ def test_iterations_are_summed_up():
     own.add(iteration(2, seconds=3.0, data_fetch=0.125, data_prep=0.125))
     own.add(iteration(3, barrier=None))
     own.close()
-    assert link.told == [
+    assert link.events == [
         messages.RankWork(
             at=1003.0, lineage=1, first_iteration=1, last_iteration=3, iterations=3, seconds=5.0,
             longest_seconds=3.0, stall_seconds=0.5, data_seconds=0.25, barrier_iterations=2, barrier_seconds=0.5,
@@ -50,14 +40,14 @@ def test_the_link_of_rank_0_is_not_the_tallys_to_close():
     for rank, closed in ((0, False), (1, True)):
         own, link = rank_reporter(rank=rank)
         own.close()
-        assert (link.closed, link.told) == (closed, [])
+        assert (link.closed, link.events) == (closed, [])
 
 
 def test_a_lineage_is_told_by_itself():
     own, link = rank_reporter()
     own.add(iteration(1))
     own.add(iteration(1, lineage=2))
-    assert [(told.lineage, told.iterations) for told in link.told] == [(1, 1)]
+    assert [(told.lineage, told.iterations) for told in link.events] == [(1, 1)]
 
 
 @pytest.mark.parametrize("world_size", [2, 100, 1000])
@@ -68,10 +58,10 @@ def test_however_many_ranks_there_are_their_reports_are_few(world_size):
         own, link = rank_reporter(rank, world_size)
         for number in range(seconds):
             own.add(iteration(number))
-        times = [told.at for told in link.told]
+        times = [told.at for told in link.events]
         assert all(later - sooner >= LEAST_SECONDS for sooner, later in itertools.pairwise(times))
-        assert sum(told.iterations for told in link.told) >= seconds - own.every_seconds
-        reports = max(reports, len(link.told))
+        assert sum(told.iterations for told in link.events) >= seconds - own.every_seconds
+        reports = max(reports, len(link.events))
     assert reports * world_size / seconds <= 11
 
 
@@ -81,9 +71,9 @@ def test_a_report_takes_a_few_hundred_bytes():
         own.add(iteration(10**6 + number))
     batch = messages.Batch(
         job="a-job-with-a-name-of-thirty-six-char", uid="0" * 32, attempt=12, rank=999, sequence=10**4,
-        sent_at=1.79e9, iteration=10**6, lineage=3, events=link.told[-1:],
+        sent_at=1.79e9, iteration=10**6, lineage=3, events=link.events[-1:],
     )  # fmt: skip
-    assert len(link.told) == 4
+    assert len(link.events) == 4
     assert len(msgspec.msgpack.encode(batch)) < 600
 
 

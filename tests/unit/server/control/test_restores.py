@@ -12,17 +12,6 @@ from tests.support import database_queries
 JOB = "/api/v1/jobs/char-gpt"
 
 
-@pytest.fixture
-def job(agent):
-    """At iteration 30, with durable checkpoints at 10 and 20."""
-    agent.start()
-    for _ in range(2):
-        agent.train(10)
-        agent.checkpoint()
-    agent.train(10)
-    return agent
-
-
 def order(client, **wish):
     return client.post(f"{JOB}/restores", json=wish)
 

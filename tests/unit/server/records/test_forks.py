@@ -88,13 +88,13 @@ def test_a_fork_that_was_made_and_not_started_is_there_and_nothing_failed(job, c
 
 
 @pytest.fixture
-def hidden(stage, agent_of):
+def hidden(stage, fresh_agent):
     """The stage, with a job "ours" that was forked from one of another project, "secret"."""
     client = stage.client
     stage.project(OWN)
     stage.project(OTHER)
     client.headers.update(stage.bearer("report", project=OTHER))
-    secret = agent_of(client, job="secret")
+    secret = fresh_agent(client, job="secret")
     secret.start()
     secret.train(10)
     secret.checkpoint()
