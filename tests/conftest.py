@@ -56,9 +56,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `--dist loadfile` one that gets to its end when a worker has died."""
     if config.getoption("dist") != "loadfile":
         return None
-    from tests.support.xdist_scheduler import ByFile  # pytest-xdist is there
+    from tests.support.xdist_scheduler import FileScheduler  # pytest-xdist is there
 
-    return ByFile(config, log)
+    return FileScheduler(config, log)
 
 
 @pytest.fixture(autouse=True)

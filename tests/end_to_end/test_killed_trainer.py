@@ -15,7 +15,16 @@ import pytest
 
 from holdfast.client import Client
 from tests.support.eventually import PATIENCE_SECONDS, eventually
-from tests.support.job_processes import HOLDFAST, SAMPLES, TRAINER, Step, environment, known, read_ledger, spawned
+from tests.support.job_processes import (
+    HOLDFAST,
+    SAMPLES,
+    TRAINER,
+    LedgerStep,
+    environment,
+    known,
+    read_ledger,
+    spawned,
+)
 
 pytestmark = pytest.mark.processes
 
@@ -92,7 +101,7 @@ def _pid(log: Path, start: int) -> int | None:
     return None
 
 
-def _assert_each_sample_once_an_epoch(steps: list[Step], epochs: int) -> None:
+def _assert_each_sample_once_an_epoch(steps: list[LedgerStep], epochs: int) -> None:
     for epoch in range(epochs):
         of_epoch = range(epoch * BATCHES + 1, (epoch + 1) * BATCHES + 1)
         seen = Counter(index for step in steps if step.iteration in of_epoch for index in step.samples)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.eventually import PATIENCE_SECONDS
 from tests.support.job_processes import HOLDFAST, environment, spawned
-from tests.support.memory_tier_outcome import Ended, assert_nothing_left
+from tests.support.memory_tier_outcome import MemoryTierOutcome, assert_nothing_left
 from tests.support.memory_tier_torchrun_trainer import AT, EVERY, ITERATIONS
 from tests.support.multi_rank import RankLauncher
 from tests.support.multi_rank import launcher as launcher
@@ -19,7 +19,7 @@ from tests.support.restore_faults import HERE, read
 pytestmark = pytest.mark.processes
 
 
-class Case(NamedTuple):
+class RankKillCase(NamedTuple):
     kind: str
     ranks: int
     end: str
@@ -28,16 +28,16 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case("ddp", 3, "killed", AT),
-    Case("ddp", 2, "damaged", AT - EVERY),
-    pytest.param(Case("fsdp", 2, "killed", AT), marks=pytest.mark.long),
-    pytest.param(Case("ddp", 2, "unsealed", AT - EVERY), marks=pytest.mark.long),
+    RankKillCase("ddp", 3, "killed", AT),
+    RankKillCase("ddp", 2, "damaged", AT - EVERY),
+    pytest.param(RankKillCase("fsdp", 2, "killed", AT), marks=pytest.mark.long),
+    pytest.param(RankKillCase("ddp", 2, "unsealed", AT - EVERY), marks=pytest.mark.long),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_sealed(
-    tmp_path: Path, launcher: RankLauncher, case: Case
+    tmp_path: Path, launcher: RankLauncher, case: RankKillCase
 ) -> None:
     kind, ranks, end, start = case
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
@@ -54,7 +54,7 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_seale
     said = log.read_text()
     print(said)
     assert not list(tmp_path.glob("holdfast-run-*"))
-    ended = Ended(status, said, [], tmp_path / "store")
+    ended = MemoryTierOutcome(status, said, [], tmp_path / "store")
     assert ended.status == 0
     assert ended.from_memory == ([AT] if start == AT else [])
     assert ended.rescued == ([AT] if start == AT else [])

@@ -16,7 +16,7 @@ import pytest
 from holdfast.client import Client
 from holdfast.store import Attempt, Lineage, open_store
 from tests.support.eventually import PATIENCE_SECONDS, eventually
-from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
+from tests.support.job_processes import HOLDFAST, TRAINER, LedgerStep, environment, known, read_ledger, spawned
 from tests.support.object_servers import moto, rclone, use, variables  # noqa: F401 - the first two are fixtures
 from tests.support.trial_pool import LONG
 
@@ -58,7 +58,7 @@ class Machine:
         script = [sys.executable, str(TRAINER), str(self.ledger), "--job", job, "--every", "5"]
         return self.command(*script, "--epochs", str(EPOCHS), *options)
 
-    def is_lost(self) -> list[Step]:
+    def is_lost(self) -> list[LedgerStep]:
         """All that is on it is gone; what its trainer did is what a test remembers."""
         steps = read_ledger(self.ledger)
         shutil.rmtree(self.folder)
@@ -67,7 +67,7 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def left_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Step]:
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, LedgerStep]:
     """What the job comes to on one machine."""
     folder = tmp_path_factory.mktemp("alone")
     here = Machine(folder / "machine", "alone", {"HOLDFAST_STORE": str(folder / "store")})
@@ -86,7 +86,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return {"HOLDFAST_STORE": use(monkeypatch, address), **variables(address)}
 
 
-def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[Step]:
+def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[LedgerStep]:
     """It trains, is killed, and all its files are gone; what it did."""
     first = Machine(folder / "first", "first-machine", shared)
     with spawned(first.trains(job, "--slowly"), folder / "first.log", first.environment()) as trainer:
@@ -97,7 +97,7 @@ def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[Step]
 
 
 def test_another_machine_goes_on_bit_for_bit_from_the_store_alone(
-    tmp_path: Path, shared: dict[str, str], left_alone: dict[int, Step]
+    tmp_path: Path, shared: dict[str, str], left_alone: dict[int, LedgerStep]
 ) -> None:
     before, job = lose_the_first(tmp_path, shared, "moves"), "moves"
     store = open_store(shared["HOLDFAST_STORE"])
@@ -114,7 +114,7 @@ def test_another_machine_goes_on_bit_for_bit_from_the_store_alone(
 
 
 def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_second(
-    tmp_path: Path, shared: dict[str, str], left_alone: dict[int, Step], server: Client
+    tmp_path: Path, shared: dict[str, str], left_alone: dict[int, LedgerStep], server: Client
 ) -> None:
     job = f"ordered-{tmp_path.name}"
     told = shared | {"HOLDFAST_SERVER": server.server}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from holdfast.client import Client
 from tests.support.eventually import eventually
-from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
+from tests.support.job_processes import HOLDFAST, TRAINER, LedgerStep, environment, known, read_ledger, spawned
 
 JOB = "first-minutes"
 
@@ -35,7 +35,7 @@ def test_a_job_is_killed_resumes_is_restored_and_the_restore_is_undone(server: C
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def steps(lineage: int) -> list[Step]:
+    def steps(lineage: int) -> list[LedgerStep]:
         return [step for step in read_ledger(ledger) if step.lineage == lineage]
 
     with spawned([*HOLDFAST, "run", "--", *trainer], tmp_path / "run.log", env):

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.fork_server import ForkServer
-from tests.support.restore_faults import Case, Chaos, Ended, Struck, undisturbed
-from tests.support.trial_pool import LONG, Pool
+from tests.support.restore_faults import (
+    RestoreFaultCase,
+    RestoreFaultScenario,
+    RestoreOutcome,
+    Struck,
+    undisturbed,
+)
+from tests.support.trial_pool import LONG, TrialPool
 
 pytestmark = pytest.mark.processes
 
@@ -23,47 +29,60 @@ AT_A_START = ("attempt begun", "verifying", "taken up", "applying", "applied", "
 KILLED: tuple[Struck, ...] = ("agent", "supervisor", "server")
 CUT: tuple[Struck, ...] = ("cut", "hold")
 CASES = [
-    *(Case(point, struck) for point in IN_PLACE for struck in KILLED),
-    *(Case(point, struck) for point in ("before delivery", "delivered", "noted") for struck in CUT),
-    *(Case(point, "cut") for point in ("accepted", "taken up", "safety committed", "applied", "told", "learned")),
-    *(Case(point, struck, "at a start") for point in AT_A_START for struck in KILLED),
-    *(Case(point, "cut", "at a start") for point in ("attempt begun", "noted")),
-    *(Case("between end and start", struck, "at a start") for struck in ("supervisor", "server", "cut", "hold")),
-    *(Case("heard while waiting", struck, "while waiting") for struck in ("supervisor", "server", "cut", "hold")),
-    *(Case("before delivery", struck, fate=fate) for struck in CUT for fate in ("cancelled", "expired")),
-    *(Case("verifying", struck, fate="damaged") for struck in ("agent", "server")),
+    *(RestoreFaultCase(point, struck) for point in IN_PLACE for struck in KILLED),
+    *(RestoreFaultCase(point, struck) for point in ("before delivery", "delivered", "noted") for struck in CUT),
+    *(
+        RestoreFaultCase(point, "cut")
+        for point in ("accepted", "taken up", "safety committed", "applied", "told", "learned")
+    ),
+    *(RestoreFaultCase(point, struck, "at a start") for point in AT_A_START for struck in KILLED),
+    *(RestoreFaultCase(point, "cut", "at a start") for point in ("attempt begun", "noted")),
+    *(
+        RestoreFaultCase("between end and start", struck, "at a start")
+        for struck in ("supervisor", "server", "cut", "hold")
+    ),
+    *(
+        RestoreFaultCase("heard while waiting", struck, "while waiting")
+        for struck in ("supervisor", "server", "cut", "hold")
+    ),
+    *(
+        RestoreFaultCase("before delivery", struck, fate=fate)
+        for struck in CUT
+        for fate in ("cancelled", "expired")
+    ),
+    *(RestoreFaultCase("verifying", struck, fate="damaged") for struck in ("agent", "server")),
 ]
 assert len(CASES) == 100
 FEW = [
-    Case("accepted", "server"),
-    Case("noted", "agent"),
-    Case("applying", "supervisor"),
-    Case("attempt begun", "agent", "at a start"),
-    Case("before delivery", "hold", fate="cancelled"),
-    Case("heard while waiting", "cut", "while waiting"),
+    RestoreFaultCase("accepted", "server"),
+    RestoreFaultCase("noted", "agent"),
+    RestoreFaultCase("applying", "supervisor"),
+    RestoreFaultCase("attempt begun", "agent", "at a start"),
+    RestoreFaultCase("before delivery", "hold", fate="cancelled"),
+    RestoreFaultCase("heard while waiting", "cut", "while waiting"),
 ]
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Pool]:
-    pool = Pool("tests.support.interruptible_server")
+def servers() -> Iterator[TrialPool]:
+    pool = TrialPool("tests.support.interruptible_server")
     yield pool
     pool.close()
 
 
 @pytest.mark.parametrize("cases", [pytest.param(FEW, id="few"), pytest.param(CASES, id="all", marks=LONG)])
 def test_an_order_happens_once_or_ends_with_a_reason(
-    servers: Pool, tmp_path: Path, migrated: Path, cases: list[Case]
+    servers: TrialPool, tmp_path: Path, migrated: Path, cases: list[RestoreFaultCase]
 ) -> None:
-    ends: list[Ended] = []
+    ends: list[RestoreOutcome] = []
     numbers = count()
 
-    def trial(fork_server: ForkServer, case: Case) -> list[str]:
+    def trial(fork_server: ForkServer, case: RestoreFaultCase) -> list[str]:
         folder = tmp_path / str(number := next(numbers))
         folder.mkdir()
         database = Path(shutil.copy(migrated, folder / "holdfast.db"))
         try:
-            chaos = Chaos(case, fork_server, folder, f"chaos-{number}", database)
+            chaos = RestoreFaultScenario(case, fork_server, folder, f"chaos-{number}", database)
             try:
                 ends.append(ended := chaos.run())
             finally:

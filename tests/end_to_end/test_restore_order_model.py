@@ -14,7 +14,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server.records.restore_orders import FROM
-from tests.support.restore_order_simulation import ITERATIONS, Agent, Ground, World
+from tests.support.restore_order_simulation import (
+    ITERATIONS,
+    RestoreOrderSimulation,
+    SimulatedAgent,
+    SimulationEnvironment,
+)
 
 ENDED = ("restored", "superseded")
 """States that nothing takes an order out of."""
@@ -23,12 +28,12 @@ PHASES = [phase for phase in Phase if phase is not Phase.explain]
 """An explanation follows every line that is run: it takes twice the time of all worlds, for one that fails."""
 
 
-class Orders(RuleBasedStateMachine):
-    ground: Ground
+class RestoreOrderModel(RuleBasedStateMachine):
+    ground: SimulationEnvironment
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(self.ground)
+        self.world = RestoreOrderSimulation(self.ground)
 
     # ---- people
 
@@ -96,16 +101,16 @@ class Orders(RuleBasedStateMachine):
         agent.awake = not agent.awake
 
     @property
-    def training(self) -> list[Agent]:
+    def training(self) -> list[SimulatedAgent]:
         return [agent for agent in self.world.agents if agent.acts]
 
     @property
-    def telling(self) -> list[Agent]:
+    def telling(self) -> list[SimulatedAgent]:
         """Those with something to say: the spool of a dead one is sent by the next."""
         able = [agent for agent in self.world.agents if agent.awake or not agent.alive]
         return [agent for agent in able if agent.outgoing.batches]
 
-    def one(self, data: st.DataObject, agents: list[Agent]) -> Agent:
+    def one(self, data: st.DataObject, agents: list[SimulatedAgent]) -> SimulatedAgent:
         return data.draw(st.sampled_from(agents), label="agent")
 
     # ---- promises
@@ -159,10 +164,10 @@ class Orders(RuleBasedStateMachine):
 
 @pytest.fixture
 def model() -> Iterator[Callable[..., None]]:
-    ground = Ground()
+    ground = SimulationEnvironment()
 
     def run(**wanted: Any) -> None:
-        kind = type("OrdersHere", (Orders,), {"ground": ground})
+        kind = type("OrdersHere", (RestoreOrderModel,), {"ground": ground})
         checks = list(HealthCheck)
         run_state_machine_as_test(kind, settings=settings(phases=PHASES, suppress_health_check=checks, **wanted))
 

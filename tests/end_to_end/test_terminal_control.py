@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.client import Client, JobSummary
 from tests.support.eventually import PATIENCE_SECONDS, eventually
-from tests.support.job_processes import HOLDFAST, TRAINER, Step, environment, known, read_ledger, spawned
+from tests.support.job_processes import HOLDFAST, TRAINER, LedgerStep, environment, known, read_ledger, spawned
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +38,7 @@ class Running:
         """The iteration of the newest checkpoint: the oldest may be gone a moment later."""
         return max(row.iteration for row in self.client.checkpoints(self.name))
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[LedgerStep]:
         return read_ledger(self.ledger)
 
     def holdfast(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -124,5 +124,5 @@ def test_ctrl_c_ends_supervisor_and_trainer_and_the_server_is_told(server: Clien
         assert ended.status in ("finished", "stopped", "failed")
 
 
-def _of_lineage(running: Running, lineage: int) -> dict[int, Step]:
+def _of_lineage(running: Running, lineage: int) -> dict[int, LedgerStep]:
     return {step.iteration: step for step in running.steps() if step.lineage == lineage}

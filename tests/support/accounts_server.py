@@ -35,7 +35,7 @@ def browser_at(client: TestClient, address: str) -> TestClient:
     return browser
 
 
-class Stage:
+class AccountsServer:
     """Does what admins do, without their pages."""
 
     def __init__(self, client: TestClient, clock: Callable[[], float]) -> None:

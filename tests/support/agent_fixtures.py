@@ -1,6 +1,6 @@
 import pytest
 
-from tests.support import persist_job
+from tests.support import process_inspection
 from tests.support.multi_rank import launcher
 from tests.support.object_servers import moto, rclone
 
@@ -10,4 +10,4 @@ __all__ = ["launcher", "moto", "rclone"]
 @pytest.fixture(autouse=True)
 def ignore_preexisting_processes_and_threads():
     """Leave out what ran before the test when it counts processes and threads."""
-    persist_job.record_preexisting_processes_and_threads()
+    process_inspection.record_preexisting_processes_and_threads()

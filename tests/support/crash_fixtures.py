@@ -5,21 +5,21 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import system_call_tracing
-from tests.support.trial_pool import Pool
+from tests.support.trial_pool import TrialPool
 
 
 @pytest.fixture(scope="session")
-def stores() -> Iterator[Pool]:
+def stores() -> Iterator[TrialPool]:
     """Processes that know the store and no torch."""
-    pool = Pool("tests.support.store_workloads", "tests.support.power_cut_workloads")
+    pool = TrialPool("tests.support.store_workloads", "tests.support.power_cut_workloads")
     yield pool
     pool.close()
 
 
 @pytest.fixture(scope="session")
-def trainers() -> Iterator[Pool]:
+def trainers() -> Iterator[TrialPool]:
     """Processes that train."""
-    pool = Pool("tests.support.store_workloads", "tests.support.training_workloads")
+    pool = TrialPool("tests.support.store_workloads", "tests.support.training_workloads")
     yield pool
     pool.close()
 

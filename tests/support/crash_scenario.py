@@ -18,7 +18,7 @@ ORPHAN_SECONDS = 120.0
 
 
 @dataclass(slots=True)
-class Scenario:
+class CrashScenario:
     """`workload` is done to a store; `restart` is what a supervisor would start after a crash."""
 
     folder: Path

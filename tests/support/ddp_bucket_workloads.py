@@ -15,7 +15,7 @@ from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 WIDTH = 24
 
 
-class Net(nn.Module):
+class ReorderedModel(nn.Module):
     """Uses its layers in another order than it defines them."""
 
     def __init__(self, frozen=False, mixed=False, tied=False):
@@ -37,10 +37,10 @@ class Net(nn.Module):
         return x
 
 
-class Job:
+class BucketJob:
     def __init__(self, *, bucket_bytes=4000, group=None, net=None, compiled=None, **ddp):
         torch.manual_seed(1)
-        self.net = Net(**(net or {}))
+        self.net = ReorderedModel(**(net or {}))
         inner = torch.compile(self.net, backend="eager") if compiled == "inside" else self.net
         cap = bucket_bytes / (1 << 20)
         self.ddp = DistributedDataParallel(inner, bucket_cap_mb=cap, process_group=group, **ddp)
@@ -83,14 +83,14 @@ def resume(stage, *, warm, at=3, steps=6, accumulate=1, subgroup=None, **how):
     group = dist.new_group(subgroup) if subgroup else None
     if subgroup and dist.get_rank() not in subgroup:
         return [True] * steps
-    job = Job(group=group, **how)
+    job = BucketJob(group=group, **how)
     torch.manual_seed(100 + dist.get_rank())
     for _ in range(at):
         job.step(accumulate)
     layout, state = bucket_layout(job.ddp), job.state()
     expected = [job.step(accumulate) for _ in range(steps)]
     torch.manual_seed(5)  # another process has drawn other numbers
-    fresh = Job(group=group, **how)
+    fresh = BucketJob(group=group, **how)
     if warm:
         assert restore_buckets(fresh.ddp, layout) is None
         assert sorted(bucket_layout(fresh.ddp)) == sorted(layout)
@@ -107,7 +107,7 @@ def reported(ddp):
 
 
 def layout_of(**how):
-    job = Job(**how)
+    job = BucketJob(**how)
     job.step()
     job.step()
     return bucket_layout(job.ddp)
@@ -115,7 +115,7 @@ def layout_of(**how):
 
 def layouts(stage):
     """At each time that it is asked for, from the first to the third iteration."""
-    job, found = Job(), []
+    job, found = BucketJob(), []
     found.append(bucket_layout(job.ddp))
     job.backward(last=False)
     found.append(bucket_layout(job.ddp))
@@ -126,13 +126,13 @@ def layouts(stage):
 
 
 def never_rebuilt(stage):
-    job = Job(find_unused_parameters=True)
+    job = BucketJob(find_unused_parameters=True)
     job.step()
-    return bucket_layout(job.ddp), restore_buckets(Job(find_unused_parameters=True).ddp, [[0]])
+    return bucket_layout(job.ddp), restore_buckets(BucketJob(find_unused_parameters=True).ddp, [[0]])
 
 
 def asked_or_not(stage, *, asked, **how):
-    job, digests = Job(**how), []
+    job, digests = BucketJob(**how), []
     torch.manual_seed(100 + dist.get_rank())
     for _ in range(4):
         for left in (1, 0):
@@ -147,7 +147,7 @@ def asked_or_not(stage, *, asked, **how):
 def disturbed(stage, *, static_graph, in_no_sync):
     """What a warm-up changes of what is the script's."""
     layout = layout_of(static_graph=static_graph)
-    job, called = Job(static_graph=static_graph), []
+    job, called = BucketJob(static_graph=static_graph), []
     parameters = list(job.net.parameters())
     for parameter in parameters:
         parameter.register_hook(lambda _: called.append("a tensor's"))
@@ -166,7 +166,7 @@ def disturbed(stage, *, static_graph, in_no_sync):
 
 def warmed_before(stage):
     """One rank alone asks for what is there already."""
-    job = Job()
+    job = BucketJob()
     job.step()
     job.step()
     layout = bucket_layout(job.ddp)
@@ -185,7 +185,7 @@ def keep(state, bucket):
 
 
 def with_hook(stage, *, hook, **how):
-    layout, job, state = layout_of(**how), Job(**how), []
+    layout, job, state = layout_of(**how), BucketJob(**how), []
     if hook == "keep":
         job.ddp.register_comm_hook(state, keep)
     else:
@@ -198,14 +198,16 @@ def with_hook(stage, *, hook, **how):
 def refused(stage, *, what):
     layout = layout_of(static_graph=what == "called before")
     if what == "fewer parameters":
-        return restore_buckets(Job(net={"frozen": True}).ddp, layout)
+        return restore_buckets(BucketJob(net={"frozen": True}).ddp, layout)
     if what == "larger buckets":
-        return restore_buckets(Job(bucket_bytes=1 << 20).ddp, layout)
+        return restore_buckets(BucketJob(bucket_bytes=1 << 20).ddp, layout)
     if what == "called before":
-        job = Job(static_graph=True)
+        job = BucketJob(static_graph=True)
         job.backward()
         return restore_buckets(job.ddp, layout)
-    ddp = delaying([name for name, parameter in Net(frozen=True).named_parameters() if parameter.requires_grad])
+    ddp = delaying(
+        [name for name, parameter in ReorderedModel(frozen=True).named_parameters() if parameter.requires_grad]
+    )
     assert bucket_layout(ddp) is None
     return restore_buckets(ddp, layout)
 
@@ -213,7 +215,7 @@ def refused(stage, *, what):
 def delaying(names):
     """With parameters that are summed up at the end, by DDP itself and not by the reducer."""
     torch.manual_seed(1)
-    net = Net(frozen=True)
+    net = ReorderedModel(frozen=True)
     return DistributedDataParallel(
         net,
         bucket_cap_mb=4000 / (1 << 20),

@@ -22,7 +22,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     def log(accumulation: int, across: bool) -> Log:
         if (accumulation, across) not in known:
             store = tmp_path_factory.mktemp("undisturbed")
-            job = exact_job.Job(store, accumulation=accumulation, across=across, every=10**9).run()
+            job = exact_job.ExactJob(store, accumulation=accumulation, across=across, every=10**9).run()
             known[accumulation, across] = job.crash().log
         return known[accumulation, across]
 

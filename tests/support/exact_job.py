@@ -27,11 +27,11 @@ def seed_of_start(store: Path | str, number: int) -> int:
     return 100 + number if open_store(str(store)).checkpoints("job") else 0
 
 
-class Died(Exception):
+class ScriptError(Exception):
     """An error of the script's own."""
 
 
-class Points(Dataset[tuple[int, Tensor, Tensor]]):
+class NoisyPoints(Dataset[tuple[int, Tensor, Tensor]]):
     """Each sample with its index and random disturbances from every global generator."""
 
     def __init__(self, samples: int = SAMPLES) -> None:
@@ -45,7 +45,7 @@ class Points(Dataset[tuple[int, Tensor, Tensor]]):
         return index, noise + index / self._samples, torch.tensor(float(index % 5))
 
 
-class Net(nn.Module):
+class ExactJobModel(nn.Module):
     """BatchNorm, dropout, tied weights, a buffer that no state_dict has, and a head in bfloat16."""
 
     def __init__(self, width: int = 12) -> None:
@@ -64,7 +64,7 @@ class Net(nn.Module):
         return self.head(x.bfloat16()).float().squeeze(1)
 
 
-class Heavy(torch.optim.Optimizer):
+class MomentumInFloat32(torch.optim.Optimizer):
     """Momentum in float32 beside parameters in bfloat16, and a count that is a plain number."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
@@ -84,7 +84,7 @@ class Heavy(torch.optim.Optimizer):
                 parameter.sub_((group["lr"] / (1 + 0.01 * state["count"]) * state["momentum"]).bfloat16())
 
 
-class Job:
+class ExactJob:
     """`accumulation` batches make an update; with `across`, each of them is an iteration of its own."""
 
     def __init__(
@@ -100,10 +100,10 @@ class Job:
         for each in (random.seed, numpy.random.seed, torch.manual_seed):
             each(seed)
         self.accumulation, self.across = accumulation, across
-        self.model = Net()
+        self.model = ExactJobModel()
         body = [p for p in self.model.parameters() if p.dtype == torch.float32]
         self.optimizer = torch.optim.AdamW(body, lr=1e-2)
-        self.heavy = Heavy(self.model.head.parameters(), lr=1e-3)
+        self.heavy = MomentumInFloat32(self.model.head.parameters(), lr=1e-3)
         schedules = torch.optim.lr_scheduler
         warm_up = schedules.LinearLR(self.optimizer, 0.1, total_iters=4)
         fade = schedules.CosineAnnealingLR(self.optimizer, T_max=50)
@@ -115,7 +115,9 @@ class Job:
         self.dice = random.Random(seed)
         self.choice = numpy.random.default_rng(seed)
         self.loop = holdfast.Variables(batches=0, best=float("inf"))
-        self.loader = holdfast.DataLoader(Points(), batch_size=BATCH, shuffle=True, seed=1, num_workers=workers)
+        self.loader = holdfast.DataLoader(
+            NoisyPoints(), batch_size=BATCH, shuffle=True, seed=1, num_workers=workers
+        )
         self.session = holdfast.Session(
             "job", store=store, model=self.model, optimizer=self.optimizer, heavy=self.heavy,
             schedule=self.schedule, plateau=self.plateau, ema=self.ema, scaler=self.scaler, noise=self.noise,
@@ -127,7 +129,7 @@ class Job:
         self._samples: list[int] = []
         self._losses: list[float] = []
 
-    def run(self, until: int = BATCHES) -> Job:
+    def run(self, until: int = BATCHES) -> ExactJob:
         """Train up to that many iterations, or to the end of the data."""
         for _ in self.moments(until):
             pass
@@ -151,7 +153,7 @@ class Job:
             if self.session.iteration >= until:
                 return
 
-    def crash(self) -> Job:
+    def crash(self) -> ExactJob:
         """Nothing more is saved or said, as if the process had been killed."""
         self.session._close("SIGKILL")
         return self

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo
 
-from tests.support.exact_job import Died, Job, seed_of_start
+from tests.support.exact_job import ExactJob, ScriptError, seed_of_start
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 
 def _warm_up() -> None:
     """Have Python import here what each process would import by itself."""
     with tempfile.TemporaryDirectory() as store:
-        job = Job(store, every=10**9)
+        job = ExactJob(store, every=10**9)
         job._backward(torch.arange(4), torch.ones(4, 6), torch.ones(4))
         job._update()
         job._record()
@@ -28,12 +28,19 @@ def _warm_up() -> None:
 
 
 def live(
-    stage: Stage, store: str, *, start: int, death: str | None, iteration: int, moment: str, **options: Any
+    stage: WorkloadChannel,
+    store: str,
+    *,
+    start: int,
+    death: str | None,
+    iteration: int,
+    moment: str,
+    **options: Any,
 ) -> None:
     """Train, telling each iteration, until the end or a death: in that iteration, or in the first one after it."""
     torch.set_num_threads(1)
     stage.ready()
-    job = Job(store, seed=seed_of_start(store, start), **options)
+    job = ExactJob(store, seed=seed_of_start(store, start), **options)
     for now in job.moments():
         in_iteration = job.session.iteration + (now != "stepped")
         if now == "stepped":
@@ -44,7 +51,7 @@ def live(
     job.session.close()
 
 
-def _tell(stage: Stage, job: Job) -> None:
+def _tell(stage: WorkloadChannel, job: ExactJob) -> None:
     for iteration, record in job.log.items():
         stage.tell("iteration", json.dumps([iteration, record]))
     job.log.clear()
@@ -52,7 +59,7 @@ def _tell(stage: Stage, job: Job) -> None:
 
 def _die(death: str) -> None:
     if death == "exception":
-        raise Died
+        raise ScriptError
     os.kill(os.getpid(), getattr(signal, death))
 
 

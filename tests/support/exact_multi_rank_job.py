@@ -1,7 +1,7 @@
-"""Jobs of several ranks with all in them that a resume can get wrong, under each way to split a model.
+"""Jobs of several ranks for tests of exact resume, under each way to split a model.
 
-`Job` has everything that disturbs a number. `Quiet` has only what comes out the same however many ranks share the
-work: its model has no BatchNorm, no dropout unless it is asked for, and its batches are the same ones on any
+`MultiRankJob` has all the state that a resume can get wrong. The results of `DeterministicMultiRankJob` do not
+depend on the number of ranks: its model has no BatchNorm, dropout only on request, and the same batches for any
 number of ranks.
 """
 
@@ -58,7 +58,7 @@ def seeded(number: int) -> None:
         each(number)
 
 
-class Job:
+class MultiRankJob:
     """One rank of it, under "ddp" or "fsdp"; each rank has random numbers and buffers of its own.
 
     `accumulation` batches make an update, and each of them is an iteration of its own. Without a store it trains
@@ -80,12 +80,12 @@ class Job:
         rank = dist.get_rank()
         seeded(seed)
         self.accumulation = accumulation
-        self.model = exact_job.Net(WIDTH)
+        self.model = exact_job.ExactJobModel(WIDTH)
         self.ema = AveragedModel(self.model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True)
         self.trained = self._spread(kind, syncs_buffers, own_head)
         body = [p for p in self.model.parameters() if p.dtype == torch.float32]
         self.optimizer = torch.optim.AdamW(body, lr=1e-2)
-        self.heavy = exact_job.Heavy(self.model.head.parameters(), lr=1e-3)
+        self.heavy = exact_job.MomentumInFloat32(self.model.head.parameters(), lr=1e-3)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
         self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(self.heavy, factor=0.7, patience=1)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
@@ -95,7 +95,7 @@ class Job:
         self.choice = numpy.random.default_rng(1000 * seed + rank)
         self.loop = holdfast.Variables(batches=0, best=float("inf"))
         self.loader = holdfast.DataLoader(
-            exact_job.Points(), batch_size=BATCH, shuffle=True, seed=1, num_workers=workers
+            exact_job.NoisyPoints(), batch_size=BATCH, shuffle=True, seed=1, num_workers=workers
         )
         self.session: Any = _NoSession() if store is None else holdfast.Session(
             "job", store=store, model=self.trained, optimizer=self.optimizer, heavy=self.heavy,
@@ -107,7 +107,7 @@ class Job:
         self._samples: list[int] = []
         self._losses: list[float] = []
 
-    def run(self) -> Job:
+    def run(self) -> MultiRankJob:
         for _ in self.moments():
             pass
         return self
@@ -129,7 +129,7 @@ class Job:
             self.session.step(loss=0.0)
             yield "stepped"
 
-    def crash(self) -> Job:
+    def crash(self) -> MultiRankJob:
         """Nothing more is saved or said, as if the process had been killed."""
         self.session._close("SIGKILL")
         return self
@@ -211,7 +211,7 @@ class _NoSession:
         self.iteration += 1
 
 
-class QuietNet(nn.Module):
+class DeterministicModel(nn.Module):
     """Without BatchNorm; `there` and `back` may be split by columns and rows."""
 
     def __init__(self, dropout: float) -> None:
@@ -226,7 +226,7 @@ class QuietNet(nn.Module):
         return self.head(torch.tanh(self.back(torch.relu(self.there(x))))).squeeze(1)
 
 
-class Quiet:
+class DeterministicMultiRankJob:
     """One rank of a job under any `kind`: "plain", "ddp", "fsdp", "hsdp", "tensor", or "tensor and fsdp"."""
 
     def __init__(
@@ -234,12 +234,12 @@ class Quiet:
         dropout: float = 0.0,
     ) -> None:  # fmt: skip
         seeded(seed)
-        self.model = QuietNet(dropout)
+        self.model = DeterministicModel(dropout)
         self.trained, rank, world_size = _split(self.model, kind)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
         self.loader = holdfast.DataLoader(
-            exact_job.Points(samples), batch_size=QUIET_BATCH // world_size, shuffle=True, seed=1,
+            exact_job.NoisyPoints(samples), batch_size=QUIET_BATCH // world_size, shuffle=True, seed=1,
             rank=rank, world_size=world_size, tail=tail,
         )  # fmt: skip
         self.session = holdfast.Session(
@@ -249,7 +249,7 @@ class Quiet:
         self.samples: list[list[int]] = []
         self.losses: list[float] = []
 
-    def run(self, until: int) -> Quiet:
+    def run(self, until: int) -> DeterministicMultiRankJob:
         for indices, points, targets in self.session.batches(self.loader, epochs=EPOCHS):
             self.optimizer.zero_grad()
             loss = (self.trained(points) - targets).square().mean()

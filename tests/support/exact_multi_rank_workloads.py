@@ -23,26 +23,32 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine import coordination, training
 from holdfast.format import manifest as fmt
 from holdfast.protocol.messages import parse_checkpoint_id
-from tests.support.exact_job import Died, seed_of_start
-from tests.support.exact_multi_rank_job import Job, Quiet, batches_of, local
+from tests.support.exact_job import ScriptError, seed_of_start
+from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local
 from tests.support.training_log import Log
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 
-def undisturbed(stage: Stage, **options: Any) -> Log:
+def undisturbed(stage: WorkloadChannel, **options: Any) -> Log:
     """What a job does that nothing interrupts, and that knows nothing of Holdfast."""
-    return Job(None, **options).run().log
+    return MultiRankJob(None, **options).run().log
 
 
 def live(
-    stage: Stage, store: str, *, start: int, death: dict[str, Any] | None, meets_always: bool, **options: Any
+    stage: WorkloadChannel,
+    store: str,
+    *,
+    start: int,
+    death: dict[str, Any] | None,
+    meets_always: bool,
+    **options: Any,
 ) -> None:
     """Train, telling each iteration, until the end or a death: in that iteration, or in the first one after it."""
     _meet(meets_always)
     fellows = _fellows()
-    job = Job(store, seed=common_seed(store, start), **options)
+    job = MultiRankJob(store, seed=common_seed(store, start), **options)
     with job.session:
         for now in job.moments():
             if now == "recorded":
@@ -53,14 +59,14 @@ def live(
 
 
 def taken_back(
-    stage: Stage, store: str, *, seed: int, times: int, by_all: bool, **options: Any
+    stage: WorkloadChannel, store: str, *, seed: int, times: int, by_all: bool, **options: Any
 ) -> tuple[list[tuple[int, Log]], int]:
     """Train, and have the session go back so often; what each stretch of it did, and the last lineage.
 
     Each stretch says at which iteration it began.
     """
     _meet(always=True)
-    job, chance = Job(store, **options), random.Random(seed)
+    job, chance = MultiRankJob(store, **options), random.Random(seed)
     last, spot = batches_of(dist.get_world_size()), 0
     stretches: list[tuple[int, Log]] = [(0, {})]
     for now in job.moments():
@@ -84,10 +90,12 @@ def taken_back(
     return stretches, job.session.lineage
 
 
-def refused(stage: Stage, store: str, *, damaged_rank: int, **options: Any) -> tuple[Log, int, list[str]]:
+def refused(
+    stage: WorkloadChannel, store: str, *, damaged_rank: int, **options: Any
+) -> tuple[Log, int, list[str]]:
     """Train, and order a checkpoint back of which what one rank has for itself alone is damaged; what was told."""
     _meet(always=True)
-    job = Job(store, **options)
+    job = MultiRankJob(store, **options)
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())
@@ -114,9 +122,9 @@ def damage(checkpoint: Path, rank: int) -> None:
     path.write_bytes(data)
 
 
-def leave(stage: Stage, store: str, *, iteration: int, **options: Any) -> None:
+def leave(stage: WorkloadChannel, store: str, *, iteration: int, **options: Any) -> None:
     """A checkpoint of that iteration, and no process any more."""
-    job = Job(store, every=iteration, **options)
+    job = MultiRankJob(store, every=iteration, **options)
     for now in job.moments():
         if now == "stepped" and job.session.iteration == iteration:
             break
@@ -125,9 +133,11 @@ def leave(stage: Stage, store: str, *, iteration: int, **options: Any) -> None:
     job.crash()
 
 
-def resumed(stage: Stage, store: str, *, without: str | None, iteration: int, until: int, **options: Any) -> Log:
+def resumed(
+    stage: WorkloadChannel, store: str, *, without: str | None, iteration: int, until: int, **options: Any
+) -> Log:
     """Go on from there, but for one thing that is on every rank as it is on rank 0, or that is not done."""
-    job = Job(store, seed=99, every=10**9, **options)
+    job = MultiRankJob(store, seed=99, every=10**9, **options)
     if without == "bucket layout":
         training.restore_buckets = lambda *_: None
     elif without is not None:
@@ -139,7 +149,7 @@ def resumed(stage: Stage, store: str, *, without: str | None, iteration: int, un
     return job.crash().log
 
 
-def _have_rank_0s(item: str, job: Job) -> None:
+def _have_rank_0s(item: str, job: MultiRankJob) -> None:
     whole = training.Training.apply
 
     def apply(*args: Any) -> None:
@@ -152,7 +162,7 @@ def _have_rank_0s(item: str, job: Job) -> None:
     training.Training.apply = apply
 
 
-def _ways(job: Job) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
+def _ways(job: MultiRankJob) -> dict[str, tuple[Callable[[], Any], Callable[[Any], None]]]:
     """How to get and how to put back what ranks have of their own."""
     model, ema = job.model, job.ema.module
     body, generator = job.choice.bit_generator, job.noise
@@ -186,9 +196,9 @@ def _values(tensors: Iterable[torch.Tensor]) -> tuple[Callable[[], Any], Callabl
     return lambda: parts, put
 
 
-def leg(stage: Stage, store: str, *, until: int, **options: Any) -> dict[str, Any]:
+def leg(stage: WorkloadChannel, store: str, *, until: int, **options: Any) -> dict[str, Any]:
     """A part of a quiet job, from where the last one left off; where it began, what it did, where it ended."""
-    job = Quiet(store, **options)
+    job = DeterministicMultiRankJob(store, **options)
     begun = job.session.resume(), job.state()
     job.run(until)
     ended = job.session.iteration, job.state()
@@ -202,7 +212,7 @@ def leg(stage: Stage, store: str, *, until: int, **options: Any) -> dict[str, An
 def die(kind: str, fellows: list[int]) -> None:
     """An exception, or a signal to this rank ("SIGKILL") or to all of them ("SIGKILL of all")."""
     if kind == "exception":
-        raise Died
+        raise ScriptError
     signal_name, _, of_all = kind.partition(" ")
     for fellow in [*(fellows if of_all else []), os.getpid()]:
         os.kill(fellow, getattr(signal, signal_name))
@@ -230,7 +240,7 @@ def _meet(always: bool) -> None:
         coordination.AGREE_EVERY_SECONDS = 0.0
 
 
-def _tell(stage: Stage, job: Job) -> None:
+def _tell(stage: WorkloadChannel, job: MultiRankJob) -> None:
     for iteration, record in job.log.items():
         stage.tell("iteration", json.dumps([iteration, record]))
     job.log.clear()
@@ -243,7 +253,7 @@ def _warm_up() -> None:
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=7)
     with tempfile.TemporaryDirectory() as store, mock.patch("holdfast.distributed.ranks.join", Ranks):
-        job = Job(store, kind="fsdp", every=10**9)
+        job = MultiRankJob(store, kind="fsdp", every=10**9)
         moments = job.moments()
         while next(moments) != "recorded":
             pass

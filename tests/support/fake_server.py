@@ -26,7 +26,7 @@ class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _FakeServerHandler)
         self.requests: list[tuple[str, str, Any]] = []
         self.token: str | None = None
         self.applies = True
@@ -261,7 +261,7 @@ def _completed(kind: inspect.Type, data: Any) -> Any:
     return 0
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _FakeServerHandler(BaseHTTPRequestHandler):
     server: FakeServer
     protocol_version = "HTTP/1.1"
 

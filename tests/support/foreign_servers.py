@@ -14,12 +14,12 @@ SILENT, SSH, WEB = b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 404 Not Found\r\n
 def other_server(answer: bytes) -> Iterator[str]:
     """The address of one that reads a request, sends `answer`, and closes the connection."""
 
-    class Handler(socketserver.BaseRequestHandler):
+    class FixedResponseHandler(socketserver.BaseRequestHandler):
         def handle(self) -> None:
             self.request.recv(65536)
             self.request.sendall(answer)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), FixedResponseHandler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

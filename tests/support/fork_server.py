@@ -150,7 +150,7 @@ class ForkedProcess:
         return f"it sent {self.told[-8:]} and wrote:\n{said}"
 
 
-class Stage:
+class WorkloadChannel:
     """Channel from a workload to its test. It uses no system call into which tests inject faults."""
 
     def __init__(self, line: socket.socket) -> None:
@@ -228,7 +228,7 @@ def _live(order: dict[str, Any], line: socket.socket) -> None:
     module, _, function = order["workload"].rpartition(".")
     status = 1
     try:
-        getattr(sys.modules[module], function)(Stage(line), **order["options"])
+        getattr(sys.modules[module], function)(WorkloadChannel(line), **order["options"])
         status = 0
     except BaseException:  # do not return into the parent's stack, which the fork has copied
         sys.excepthook(*sys.exc_info())

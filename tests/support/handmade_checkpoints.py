@@ -13,7 +13,7 @@ from holdfast.store import open_store
 
 
 @dataclass
-class Shard:
+class TensorShard:
     """A rank's part of a larger tensor."""
 
     tensor: torch.Tensor
@@ -22,7 +22,7 @@ class Shard:
 
 
 @dataclass
-class Written:
+class CommittedCheckpoint:
     store: Any
     job: str
     id: str
@@ -57,7 +57,7 @@ def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="sc
     for rank in written:
         writer.write(rank.file.name, rank.parts)
     writer.commit(fmt.encode_manifest(manifest))
-    return Written(store, job, checkpoint_id(iteration, lineage), manifest)
+    return CommittedCheckpoint(store, job, checkpoint_id(iteration, lineage), manifest)
 
 
 def commit_objects(root, iteration=1, lineage=1, loaders=(), **objects):
@@ -71,7 +71,7 @@ def commit_objects(root, iteration=1, lineage=1, loaders=(), **objects):
 
 def _rank(name, tensors):
     shards = {
-        key: each if isinstance(each, Shard) else Shard(each, tuple(each.shape), (0,) * each.dim())
+        key: each if isinstance(each, TensorShard) else TensorShard(each, tuple(each.shape), (0,) * each.dim())
         for key, each in tensors.items()
     }
     stored = {key: stored_as(key, shard.tensor) for key, shard in shards.items()}

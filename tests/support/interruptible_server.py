@@ -11,10 +11,10 @@ from tests.support import server_process
 from tests.support.fault_injection import watch_answer
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 
-def live(stage: Stage, **options: Any) -> None:
+def live(stage: WorkloadChannel, **options: Any) -> None:
     watch_answer(control, "order_restore", "accepted", lambda placed, *_: placed[1])
     watch_answer(control, "desired", "handed out", lambda desired, *_: desired.restore is not None)
     watch_answer(

@@ -45,7 +45,7 @@ class Momentum:
             moment.copy_(loaded)
 
 
-class Work:
+class InterruptibleWork:
     """What is trained: its data, its dropout and its weights all hang on what a restore has to bring back."""
 
     def __init__(self, seed: int = 7) -> None:
@@ -69,7 +69,7 @@ class Work:
         return found.hexdigest()
 
 
-class Midway:
+class MidRestoreState:
     """Part of the state, between the model and the optimizer: while it is loaded, half of a restore is done."""
 
     ordered = False
@@ -78,12 +78,12 @@ class Midway:
         return {"midway": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if Midway.ordered:
+        if MidRestoreState.ordered:
             reach("applying")
 
 
 def alone(ledger: int, iterations: int) -> None:
-    work = Work()
+    work = InterruptibleWork()
     for iteration in range(1, iterations + 1):
         os.write(ledger, f"0 0 1 {iteration} {work.outcome(work.iterate())}\n".encode())
 
@@ -92,9 +92,14 @@ def train(ledger: int, job: str, enough: str) -> None:
     import holdfast
 
     watch_restores()
-    work = Work()
+    work = InterruptibleWork()
     session = holdfast.Session(
-        job, model=work.model, midway=Midway(), optimizer=work.optimizer, loop=holdfast.Variables(), every=EVERY
+        job,
+        model=work.model,
+        midway=MidRestoreState(),
+        optimizer=work.optimizer,
+        loop=holdfast.Variables(),
+        every=EVERY,
     )
     session.resume()
     lineage = 1
@@ -121,7 +126,7 @@ def watch_restores() -> None:
     from holdfast.telemetry.reporter import Reporter
 
     def ordered(*args: Any, **options: Any) -> bool:
-        return Midway.ordered
+        return MidRestoreState.ordered
 
     def brings_order(orders: Any, desired: Any) -> bool:
         return desired.restore is not None
@@ -149,11 +154,11 @@ def _tell_of_order(owner: Any, name: str) -> None:
     call = getattr(owner, name)
 
     def carried_out(*args: Any) -> Any:
-        Midway.ordered = True
+        MidRestoreState.ordered = True
         try:
             return call(*args)
         finally:
-            Midway.ordered = False
+            MidRestoreState.ordered = False
 
     setattr(owner, name, carried_out)
 

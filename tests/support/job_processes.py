@@ -20,7 +20,7 @@ HOLDFAST = [sys.executable, "-m", "holdfast.cli"]
 
 
 @dataclass(frozen=True)
-class Step:
+class LedgerStep:
     """One line of a ledger."""
 
     pid: int
@@ -34,7 +34,7 @@ class Step:
         return self.loss, self.samples
 
 
-def read_ledger(path: Path) -> list[Step]:
+def read_ledger(path: Path) -> list[LedgerStep]:
     """The whole lines of a ledger; a kill may have cut the last one of an attempt short."""
     if not path.exists():
         return []
@@ -43,7 +43,7 @@ def read_ledger(path: Path) -> list[Step]:
         words = line.split()
         if line.endswith("\n") and len(words) == 5:
             samples = tuple(map(int, words[4].split(",")))
-            steps.append(Step(int(words[0]), int(words[1]), int(words[2]), words[3], samples))
+            steps.append(LedgerStep(int(words[0]), int(words[1]), int(words[2]), words[3], samples))
     return steps
 
 

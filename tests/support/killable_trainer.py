@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from tests.support.faulty_store import FaultyStore, hear, tell
-from tests.support.persist_job import Job
+from tests.support.persist_job import PersistJob
 
 if __name__ == "__main__":
-    job = Job(FaultyStore(Path(sys.argv[2]), "wait"), sys.argv[1])
+    job = PersistJob(FaultyStore(Path(sys.argv[2]), "wait"), sys.argv[1])
     snapshot = job.take()
     if "heir" in sys.argv:
         snapshot.wait_settled()

@@ -22,7 +22,7 @@ import holdfast
 SAMPLES = 211
 
 
-class Points(Dataset):
+class IndexedPoints(Dataset):
     """Each sample comes with its own index and a fresh random disturbance."""
 
     def __len__(self):
@@ -62,9 +62,9 @@ def main():
     if options.workers:
         reading["multiprocessing_context"] = options.start_method
     if options.loader == "holdfast":
-        loader = holdfast.DataLoader(Points(), seed=3, **reading)
+        loader = holdfast.DataLoader(IndexedPoints(), seed=3, **reading)
     else:
-        loader = DataLoader(Points(), **reading)
+        loader = DataLoader(IndexedPoints(), **reading)
     if options.loader == "by hand":
         session.resume()
         batches = (batch for _ in range(options.epochs) for batch in loader)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 
-class Balancer:
+class LoadBalancer:
     def __init__(self) -> None:
         self.servers: list[str] = []
         """Their URLs. One that takes no connection is passed over."""

@@ -16,7 +16,7 @@ import torch
 import holdfast
 
 
-class Numbers(torch.utils.data.Dataset):
+class LockedDataset(torch.utils.data.Dataset):
     def __init__(self, context, free):
         self.lock, self.asleep, self.free = context.Lock(), context.Semaphore(0), free
         self.lock.acquire()
@@ -33,7 +33,7 @@ class Numbers(torch.utils.data.Dataset):
 
 def main(folder, method, wait=""):
     stuck = wait.startswith("stuck")
-    dataset = Numbers(multiprocessing.get_context(method), 2 if stuck else 10_000)
+    dataset = LockedDataset(multiprocessing.get_context(method), 2 if stuck else 10_000)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     session = holdfast.Session(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from holdfast.checkpoint import restore
 from holdfast.store import open_store
-from tests.support.job_processes import Step
+from tests.support.job_processes import LedgerStep
 
 
 @dataclass
-class Ended:
+class MemoryTierOutcome:
     status: int
     log: str
-    steps: list[Step]
+    steps: list[LedgerStep]
     store: Path
 
     @property

@@ -25,7 +25,7 @@ from holdfast.persist import completion_marker
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from tests.support.eventually import PATIENCE_SECONDS, eventually
-from tests.support.interruptible_trainer import Work
+from tests.support.interruptible_trainer import InterruptibleWork
 from tests.support.memory_tier_trainer import before
 
 JOB = "tier"
@@ -36,7 +36,7 @@ ENDS = ("killed", "damaged", "unmarked")
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
 
 
-class Ranked(Work):
+class RankedWork(InterruptibleWork):
     """Each rank has random numbers of its own, so that a resume of one as another shows."""
 
     def __init__(self, kind: str) -> None:
@@ -60,7 +60,7 @@ class Ranked(Work):
 
 def alone(stage: Any, kind: str) -> list[str]:
     """What this rank comes to where nothing happens, and without Holdfast."""
-    work = Ranked(kind)
+    work = RankedWork(kind)
     return [work.outcome(work.iterate()) for _ in range(ITERATIONS)]
 
 
@@ -106,7 +106,7 @@ def end_at_once(end: str) -> None:
 def train(folder: Path, kind: str, end: str) -> None:
     dist.init_process_group("gloo")
     rank, first = dist.get_rank(), "HOLDFAST_PREVIOUS_EXIT" not in os.environ
-    work = Ranked(kind)
+    work = RankedWork(kind)
     session = holdfast.Session(
         JOB, model=work.model, optimizer=work.optimizer, loop=holdfast.Variables(), every=EVERY
     )

@@ -88,7 +88,7 @@ def hang_from(iteration):
     before(LocalWriter, "write", hang)
 
 
-class Trainer:
+class MemoryTierTrainer:
     def __init__(self, options):
         self.at = options.at
         torch.manual_seed(7)
@@ -154,7 +154,7 @@ def main():
     first = options.always or "HOLDFAST_PREVIOUS_EXIT" not in os.environ
     if first and options.hang:
         hang_from(options.at)
-    trainer = Trainer(options)
+    trainer = MemoryTierTrainer(options)
     if first and options.stage:
         dies_at(options.stage, trainer)
     ledger = os.open(options.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -16,14 +16,14 @@ from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from holdfast.system import supervisor_channel
-from tests.support.exact_multi_rank_job import Job
+from tests.support.exact_multi_rank_job import MultiRankJob
 
 EVERY, FULL_FROM, ENDS_AT = 3, 6, 8
 """A checkpoint at 3 is durable, the one at 6 lies in memory alone."""
 
 
 def undisturbed(stage: Any, **options: Any) -> Any:
-    return Job(None, **options).run().log
+    return MultiRankJob(None, **options).run().log
 
 
 def ends_and_goes_on(
@@ -36,7 +36,7 @@ def ends_and_goes_on(
     """
     os.environ[supervisor_channel.VARIABLE] = folder
     supervisor_channel.STACKS_SIGNAL = None
-    first = Job(store, every=EVERY, **options)
+    first = MultiRankJob(store, every=EVERY, **options)
     with _full_disk(FULL_FROM):
         for now in first.moments():
             if now == "stepped" and first.session.iteration % EVERY == 0:
@@ -49,7 +49,7 @@ def ends_and_goes_on(
         flip(SharedBuffer(Path(folder), newest.numbers[damage]))
     dist.barrier()
     told: list[str] = []
-    second = Job(store, every=EVERY, seed=5, **options)
+    second = MultiRankJob(store, every=EVERY, seed=5, **options)
     if fails == dist.get_rank():
         second.session._checkpoints.tier.survivor = _refuse
     second.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
@@ -69,7 +69,7 @@ def apart(stage: Any, store: str, folders: list[str]) -> tuple[list[str], list[b
     told: list[str] = []
     os.environ[supervisor_channel.VARIABLE] = folders[dist.get_rank()]
     supervisor_channel.STACKS_SIGNAL = None
-    job = Job(store, every=EVERY)
+    job = MultiRankJob(store, every=EVERY)
     job.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     job.run()
     job.session.close()

@@ -13,7 +13,7 @@ from holdfast.checkpoint import restore
 from holdfast.engine import coordination
 
 
-class Job:
+class SynchronousJob:
     """A session of which every checkpoint is waited for, and what was told."""
 
     def __init__(self, store, **objects):
@@ -47,7 +47,7 @@ def miscounting(stage, store, how):
     model = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     loop = holdfast.Variables(updates=0)
-    job = Job(store, model=model, optimizer=optimizer, loop=loop)
+    job = SynchronousJob(store, model=model, optimizer=optimizer, loop=loop)
     for update in range(1, 41):
         trained(model, optimizer)
         loop.updates = update
@@ -67,7 +67,7 @@ def stages(stage, store):
     model = nn.Sequential(nn.Linear(4, 4))
     fully_shard(model, mesh=mesh["dp"])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(store, model=model, optimizer=optimizer)
+    job = SynchronousJob(store, model=model, optimizer=optimizer)
     for _ in range(3):
         job.step()
     job.end()
@@ -93,7 +93,7 @@ def local_state(stage, store):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     fully_shard(model)
     optimizer = LocalMomentum(model.parameters(), lr=0.1)
-    job = Job(store, model=model, optimizer=optimizer)
+    job = SynchronousJob(store, model=model, optimizer=optimizer)
     for _ in range(0 if job.started_from else 3):
         trained(model, optimizer)
         job.step()
@@ -111,7 +111,7 @@ def trained_later(stage, store, how):
         model.append(nn.Linear(4, 4, bias=False))
     model[-1].weight.requires_grad_(True)
     optimizer = torch.optim.SGD(replicated.parameters(), lr=0.1)
-    job = Job(store, model=replicated, optimizer=optimizer)
+    job = SynchronousJob(store, model=replicated, optimizer=optimizer)
     for _ in range(0 if job.started_from else 3):
         trained(replicated, optimizer)
         job.step()
@@ -123,7 +123,7 @@ def unsynchronised(stage, store):
     """Updates by each rank's own gradients, as in local SGD."""
     model = DistributedDataParallel(nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(store, model=model, optimizer=optimizer)
+    job = SynchronousJob(store, model=model, optimizer=optimizer)
     trained(model, optimizer)
     job.step()
     with model.no_sync():
@@ -139,7 +139,7 @@ def accumulating(stage, store):
     model = nn.Linear(4, 4)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(store, model=model, optimizer=optimizer)
+    job = SynchronousJob(store, model=model, optimizer=optimizer)
     for synchronised in (False, True) * 4:
         model.set_requires_gradient_sync(synchronised)
         model(torch.ones(2, 4)).sum().backward()
@@ -164,7 +164,7 @@ def given(stage, store, how):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     replicated = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    job = Job(store, model=WRAPS[how](replicated), optimizer=optimizer)
+    job = SynchronousJob(store, model=WRAPS[how](replicated), optimizer=optimizer)
     trained(replicated, optimizer)
     captured = job.session._training.capture()
     job.end()
@@ -191,7 +191,7 @@ def larger(stage, store, width):
     model = nn.Linear(4, width)
     fully_shard(model)
     try:
-        job = Job(store, model=model)
+        job = SynchronousJob(store, model=model)
     except holdfast.IncompatibleCheckpoint as error:
         return str(error)
     for _ in range(4):
@@ -205,7 +205,7 @@ def leaving(stage, store, where):
     coordination.END_SECONDS = 1.0
     loop = holdfast.Variables(count=0)
     loader = holdfast.DataLoader(list(range(80)), batch_size=2)
-    job = Job(store, loop=loop)
+    job = SynchronousJob(store, loop=loop)
     for count, _ in enumerate(job.session.batches(loader)):
         if count == 10 and dist.get_rank() == 0 and where == "within an iteration":
             break

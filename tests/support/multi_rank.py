@@ -40,7 +40,7 @@ import torch
 import torch._dynamo  # which every optimizer imports, in seconds
 import torch.distributed as dist
 
-from tests.support.fork_server import ForkedProcess, ForkServer, Stage
+from tests.support.fork_server import ForkedProcess, ForkServer, WorkloadChannel
 
 PATIENCE_SECONDS = 300.0
 """Timeout in seconds for one step, as in `fork_server`."""
@@ -213,7 +213,9 @@ def _await_all(ranks: list[Rank]) -> None:
         heard[0].listen()
 
 
-def live(stage: Stage, rank: int, world_size: int, place: str, workload: str, options: dict[str, Any]) -> None:
+def live(
+    stage: WorkloadChannel, rank: int, world_size: int, place: str, workload: str, options: dict[str, Any]
+) -> None:
     """Run a workload as one rank of a gloo process group."""
     torch.set_num_threads(1)
     module, _, function = workload.rpartition(".")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from tests.support.load_balancer import Balancer
+from tests.support.load_balancer import LoadBalancer
 
 
-class Wire(Balancer):
+class NetworkFaultProxy(LoadBalancer):
     """To one server, through which everything goes until it is told not to let it."""
 
     def __init__(self, server: str) -> None:

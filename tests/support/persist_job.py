@@ -1,10 +1,8 @@
-"""What the tests of persisting share: a job with a small state, and ways to look at processes."""
+"""Job with a small state whose checkpoints are persisted, and helpers to inspect them."""
 
 import contextlib
 import os
 import signal
-import threading
-from pathlib import Path
 
 import torch
 
@@ -23,6 +21,7 @@ from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store, read_manifest
 from tests.support.faulty_store import FaultyStore
+from tests.support.process_inspection import children
 
 JOB = "job"
 BACKENDS = ["thread", "process"]
@@ -54,7 +53,7 @@ def empty_run(iteration, *listeners, **copied):
     return run
 
 
-class Settled:
+class SettledRuns:
     """Listens to runs, and keeps those that have settled, in their order."""
 
     def __init__(self):
@@ -65,14 +64,14 @@ class Settled:
             self.runs.append(run)
 
 
-class Job:
+class PersistJob:
     """Live tensors, a store, and what takes checkpoints of the ones to the other."""
 
     def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
         self.snapshots = Snapshotter(max_in_flight)
-        self._settled = Settled()
+        self._settled = SettledRuns()
         self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
         self.snapshots.shared = self.persister.shares_memory
 
@@ -106,7 +105,7 @@ class Job:
 
 @contextlib.contextmanager
 def running(*args, **options):
-    job = Job(*args, **options)
+    job = PersistJob(*args, **options)
     try:
         yield job
     except BaseException:  # even on Ctrl-C: closing would wait for them
@@ -154,36 +153,3 @@ def faulty(tmp_path, fault, **details):
         os.mkfifo(tmp_path / "reached")
         os.mkfifo(tmp_path / "go")
     return FaultyStore(tmp_path, fault, **details)
-
-
-PREEXISTING = {"processes": set(), "threads": set()}
-"""Processes and threads that existed before the test: shared servers, threads of earlier sessions."""
-
-
-def record_preexisting_processes_and_threads():
-    PREEXISTING.update(processes=set(), threads=set())
-    PREEXISTING.update(processes=set(children()), threads=set(threading.enumerate()))
-
-
-def children():
-    """Process ids of this process's children since the test began, zombies included."""
-    pids = set()
-    for path in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that of a thread which has just ended
-            pids.update(map(int, path.read_text().split()))
-    return sorted(pids - PREEXISTING["processes"])
-
-
-def descriptors(pid="self"):
-    """What each open descriptor of a process is."""
-    found = {}
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-            found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
-    return found
-
-
-def our_threads(*, pool=False):
-    """Names of the threads that the test has started; those of the pool, which stays, are left out by default."""
-    ours = (thread.name for thread in threading.enumerate() if thread not in PREEXISTING["threads"])
-    return [name for name in ours if name.startswith("holdfast") and (pool or "-io-" not in name)]

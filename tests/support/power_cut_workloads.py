@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tests.support import store_workloads
-from tests.support.fork_server import Stage
+from tests.support.fork_server import WorkloadChannel
 from tests.support.private_mounts import Disk, of_my_own
 from tests.support.store_invariants import leftovers, violations
 
@@ -26,7 +26,13 @@ SYNCS = ("fsync", "fdatasync")
 
 
 def cuts(
-    stage: Stage, folder: str, kind: str, trials: int, seed: int, after_ack: bool, skipping: str | None = None
+    stage: WorkloadChannel,
+    folder: str,
+    kind: str,
+    trials: int,
+    seed: int,
+    after_ack: bool,
+    skipping: str | None = None,
 ) -> None:
     """So many power cuts one after the other; tells what was wrong after each."""
     of_my_own()
@@ -63,7 +69,7 @@ def _write_until_cut(
     """What the writer had told when the power went, `pause` after the last of `acks` acknowledgements."""
     told: list[str] = []
 
-    def write(line: Stage) -> None:
+    def write(line: WorkloadChannel) -> None:
         if skipping:
             _skip(skipping)
         # right after an acknowledgement means that nothing follows it which would sync it by chance
@@ -86,7 +92,7 @@ def _write_until_cut(
     return told
 
 
-def _finish(work: Callable[[Stage], None], told: list[str]) -> int:
+def _finish(work: Callable[[WorkloadChannel], None], told: list[str]) -> int:
     """Let a process do its work to the end: its exit status."""
     pid, ours = _fork(work)
     ours.sendall(b"go\n")
@@ -96,7 +102,7 @@ def _finish(work: Callable[[Stage], None], told: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _fork(work: Callable[[Stage], None]) -> tuple[int, socket.socket]:
+def _fork(work: Callable[[WorkloadChannel], None]) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -106,9 +112,9 @@ def _fork(work: Callable[[Stage], None]) -> tuple[int, socket.socket]:
     return pid, ours
 
 
-def _live(work: Callable[[Stage], None], line: socket.socket) -> NoReturn:
+def _live(work: Callable[[WorkloadChannel], None], line: socket.socket) -> NoReturn:
     try:
-        work(Stage(line))
+        work(WorkloadChannel(line))
     except BaseException:  # a fork's edge: the parent's stack must not go on in the child
         traceback.print_exc()
         os._exit(1)

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import holdfast
 
 
-class Numbers(torch.utils.data.Dataset):
+class ConstantDataset(torch.utils.data.Dataset):
     def __len__(self):
         return 100_000
 
@@ -30,7 +30,7 @@ def main(folder, job):
     model = DistributedDataParallel(torch.nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     session = holdfast.Session(job, model=model, optimizer=optimizer, every=10**9)
-    loader = holdfast.DataLoader(Numbers(), batch_size=4, num_workers=1)
+    loader = holdfast.DataLoader(ConstantDataset(), batch_size=4, num_workers=1)
     ledger = os.open(Path(folder, f"ledger-{dist.get_rank()}"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for batch in session.batches(loader, epochs=None):
         model(batch).square().mean().backward()

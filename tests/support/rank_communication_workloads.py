@@ -55,7 +55,7 @@ ERRORS = {
 }
 
 
-class Heard(logging.Handler):
+class LogRecorder(logging.Handler):
     """What holdfast logs here."""
 
     def __init__(self):
@@ -70,7 +70,7 @@ class Heard(logging.Handler):
 
 @contextlib.contextmanager
 def listening():
-    heard = Heard()
+    heard = LogRecorder()
     logging.getLogger("holdfast").addHandler(heard)
     try:
         yield heard.lines
@@ -265,7 +265,7 @@ def wait_long(stage):
 # Of the boundary between two iterations
 
 
-class Job:
+class IdleJob:
     """A rank that trains nothing: what is looked at is when things happen."""
 
     def __init__(self, store, **options):
@@ -294,7 +294,7 @@ class Job:
 
 def regularly(stage, store, every, busy):
     """When each rank takes checkpoints, with iterations that are quick, or slow on one rank."""
-    job = Job(store, every=every)
+    job = IdleJob(store, every=every)
     for _ in range(60):
         if busy == dist.get_rank():
             torch.ones(300, 300) @ torch.ones(300, 300)
@@ -305,7 +305,7 @@ def regularly(stage, store, every, busy):
 
 def asked(stage, store):
     """When all ranks take the checkpoint that rank 0's script asks for, and another's asks for in vain."""
-    job = Job(store, every=10**6)
+    job = IdleJob(store, every=10**6)
     job.step(20)
     if dist.get_rank() == 0:
         job.session.checkpoint()
@@ -317,7 +317,7 @@ def asked(stage, store):
 def break_within(stage, store, rank, what):
     """A fault of ours on one rank, in what it learns or chooses: who takes what, and what is told."""
     with listening() as lines:
-        job = Job(store, every=4)
+        job = IdleJob(store, every=4)
         session = job.session
         job.step(8)
         owner, method = {
@@ -339,7 +339,7 @@ def break_within(stage, store, rank, what):
 
 def restore_back(stage, store, fails_on=None):
     """A restore that rank 0's script asks for: (iteration before, after) the step that it takes effect in."""
-    job = Job(store, every=3)
+    job = IdleJob(store, every=3)
     session, jumps = job.session, []
     job.step(20)
     if fails_on == dist.get_rank():
@@ -366,7 +366,7 @@ def afresh(stage, store):
     return session.iteration, session._checkpoints.head
 
 
-class Server(OfflineConnection):
+class DesiredStateSource(OfflineConnection):
     """Rank 0's link to operators, who want what `desired` says."""
 
     def __init__(self):
@@ -378,8 +378,8 @@ class Server(OfflineConnection):
 
 def ordered(stage, store):
     """An operator's orders, one after the other: what became of them, at which iteration, on each rank."""
-    job = Job(store, every=10**6)
-    session, server = job.session, Server()
+    job = IdleJob(store, every=10**6)
+    session, server = job.session, DesiredStateSource()
     leads, jumps, told = dist.get_rank() == 0, [], {}
     if leads:
         session._reporter.link = server
@@ -407,12 +407,12 @@ def ordered(stage, store):
 
 def relaunched(stage, store):
     """An order for a script that cannot be taken back, under a supervisor: how and where each rank ends."""
-    job = Job(store, every=10**6, restorable_in_place=False)
+    job = IdleJob(store, every=10**6, restorable_in_place=False)
     leads, folder = dist.get_rank() == 0, os.path.join(store, "supervision")
     if leads:
         os.makedirs(folder, exist_ok=True)
         os.environ["HOLDFAST_SUPERVISION"] = folder  # rank 0's word counts
-        job.session._reporter.link = Server()
+        job.session._reporter.link = DesiredStateSource()
     job.step(20)
     job.session.checkpoint()
     job.step(100)
@@ -432,7 +432,7 @@ def relaunched(stage, store):
 
 def break_apart(stage, store):
     """A rank dies within a restore in place that has broken half-way on the others: what ends their loops."""
-    job = Job(store, every=3)
+    job = IdleJob(store, every=3)
     session = job.session
     job.step(20)
     dies = dist.get_rank() == 1

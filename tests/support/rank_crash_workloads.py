@@ -35,7 +35,7 @@ from holdfast.store import Lineage, local, open_store
 from holdfast.system.files import Files
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 STAGES = ("begun", "vote", "end")
 PLACES: dict[str, tuple[type, str]] = {
@@ -61,7 +61,7 @@ PLACES: dict[str, tuple[type, str]] = {
 """What a death, or an error, can be put before or behind. Talk between ranks is told apart: "send vote"."""
 
 
-class Trap:
+class FaultTrap:
     """Springs once, at a place, once it is armed."""
 
     def __init__(self, place: str, spring: Callable[[], None]) -> None:
@@ -113,8 +113,8 @@ def raise_in_loop() -> None:
 SPRINGS = {f.__name__: f for f in (die, nothing, no_space, io_error, raise_in_loop)}
 
 
-class _Notices(logging.Handler):
-    def __init__(self, stage: Stage) -> None:
+class _NoticeForwarder(logging.Handler):
+    def __init__(self, stage: WorkloadChannel) -> None:
         super().__init__(logging.WARNING)
         self._stage = stage
 
@@ -124,7 +124,7 @@ class _Notices(logging.Handler):
             self._stage.tell("fault", repr(record.exc_info[1]).replace("\n", " "))
 
 
-class Trainer:
+class CrashingTrainer:
     def __init__(self, root: str, *, ddp: bool = False, **options: Any) -> None:
         self.rank = dist.get_rank()
         torch.manual_seed(self.rank)
@@ -160,7 +160,7 @@ class Trainer:
         return digest.hexdigest()[:12]
 
 
-def chatter(stage: Stage, rank: int, after: int, vote_bytes: int) -> list[str]:
+def chatter(stage: WorkloadChannel, rank: int, after: int, vote_bytes: int) -> list[str]:
     """Two lanes and a main thread talk without end; rank `rank` dies after so much of it. How that ended."""
     group, talked, ends = SideGroup(), itertools.count(1), []
 
@@ -198,7 +198,7 @@ def chatter(stage: Stage, rank: int, after: int, vote_bytes: int) -> list[str]:
 
 
 def train(
-    stage: Stage,
+    stage: WorkloadChannel,
     root: str,
     until: int,
     every: int = 2,
@@ -212,18 +212,18 @@ def train(
     options: dict[str, Any] | None = None,
 ) -> int:
     """Train to iteration `until`; rank `rank` springs its trap at `place`, in `phase`."""
-    logging.getLogger("holdfast").addHandler(_Notices(stage))
+    logging.getLogger("holdfast").addHandler(_NoticeForwarder(stage))
     logging.getLogger("holdfast").addHandler(logging.StreamHandler())
 
     def stop() -> None:
         stage.tell("stopping")
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    trap = Trap(place, stop if spring == "stop" else SPRINGS[spring])
+    trap = FaultTrap(place, stop if spring == "stop" else SPRINGS[spring])
     if dist.get_rank() == rank and place:
         trap.set()
     trap.armed = phase == "resume"
-    trainer = Trainer(root, every=every, **(options or {}))
+    trainer = CrashingTrainer(root, every=every, **(options or {}))
     session = trainer.session
     stage.tell("resumed", session.resume())
     rewound = False

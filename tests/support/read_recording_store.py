@@ -6,7 +6,7 @@ from holdfast.format import manifest as fmt
 from holdfast.store.local import LocalStore
 
 
-class Watching(LocalStore):
+class ReadRecordingStore(LocalStore):
     """A store that notes each read; `before` may hold one back or break it."""
 
     def __init__(self, root, before=lambda start, size: None, readers=2):
@@ -16,10 +16,10 @@ class Watching(LocalStore):
 
     def open_file(self, job, checkpoint, file, **options):
         found = super().open_file(job, checkpoint, file, **options)
-        return found if file == fmt.MANIFEST else Watched(self, found, file)
+        return found if file == fmt.MANIFEST else RecordedReads(self, found, file)
 
 
-class Watched:
+class RecordedReads:
     def __init__(self, store, inner, file):
         self.store, self.inner, self.file, self.size_bytes = store, inner, file, inner.size_bytes
         store.open += 1

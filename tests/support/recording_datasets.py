@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 
-class Noisy(Dataset):
+class RandomNumberDataset(Dataset):
     """Samples that carry their index and random numbers from every generator in use."""
 
     def __init__(self, size=23):
@@ -20,7 +20,7 @@ class Noisy(Dataset):
         return index, random.random(), numpy.random.rand(), torch.rand(1).item()
 
 
-class Ledger(Dataset):
+class IndexRecordingDataset(Dataset):
     """Writes down what it is asked for."""
 
     def __init__(self, size):
@@ -39,7 +39,7 @@ def epoch(loader):
 
 
 def indices(loader):
-    """Of every batch of an epoch of a `Ledger`."""
+    """Of every batch of an epoch of a `IndexRecordingDataset`."""
     return [batch.tolist() for batch in loader]
 
 

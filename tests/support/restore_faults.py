@@ -23,7 +23,7 @@ from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.fork_server import ForkServer
 from tests.support.interruptible_trainer import EVERY
 from tests.support.job_processes import environment
-from tests.support.network_fault_proxy import Wire
+from tests.support.network_fault_proxy import NetworkFaultProxy
 
 T = TypeVar("T")
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ MENDED_SECONDS = 2.0
 """... or so much later where nobody trains meanwhile."""
 
 
-class Case(NamedTuple):
+class RestoreFaultCase(NamedTuple):
     point: str
     struck: Struck
     way: Way = "in place"
@@ -47,7 +47,7 @@ class Case(NamedTuple):
     """What else happens to the order meanwhile, of which it ends."""
 
 
-class Line(NamedTuple):
+class TrainingLedgerLine(NamedTuple):
     """Of a ledger: one iteration."""
 
     pid: int
@@ -57,10 +57,10 @@ class Line(NamedTuple):
     outcome: str
 
 
-def read(ledger: Path) -> list[Line]:
+def read(ledger: Path) -> list[TrainingLedgerLine]:
     text = ledger.read_text() if ledger.exists() else ""
     words = [line.split() for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    return [Line(*map(int, each[:4]), each[4]) for each in words if len(each) == 5]  # type: ignore[arg-type]
+    return [TrainingLedgerLine(*map(int, each[:4]), each[4]) for each in words if len(each) == 5]  # type: ignore[arg-type]
 
 
 def undisturbed(folder: Path, iterations: int) -> dict[int, str]:
@@ -72,22 +72,22 @@ def undisturbed(folder: Path, iterations: int) -> dict[int, str]:
 
 
 @dataclass
-class Ended:
-    case: Case
+class RestoreOutcome:
+    case: RestoreFaultCase
     order: Order
-    lines: list[Line]
+    lines: list[TrainingLedgerLine]
     times: int
     """How often it was carried out, by the records in the store."""
     wrong: list[str] = field(default_factory=list)
 
 
-class _Striker(socketserver.ThreadingTCPServer):
+class _FaultTrigger(socketserver.ThreadingTCPServer):
     """Hears of processes that have come to the point, and strikes once."""
 
     allow_reuse_address = daemon_threads = True
 
     def __init__(self, strike: Callable[[], None]) -> None:
-        super().__init__(("127.0.0.1", 0), _Asked)
+        super().__init__(("127.0.0.1", 0), _FaultRequestHandler)
         self.strike, self.turn, self.done = strike, threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
@@ -102,8 +102,8 @@ class _Striker(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-class _Asked(socketserver.StreamRequestHandler):
-    server: _Striker
+class _FaultRequestHandler(socketserver.StreamRequestHandler):
+    server: _FaultTrigger
 
     def handle(self) -> None:
         with self.server.turn:
@@ -114,10 +114,12 @@ class _Asked(socketserver.StreamRequestHandler):
             self.wfile.write(b".")
 
 
-class Chaos:
+class RestoreFaultScenario:
     """One job with its server, its supervisor and the network between them."""
 
-    def __init__(self, case: Case, fork_server: ForkServer, folder: Path, job: str, database: Path) -> None:
+    def __init__(
+        self, case: RestoreFaultCase, fork_server: ForkServer, folder: Path, job: str, database: Path
+    ) -> None:
         self.case, self.job, self.folder = case, job, folder
         self._fork_server, self._database = fork_server, database
         self._ledger, self._log, self._enough = folder / "ledger", folder / "log", folder / "enough"
@@ -125,10 +127,10 @@ class Chaos:
         self._stack = contextlib.ExitStack()
         self._supervisors: list[subprocess.Popen[bytes]] = []
         self._mended = False
-        self._striker = _Striker(self._strike)
+        self._striker = _FaultTrigger(self._strike)
         self._stack.callback(self._striker.close)
         self._serve("0")
-        self._wire = Wire(self._url)
+        self._wire = NetworkFaultProxy(self._url)
         self._stack.callback(self._wire.close)
         self._client = self._stack.enter_context(Client(self._url, timeout_seconds=PATIENCE_SECONDS, retries=0))
         self._supervise()
@@ -213,10 +215,10 @@ class Chaos:
     # ---- what happens
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[TrainingLedgerLine]:
         return read(self._ledger)
 
-    def run(self) -> Ended:
+    def run(self) -> RestoreOutcome:
         try:
             self._wait(lambda: len(self.lines) >= BEFORE, f"{BEFORE} iterations")
             if self.case.way == "while waiting":
@@ -319,10 +321,10 @@ class Chaos:
 
     # ---- what must be so
 
-    def _judged(self, order: Order, status: int) -> Ended:
+    def _judged(self, order: Order, status: int) -> RestoreOutcome:
         lines = self.lines
         begun = [lineage for lineage in self.store.records(self.job, Lineage) if lineage.order == order.id]
-        ended = Ended(self.case, order, lines, len(begun))
+        ended = RestoreOutcome(self.case, order, lines, len(begun))
         if status != 0:
             ended.wrong.append(f"the supervisor ended with {status}")
         if len(begun) != (order.state == "restored"):
@@ -338,9 +340,9 @@ class Chaos:
         ended.wrong += list(self._jumps(lines, begun[0].number if begun else 0, order.iteration))
         return ended
 
-    def _jumps(self, lines: Sequence[Line], restored: int, target: int) -> Iterator[str]:
+    def _jumps(self, lines: Sequence[TrainingLedgerLine], restored: int, target: int) -> Iterator[str]:
         """Iterations follow each other, but where the order says that they do not."""
-        attempts: dict[int, list[Line]] = {}
+        attempts: dict[int, list[TrainingLedgerLine]] = {}
         for line in lines:
             attempts.setdefault(line.attempt, []).append(line)
         for own in attempts.values():

@@ -52,13 +52,13 @@ ITERATIONS = (10, 20, 30)
 START = 1_790_000_000.0
 
 
-class Hasty(Files):
+class NoSyncFiles(Files):
     """Nothing here loses power."""
 
     def sync_directory(self, path: Path) -> None: ...
 
 
-class Ground:
+class SimulationEnvironment:
     """A database and a loop to ask it in, for as many worlds as want to stand on it."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Ground:
 
 
 @dataclass
-class Outgoing:
+class PendingBatches:
     """What an agent has to say, in its own words, whoever brings it to the server."""
 
     job: str
@@ -97,10 +97,12 @@ class Outgoing:
         self.batches.append(msgspec.msgpack.encode(batch))
 
 
-class Told(Reporter):
+class PendingBatchReporter(Reporter):
     """Writes what it is told into an outbox, at the world's time."""
 
-    def __init__(self, world: World, standing: TrainingPosition, outgoing: Outgoing) -> None:
+    def __init__(
+        self, world: RestoreOrderSimulation, standing: TrainingPosition, outgoing: PendingBatches
+    ) -> None:
         super().__init__(world.job, standing, quiet=True)
         self._world, self._outgoing = world, outgoing
 
@@ -108,10 +110,10 @@ class Told(Reporter):
         self._outgoing.write(event, self.position, self._world.now)
 
 
-class Agent:
+class SimulatedAgent:
     """One attempt. `doing` is what its training thread is in the middle of; without that it trains."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: RestoreOrderSimulation) -> None:
         self.world = world
         first = world.desired() if world.connected else None
         self.uid = f"uid-{len(world.agents)}"
@@ -119,8 +121,8 @@ class Agent:
         wanted = first.restore.id if first and first.restore else None
         self.number = world.store.acquire_attempt(world.job, self.uid, at_least, order=wanted).number
         self.standing = TrainingPosition(iteration=0, lineage=0)
-        self.outgoing = Outgoing(world.job, self.uid, self.number)
-        self.reporter = Told(world, self.standing, self.outgoing)
+        self.outgoing = PendingBatches(world.job, self.uid, self.number)
+        self.reporter = PendingBatchReporter(world, self.standing, self.outgoing)
         self.orders = Orders(
             world.store, world.job, self.reporter, PacingSettings(),
             retention=Retention.keeping(12), clock=lambda: world.now,
@@ -224,19 +226,19 @@ class Agent:
         )  # fmt: skip
 
 
-class World:
+class RestoreOrderSimulation:
     """One job on a server, those who order, and all attempts that ever were."""
 
-    def __init__(self, ground: Ground) -> None:
+    def __init__(self, ground: SimulationEnvironment) -> None:
         ground.worlds += 1
         self.ground, self.db = ground, ground.db
         self.job = f"job-{ground.worlds}"
-        self.store = LocalStore(Path(ground.folder.name, "store"), Hasty())
+        self.store = LocalStore(Path(ground.folder.name, "store"), NoSyncFiles())
         self.now = START
         self.connected = True
         self.breaks = False
         """Checkpoints cannot be verified."""
-        self.agents: list[Agent] = []
+        self.agents: list[SimulatedAgent] = []
         self.noted: list[tuple[RestoreOrder, int]] = []
         """Which orders were carried out, by which attempt."""
         self.placed: list[Order] = []
@@ -246,7 +248,7 @@ class World:
 
     def _introduce(self) -> None:
         """The server learns of the checkpoints from an attempt that is over."""
-        outgoing, standing = Outgoing(self.job, "before", 0), TrainingPosition(iteration=30, lineage=0)
+        outgoing, standing = PendingBatches(self.job, "before", 0), TrainingPosition(iteration=30, lineage=0)
         for iteration in ITERATIONS:
             known = Checkpoint(
                 at=START, id=checkpoint_id(iteration, 0), iteration=iteration, lineage=0, kind="scheduled",
@@ -309,8 +311,8 @@ class World:
 
     # ---- what agents do
 
-    def start(self) -> Agent:
-        self.agents.append(Agent(self))
+    def start(self) -> SimulatedAgent:
+        self.agents.append(SimulatedAgent(self))
         return self.agents[-1]
 
     def taken(self, order: RestoreOrder) -> None:
@@ -321,7 +323,7 @@ class World:
             before = {step.state for step in known.transitions}
             assert before & {"restoring", "unknown"}, "it was taken up after its time, by nobody before"
 
-    def deliver(self, agent: Agent, *, twice: bool = False) -> None:
+    def deliver(self, agent: SimulatedAgent, *, twice: bool = False) -> None:
         """The next of what an agent, or the spool of a dead one, has to say."""
         body = agent.outgoing.batches[0]
         self.ingest(body)

@@ -29,7 +29,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
-from tests.support.accounts_server import Stage
+from tests.support.accounts_server import AccountsServer
 from tests.support.clock import FakeClock
 from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
 
@@ -38,7 +38,7 @@ JOB = "/api/v1/jobs/char-gpt"
 
 
 @dataclass
-class Agent:
+class ScriptedAgent:
     """Rank 0 of an attempt, without a trainer behind it."""
 
     client: Any
@@ -100,9 +100,9 @@ class Agent:
         assert reply.status_code == 200, reply.text
         return msgspec.msgpack.decode(reply.content, type=Ack)
 
-    def restarted(self, uid: str = "second") -> Agent:
+    def restarted(self, uid: str = "second") -> ScriptedAgent:
         """The next attempt of the same job, at the same place."""
-        return Agent(
+        return ScriptedAgent(
             self.client,
             uid=uid,
             attempt=self.attempt + 1,
@@ -143,12 +143,12 @@ def client(settings: ServerSettings, clock: FakeClock) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def agent(client: TestClient) -> Agent:
-    return Agent(client)
+def agent(client: TestClient) -> ScriptedAgent:
+    return ScriptedAgent(client)
 
 
 @pytest.fixture
-def job(agent: Agent) -> Agent:
+def job(agent: ScriptedAgent) -> ScriptedAgent:
     """Agent of a job at iteration 30, with durable checkpoints at 10 and 20."""
     agent.start()
     for _ in range(2):
@@ -165,11 +165,11 @@ def no_background_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[Stage]:
+def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[AccountsServer]:
     """A server with accounts, in which nobody is yet."""
     app = create_app(replace(settings, accounts=True), clock=clock)
     with TestClient(app, base_url=BASE_URL, follow_redirects=False) as client:
-        yield Stage(client, clock)
+        yield AccountsServer(client, clock)
 
 
 class NotStarted(AssertionError):
@@ -177,7 +177,7 @@ class NotStarted(AssertionError):
 
 
 @dataclass
-class Server:
+class ServerProcess:
     """`python -m holdfast_server` in a process and on a port of its own."""
 
     process: ForkedProcess
@@ -228,25 +228,27 @@ def server_processes() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def spawn_server(server_processes: ForkServer, tmp_path: Path, fast_path: Path) -> Iterator[Callable[..., Server]]:
+def spawn_server(
+    server_processes: ForkServer, tmp_path: Path, fast_path: Path
+) -> Iterator[Callable[..., ServerProcess]]:
     """Starts servers, whether they come to serve or not."""
     numbers = count(1)
     with ExitStack() as running:
 
-        def start(*arguments: str, **environment: str) -> Server:
+        def start(*arguments: str, **environment: str) -> ServerProcess:
             environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
             log = fast_path / f"server-{next(numbers)}.log"
             birth = server_processes.spawn(
                 "tests.support.server_process.live", log, arguments=arguments, environment=environment
             )
-            return Server(running.enter_context(birth), log)
+            return ServerProcess(running.enter_context(birth), log)
 
         yield start
 
 
 @pytest.fixture
-def serve(spawn_server: Callable[..., Server], new_database: str) -> Callable[..., Server]:
-    def start(*arguments: str, **environment: str) -> Server:
+def serve(spawn_server: Callable[..., ServerProcess], new_database: str) -> Callable[..., ServerProcess]:
+    def start(*arguments: str, **environment: str) -> ServerProcess:
         server = spawn_server("--db", new_database, "--port", "0", *arguments, **environment)
         server.wait_for_address()
         return server
@@ -255,6 +257,6 @@ def serve(spawn_server: Callable[..., Server], new_database: str) -> Callable[..
 
 
 @pytest.fixture
-def fresh_agent() -> type[Agent]:
+def fresh_agent() -> type[ScriptedAgent]:
     """For tests that talk to another client than the one in this process."""
-    return Agent
+    return ScriptedAgent

@@ -14,24 +14,24 @@ from holdfast.format.resharding import Region
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store import open_store
-from tests.support.handmade_checkpoints import Written
+from tests.support.handmade_checkpoints import CommittedCheckpoint
 
 
-class Shared(NamedTuple):
+class ReplicatedTensor(NamedTuple):
     """The same on all ranks; one of them stores it."""
 
     tensor: torch.Tensor
     by: int = 0
 
 
-class Sharded(NamedTuple):
+class ShardedTensor(NamedTuple):
     """Each rank stores its region, or nothing."""
 
     tensor: torch.Tensor
     regions: Sequence[Region | None]
 
 
-class Own(NamedTuple):
+class RankTensors(NamedTuple):
     """Each rank stores its own, or has none."""
 
     tensors: Sequence[torch.Tensor | None]
@@ -47,12 +47,12 @@ def by_rows(tensor, world_size, dimension=0):
         offsets, shape = [0] * tensor.dim(), list(tensor.shape)
         offsets[dimension], shape[dimension] = start, min(length, size - start)
         regions.append(Region(tuple(offsets), tuple(shape)))
-    return Sharded(tensor, regions)
+    return ShardedTensor(tensor, regions)
 
 
 def by_grid(tensor, rows, columns):
     """As FSDP and tensor parallelism together do it."""
-    return Sharded(
+    return ShardedTensor(
         tensor,
         [
             Region((top, left), (height, width))
@@ -83,7 +83,7 @@ def part_of(tensor, region):
 
 
 @dataclass
-class Payload:
+class RankPayload:
     """What one rank writes."""
 
     part: RankShard
@@ -107,7 +107,7 @@ def commit(root, world_size, tensors, states=None, *, job="job", iteration=1):
         rank_states=whole.rank_states,
     )  # fmt: skip
     commit_manifest(store, manifest, written)
-    return Written(store, job, checkpoint_id(iteration, 1), manifest)
+    return CommittedCheckpoint(store, job, checkpoint_id(iteration, 1), manifest)
 
 
 def commit_manifest(store, manifest, written):
@@ -157,18 +157,18 @@ def _payload(rank, tensors, state):
                 end=len(header) + slot.end, digest=whole, chunks=chunks, view=stored[slot.name][2], rank=owner,
             )
         )  # fmt: skip
-    return Payload(RankShard(rank=rank, file=file, tensors=found, state=state), [header, *data])
+    return RankPayload(RankShard(rank=rank, file=file, tensors=found, state=state), [header, *data])
 
 
 def _piece(each, rank):
     """(what this rank stores, the shape of the whole, where in it, whose own)"""
     match each:
-        case Shared(tensor, by):
+        case ReplicatedTensor(tensor, by):
             return (tensor, tuple(tensor.shape), (0,) * tensor.dim(), None) if rank == by else None
-        case Sharded(tensor, regions):
+        case ShardedTensor(tensor, regions):
             region = regions[rank]
             return region and (part_of(tensor, region), tuple(tensor.shape), region.offsets, None)
-        case Own(tensors):
+        case RankTensors(tensors):
             tensor = tensors[rank]
             return None if tensor is None else (tensor, tuple(tensor.shape), (0,) * tensor.dim(), rank)
 

@@ -16,7 +16,7 @@ from holdfast.state.registry import Registry
 from holdfast.state.sharding import local, shard_like
 
 
-class Net(nn.Module):
+class ShardedModel(nn.Module):
     def __init__(self):
         super().__init__()
         self.one, self.two, self.norm = nn.Linear(6, 5), nn.Linear(5, 6), nn.BatchNorm1d(6)
@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 def built(kind):
     torch.manual_seed(0)
-    net, world_size = Net(), dist.get_world_size()
+    net, world_size = ShardedModel(), dist.get_world_size()
     if kind == "ddp":
         return DistributedDataParallel(net)
     if kind == "compiled ddp":
@@ -102,7 +102,7 @@ def averaged(stage):
 def subgroup(stage):
     """Replicated among some of the ranks only."""
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    net = Net()
+    net = ShardedModel()
     with torch.no_grad():
         net.one.bias.fill_(dist.get_rank() // 2)
     model = DistributedDataParallel(net, process_group=groups[dist.get_rank() // 2])

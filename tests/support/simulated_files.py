@@ -106,7 +106,7 @@ class CacheFiles(Files):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
-class Died(BaseException):
+class SimulatedProcessDeath(BaseException):
     """The process ended here. Not an Exception, so that nothing tidies up after it, as nothing does then."""
 
 
@@ -207,7 +207,7 @@ class RecordedFiles(Files):
         if self.dies_at is not None:
             self.changes += 1
             if self.changes >= self.dies_at:
-                raise Died
+                raise SimulatedProcessDeath
         return call(*args)
 
     def _new(self, path: Path) -> int:

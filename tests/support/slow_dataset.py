@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import Dataset
 
 
-class Waiting(Dataset):
+class SlowDataset(Dataset):
     def __init__(self, size, wait, *, fetch=0.0, prep=0.0):
         """`fetch`, `prep`: seconds a sample."""
         self.wait, self.fetch, self.prep = wait, fetch, prep

@@ -15,7 +15,7 @@ from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.store import Lineage, Store, open_store
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 JOB = "job"
 FILE = "rank-0.safetensors"
@@ -61,7 +61,7 @@ def _tensor(slot: fmt.TensorRange, header_bytes: int, payload: memoryview) -> fm
     )  # fmt: skip
 
 
-def resume(stage: Stage, store: Store) -> tuple[int, int, int]:
+def resume(stage: WorkloadChannel, store: Store) -> tuple[int, int, int]:
     """Start as a job does, after whatever there was: (attempt, lineage, iteration)."""
     attempt = store.acquire_attempt(JOB, str(os.getpid())).number
     stage.tell("attempt", attempt)
@@ -76,7 +76,7 @@ def resume(stage: Stage, store: Store) -> tuple[int, int, int]:
     return attempt, lineages[-1].number, parse_checkpoint_id(best[0])[0]
 
 
-def begin_lineage(stage: Stage, store: Store, attempt: int, number: int, parent: str | None) -> None:
+def begin_lineage(stage: WorkloadChannel, store: Store, attempt: int, number: int, parent: str | None) -> None:
     iteration = parse_checkpoint_id(parent)[0] if parent else 0
     store.append(
         JOB,
@@ -88,7 +88,7 @@ def begin_lineage(stage: Stage, store: Store, attempt: int, number: int, parent:
 
 
 def train(
-    stage: Stage,
+    stage: WorkloadChannel,
     root: str,
     saves: int = 3,
     keep: int = 2,
@@ -122,7 +122,9 @@ def train(
     stage.tell("done")
 
 
-def _save(stage: Stage, store: Store, attempt: int, saved: list[str], checkpoint: str, size_bytes: int) -> None:
+def _save(
+    stage: WorkloadChannel, store: Store, attempt: int, saved: list[str], checkpoint: str, size_bytes: int
+) -> None:
     iteration, lineage = parse_checkpoint_id(checkpoint)
     saved.append(checkpoint)
     save(store, attempt, checkpoint, size_bytes)
@@ -130,7 +132,7 @@ def _save(stage: Stage, store: Store, attempt: int, saved: list[str], checkpoint
     stage.tell("ground", lineage, iteration)
 
 
-def _retire(stage: Stage, store: Store, attempt: int, saved: list[str], keep: int) -> None:
+def _retire(stage: WorkloadChannel, store: Store, attempt: int, saved: list[str], keep: int) -> None:
     while len(saved) > keep + 1:  # one more than asked for, so that a lineage's parent outlives the first save
         gone = saved.pop(0)
         stage.tell("retention_queue", gone)

@@ -17,15 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from tests.support.eventually import PATIENCE_SECONDS
-from tests.support.interruptible_trainer import Work
+from tests.support.interruptible_trainer import InterruptibleWork
 
 ITERATIONS, EVERY = 40, 5
 DIES_AT, HANGS_AT = 13, 27
 """Of rank 1, once each."""
 
 
-def made() -> Work:
-    work = Work(seed=dist.get_rank())
+def made() -> InterruptibleWork:
+    work = InterruptibleWork(seed=dist.get_rank())
     work.model = DistributedDataParallel(work.model)
     return work
 

@@ -23,7 +23,7 @@ from tests.support import private_mounts, store_invariants
 from tests.support.tiny_job import Trainer
 
 if TYPE_CHECKING:
-    from tests.support.fork_server import Stage
+    from tests.support.fork_server import WorkloadChannel
 
 WHOLE = 36
 """Iterations of the whole job: three epochs of twelve."""
@@ -42,10 +42,10 @@ def _warm_up() -> None:
 _warm_up()
 
 
-class _Notices(logging.Handler):
+class _NoticeChannel(logging.Handler):
     """What holdfast tells a person."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: WorkloadChannel) -> None:
         super().__init__(logging.WARNING)
         self._stage = stage
 
@@ -54,7 +54,12 @@ class _Notices(logging.Handler):
 
 
 def train(
-    stage: Stage, root: str, until: int = 12, rewind_at: int | None = None, ready_at: int = 0, **options: Any
+    stage: WorkloadChannel,
+    root: str,
+    until: int = 12,
+    rewind_at: int | None = None,
+    ready_at: int = 0,
+    **options: Any,
 ) -> None:
     """Train to `until`; with `rewind_at`, go back in place to the checkpoint before that iteration.
 
@@ -62,7 +67,7 @@ def train(
     """
     torch.set_num_threads(1)
     io_pool.THREADS = 1  # system calls are counted by thread: a second one would take some of them in one run only
-    logging.getLogger("holdfast").addHandler(_Notices(stage))
+    logging.getLogger("holdfast").addHandler(_NoticeChannel(stage))
     logging.getLogger("holdfast").addHandler(logging.StreamHandler())
     rewound = rewind_at is None
 
@@ -87,13 +92,13 @@ def train(
     stage.tell("done", trainer.session.iteration)
 
 
-def wander(stage: Stage, root: str, seed: int, further: int, **options: Any) -> None:
+def wander(stage: WorkloadChannel, root: str, seed: int, further: int, **options: Any) -> None:
     """Train so many iterations at full speed, checkpoints in the background, and go back in place now and then."""
     holdfast.engine.startup.PATIENCE_SECONDS = (
         1.0  # a store that fails for good is not worth half a minute of each test
     )
     torch.set_num_threads(1)
-    logging.getLogger("holdfast").addHandler(_Notices(stage))
+    logging.getLogger("holdfast").addHandler(_NoticeChannel(stage))
     moments = random.Random(seed)
     stage.ready()
     trainer = Trainer(root, **options)
@@ -115,7 +120,7 @@ def wander(stage: Stage, root: str, seed: int, further: int, **options: Any) -> 
     stage.tell("done", session.iteration)
 
 
-class Small:
+class SmallCheckpointJob:
     """A job whose checkpoints weigh about a megabyte."""
 
     def __init__(self, root: Path, **options: Any) -> None:
@@ -139,20 +144,20 @@ class Small:
         assert self.session._checkpoints.wait_settled(300)
 
 
-def fill(stage: Stage, place: str, saves: int, keep: int, times: float) -> None:
+def fill(stage: WorkloadChannel, place: str, saves: int, keep: int, times: float) -> None:
     """Train on a disk of so many `times` a checkpoint's size, then on one with room again."""
     torch.set_num_threads(1)
-    logging.getLogger("holdfast").addHandler(_Notices(stage))
+    logging.getLogger("holdfast").addHandler(_NoticeChannel(stage))
     private_mounts.of_my_own()
     stage.ready()
     with private_mounts.memory(Path(place, "roomy"), 64 << 20) as disk:
-        roomy = Small(disk, keep=keep)
+        roomy = SmallCheckpointJob(disk, keep=keep)
         for _ in range(saves + 1):
             roomy.step()
         size_bytes = _size(disk / "job" / open_store(disk).checkpoints("job")[-1])
         roomy.session.close()
     with private_mounts.memory(Path(place, "full"), int(size_bytes * times)) as disk:
-        tight = Small(disk, keep=keep)
+        tight = SmallCheckpointJob(disk, keep=keep)
         for number in range(1, saves + 1):
             tight.step()
             _tell_of(stage, disk, number)
@@ -164,7 +169,7 @@ def fill(stage: Stage, place: str, saves: int, keep: int, times: float) -> None:
     stage.tell("losses", "are the same" if tight.losses == roomy.losses else "differ")
 
 
-def _tell_of(stage: Stage, root: Path, number: int) -> None:
+def _tell_of(stage: WorkloadChannel, root: Path, number: int) -> None:
     """What is on a disk after a save."""
     _, iteration = store_invariants.safe(root)
     stage.tell(
@@ -176,7 +181,7 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
-def overwrite(stage: Stage, root: str, rounds: int, backend: str, max_in_flight: int) -> None:
+def overwrite(stage: WorkloadChannel, root: str, rounds: int, backend: str, max_in_flight: int) -> None:
     """As soon as a checkpoint has been taken, change everything it is made of, in the order a loop would."""
     torch.set_num_threads(1)
     stage.ready()

@@ -36,7 +36,7 @@ def covering(cases: Iterable[T], *kinds: Callable[[T], Hashable]) -> list[T]:
     return found
 
 
-class Pool:
+class TrialPool:
     """Nurseries for as many trials as run at once."""
 
     def __init__(self, *modules: str) -> None:

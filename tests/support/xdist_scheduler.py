@@ -16,7 +16,7 @@ ENOUGH = 2
 """A worker keeps its last test until it knows of another one, or of the end."""
 
 
-class ByFile(LoadFileScheduling):
+class FileScheduler(LoadFileScheduling):
     def remove_node(self, node: WorkerController) -> str | None:
         """A worker has ended; the test that it died of, which is told as a failure, if it died."""
         files = self.assigned_work.pop(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.exact_job import Job
+from tests.support.exact_job import ExactJob
 from tests.support.training_log import Log, first_difference
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step\\(\\)` before")
@@ -15,7 +15,7 @@ def test_restores_in_place_one_after_the_other(accumulation, across, tmp_path, u
     expected = undisturbed(accumulation, across)
     last = len(expected)
     plan = [(last // 2, 2), (last // 2, last // 2 - 1), (last - 1, 1), (last, last - 2)]
-    job = Job(tmp_path, accumulation=accumulation, across=across)
+    job = ExactJob(tmp_path, accumulation=accumulation, across=across)
     seen: list[tuple[int, Log]] = []
     for moment in job.moments():
         if moment == "stepped":

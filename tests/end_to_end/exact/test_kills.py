@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.exact_job import EPOCHS, SAMPLES, Died, Job, seed_of_start
+from tests.support.exact_job import EPOCHS, SAMPLES, ExactJob, ScriptError, seed_of_start
 from tests.support.fork_server import ForkServer
 from tests.support.training_log import Log, first_difference
 
@@ -25,17 +25,17 @@ pytestmark = pytest.mark.filterwarnings(  # the first update of a job may be one
 
 
 @dataclass(frozen=True)
-class Death:
+class PlannedKill:
     kind: str
     iteration: int
     moment: str
 
 
-def deaths(chance: random.Random, last: int, at_most: int) -> list[Death]:
+def deaths(chance: random.Random, last: int, at_most: int) -> list[PlannedKill]:
     """Some in a row, anywhere in the job; a quarter of the cases have three or more."""
     count = chance.choice([1, 1, 2, 3 if at_most > 3 else at_most])
     kinds, spots = ("SIGKILL", "SIGTERM", "exception"), sorted(chance.choices(range(1, last + 1), k=count))
-    return [Death(chance.choice(kinds), spot, chance.choice(MOMENTS)) for spot in spots]
+    return [PlannedKill(chance.choice(kinds), spot, chance.choice(MOMENTS)) for spot in spots]
 
 
 def once(log: Log) -> list[int]:
@@ -58,14 +58,14 @@ def test_a_script_that_fails_goes_on_as_if_it_had_not(seed, accumulation, across
     plan = [*deaths(chance, len(expected), 3), None]
     for number, death in enumerate(plan):
         seed = seed_of_start(tmp_path, number)
-        job = Job(tmp_path, seed=seed, accumulation=accumulation, across=across)
+        job = ExactJob(tmp_path, seed=seed, accumulation=accumulation, across=across)
         try:
             for moment in job.moments():
                 job.settle()
                 at = job.session.iteration + (moment != "stepped")
                 if death is not None and at >= death.iteration and moment == death.moment:
-                    raise Died
-        except Died:
+                    raise ScriptError
+        except ScriptError:
             pass
         assert first_difference(expected, job.log) is None, f"after {plan[:number]}"
         seen |= job.log
@@ -79,7 +79,7 @@ def test_a_process_that_is_killed_goes_on_as_if_it_had_not_been(
     accumulation, across, workers, tmp_path, undisturbed, fork_server
 ):
     expected = undisturbed(accumulation, across)
-    plan = [Death("SIGKILL", 2, "backward"), Death("SIGTERM", len(expected) - 1, "updated")]
+    plan = [PlannedKill("SIGKILL", 2, "backward"), PlannedKill("SIGTERM", len(expected) - 1, "updated")]
     judge(fork_server, tmp_path, expected, plan, accumulation=accumulation, across=across, workers=workers)
 
 
@@ -100,7 +100,7 @@ def test_two_hundred_deaths_change_no_bit(accumulation, workers, tmp_path, undis
         judge(fork_server, tmp_path / str(case), expected, plan, every=chance.choice([1, 2, 5]), **options)
 
 
-def judge(fork_server: ForkServer, place: Path, expected: Log, plan: list[Death], **options: Any) -> None:
+def judge(fork_server: ForkServer, place: Path, expected: Log, plan: list[PlannedKill], **options: Any) -> None:
     """Put a job through these deaths and to its end."""
     place.mkdir(exist_ok=True)
     seen: Log = {}

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from holdfast.state.registry import Registry
-from tests.support.exact_job import Job
+from tests.support.exact_job import ExactJob
 from tests.support.training_log import first_difference
 
 BEGIN, END = 18, 30
@@ -64,7 +64,7 @@ def attribute(item: Any, name: str) -> Undo:
     return lambda: setattr(item, name, before)
 
 
-def gradients(job: Job) -> Undo:
+def gradients(job: ExactJob) -> Undo:
     def undo() -> None:
         for parameter in job.model.parameters():
             parameter.grad = None
@@ -72,12 +72,12 @@ def gradients(job: Job) -> Undo:
     return undo
 
 
-def learning_rate(job: Job) -> Undo:
+def learning_rate(job: ExactJob) -> Undo:
     before = job.optimizer.param_groups[0]["lr"]
     return lambda: job.optimizer.param_groups[0].update(lr=before)
 
 
-ITEMS: dict[str, tuple[Callable[[Job], Undo], str]] = {
+ITEMS: dict[str, tuple[Callable[[ExactJob], Undo], str]] = {
     "parameters": (lambda job: values_of(job.model.parameters()), "parameters"),
     "the tied weight": (lambda job: values_of([job.model.there.weight]), "parameters"),
     "a parameter in bfloat16": (lambda job: values_of(job.model.head.parameters()), "parameters"),
@@ -122,14 +122,14 @@ ITEMS: dict[str, tuple[Callable[[Job], Undo], str]] = {
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a job that was killed between two batches of an update."""
     store = tmp_path_factory.mktemp("left out")
-    job = Job(store, accumulation=4, across=True, every=BEGIN).run(until=BEGIN)
+    job = ExactJob(store, accumulation=4, across=True, every=BEGIN).run(until=BEGIN)
     job.settle()
     job.crash()
     return store
 
 
-def resumed(store: Path) -> Job:
-    job = Job(store, seed=99, accumulation=4, across=True, every=10**9)
+def resumed(store: Path) -> ExactJob:
+    job = ExactJob(store, seed=99, accumulation=4, across=True, every=10**9)
     assert job.session.resume() == BEGIN
     return job
 
@@ -144,7 +144,7 @@ def test_nothing_left_out_makes_no_difference(store, undisturbed):
 def test_each_item_left_out_is_seen_and_named(item, store, undisturbed, monkeypatch):
     left_out, named = ITEMS[item]
     whole = Registry.apply
-    job = Job(store, seed=99, accumulation=4, across=True, every=10**9)
+    job = ExactJob(store, seed=99, accumulation=4, across=True, every=10**9)
 
     def all_but_one(*args: Any, **how: Any) -> None:
         undo = left_out(job)
@@ -160,7 +160,7 @@ def test_each_item_left_out_is_seen_and_named(item, store, undisturbed, monkeypa
 
 @pytest.mark.parametrize("position", [{"taken": 0}, {"epoch": 0}])
 def test_a_position_left_out_is_seen_in_the_samples(position, store, undisturbed, monkeypatch):
-    job = Job(store, seed=99, accumulation=4, across=True, every=10**9)
+    job = ExactJob(store, seed=99, accumulation=4, across=True, every=10**9)
     load = type(job.loader).load_state_dict
     monkeypatch.setattr(type(job.loader), "load_state_dict", lambda self, state: load(self, state | position))
     assert job.session.resume() == BEGIN

@@ -15,7 +15,7 @@ import pytest
 from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.store_invariants import leftovers, violations
 from tests.support.system_call_tracing import MUTATING, traced
-from tests.support.trial_pool import AT_ONCE, Pool
+from tests.support.trial_pool import AT_ONCE, TrialPool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -33,7 +33,7 @@ ERRORS = ("EIO", "ENOSPC", "EDQUOT")
     "seconds", [4, pytest.param(int(os.environ.get("HOLDFAST_CRASH_SECONDS", "600")), marks=pytest.mark.long)]
 )
 def test_whatever_happens_to_it_a_job_ends_with_the_losses_of_an_undisturbed_one(
-    trainers: Pool, tmp_path: Path, seconds: int
+    trainers: TrialPool, tmp_path: Path, seconds: int
 ) -> None:
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"the first of these jobs is HOLDFAST_TEST_SEED={seed}")

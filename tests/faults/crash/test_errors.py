@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crash_scenario import Scenario
+from tests.support.crash_scenario import CrashScenario
 from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.store_invariants import acknowledged, leftovers, safe, violations
 from tests.support.system_call_tracing import Point
-from tests.support.trial_pool import LONG, Pool, covering
+from tests.support.trial_pool import LONG, TrialPool, covering
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -70,10 +70,10 @@ def faults(points: list[Point]) -> Iterator[Fault]:
     [("thread", False), *(pytest.param(b, True, marks=LONG) for b in ("thread", "process"))],
 )
 def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
-    trainers: Pool, fast_path: Path, backend: str, whole: bool
+    trainers: TrialPool, fast_path: Path, backend: str, whole: bool
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": backend, "until": UNTIL}
-    scenario = Scenario(
+    scenario = CrashScenario(
         fast_path, "tests.support.training_workloads.train", options, restart={**options, "until": UNTIL + 2}
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
@@ -129,7 +129,9 @@ def published_in_spite(trace: str) -> list[str]:
     return found
 
 
-def wrong_with_restart(scenario: Scenario, fork_server: ForkServer, folder: Path, losses: list[str]) -> list[str]:
+def wrong_with_restart(
+    scenario: CrashScenario, fork_server: ForkServer, folder: Path, losses: list[str]
+) -> list[str]:
     """With the fault over it goes on as if there had been none."""
     again = scenario.again(fork_server, folder)
     if again.status != 0:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.messages import checkpoint_id
-from tests.support.crash_scenario import Scenario
+from tests.support.crash_scenario import CrashScenario
 from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.store_invariants import leftovers, violations
 from tests.support.system_call_tracing import Point, traced
-from tests.support.trial_pool import LONG, Pool
+from tests.support.trial_pool import LONG, TrialPool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -62,7 +62,7 @@ def wake(child: ForkedProcess) -> None:
 
 @contextlib.contextmanager
 def stopped_at(
-    point: Point, scenario: Scenario, fork_server: ForkServer, folder: Path
+    point: Point, scenario: CrashScenario, fork_server: ForkServer, folder: Path
 ) -> Iterator[tuple[ForkedProcess, bool]]:
     """A first attempt, and whether it was stopped at `point`; it may be let go on until the end of the block."""
     root, trace = folder / "store", folder / "trace"
@@ -79,10 +79,12 @@ def spread(points: list[Point], count: int) -> list[Point]:
 
 @pytest.mark.parametrize("runs", [12, pytest.param(60, marks=LONG)])
 def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
-    stores: Pool, fast_path: Path, runs: int
+    stores: TrialPool, fast_path: Path, runs: int
 ) -> None:
     options = {"saves": 6, "keep": 1, "stubborn": True}
-    scenario = Scenario(fast_path, "tests.support.store_workloads.train", options, restart={"saves": 1, "keep": 3})
+    scenario = CrashScenario(
+        fast_path, "tests.support.store_workloads.train", options, restart={"saves": 1, "keep": 3}
+    )
     points, _ = scenario.undisturbed(stores.one())
     begun = next(i for i, point in enumerate(points) if ".tmp-" in point.text)
 
@@ -119,10 +121,10 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
 
 @pytest.mark.parametrize("runs", [4, pytest.param(30, marks=LONG)])
 def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
-    trainers: Pool, fast_path: Path, runs: int
+    trainers: TrialPool, fast_path: Path, runs: int
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": "thread", "until": 12}
-    scenario = Scenario(
+    scenario = CrashScenario(
         fast_path,
         "tests.support.training_workloads.train",
         options | {"ready_at": 2},

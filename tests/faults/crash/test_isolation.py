@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.trial_pool import Pool
+from tests.support.trial_pool import TrialPool
 
 pytestmark = pytest.mark.crash
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
-    trainers: Pool, fast_path: Path, backend: str, max_in_flight: int
+    trainers: TrialPool, fast_path: Path, backend: str, max_in_flight: int
 ) -> None:
     rounds = 5
     options = {

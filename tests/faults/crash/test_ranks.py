@@ -42,7 +42,7 @@ REWINDS = ["before load", "after load", "before safety", "before sync", "after s
 CLOSES = ["before end", "after end", "before sync", "before finish", "after finish", "before part", "after part"]
 
 
-class Death(NamedTuple):
+class RankFault(NamedTuple):
     phase: str
     """In haste, training goes on while two checkpoints are under way; else each is waited for."""
     rank: int
@@ -50,16 +50,19 @@ class Death(NamedTuple):
 
 
 DEATHS = [
-    *(Death("checkpoint", 0, place) for place in LEADS),
-    *(Death("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
-    *(Death("haste", 0, place) for place in LEADS[::2]),
-    *(Death("haste", rank, place) for rank in (1, 2) for place in FOLLOWS[::2]),
-    *(Death("resume", rank, place) for rank in range(WORLD) for place in RESUMES),
-    *(Death("rewind", rank, place) for rank in range(WORLD) for place in REWINDS),
-    *(Death("rewind", 0, place) for place in ("before note", "after note")),
-    *(Death("close", rank, place) for rank in range(WORLD) for place in CLOSES),
-    *(Death("close", 0, place) for place in ("before commit", "before rename", "after rename", "before send end")),
-    *(Death("close", 1, place) for place in ("before send vote", "after send vote")),
+    *(RankFault("checkpoint", 0, place) for place in LEADS),
+    *(RankFault("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
+    *(RankFault("haste", 0, place) for place in LEADS[::2]),
+    *(RankFault("haste", rank, place) for rank in (1, 2) for place in FOLLOWS[::2]),
+    *(RankFault("resume", rank, place) for rank in range(WORLD) for place in RESUMES),
+    *(RankFault("rewind", rank, place) for rank in range(WORLD) for place in REWINDS),
+    *(RankFault("rewind", 0, place) for place in ("before note", "after note")),
+    *(RankFault("close", rank, place) for rank in range(WORLD) for place in CLOSES),
+    *(
+        RankFault("close", 0, place)
+        for place in ("before commit", "before rename", "after rename", "before send end")
+    ),
+    *(RankFault("close", 1, place) for place in ("before send vote", "after send vote")),
 ]
 DDP = {"ddp": True}
 """Every iteration is one of all ranks: without one of them there is no other."""
@@ -152,7 +155,7 @@ def lineage(root: Path) -> int:
     return max(each.number for each in open_store(root).records("job", Lineage))
 
 
-def killed(launcher: RankLauncher, root: Path, undisturbed: States, death: Death) -> list[str]:
+def killed(launcher: RankLauncher, root: Path, undisturbed: States, death: RankFault) -> list[str]:
     """What is wrong after one rank has died."""
     until, options = 16, {"phase": death.phase, "rank": death.rank, "place": death.place}
     if death.phase == "rewind":
@@ -178,7 +181,7 @@ def killed(launcher: RankLauncher, root: Path, undisturbed: States, death: Death
     return [*found, *goes_on(launcher, root, undisturbed)]
 
 
-def killed_under_ddp(launcher: RankLauncher, root: Path, undisturbed: States, death: Death) -> list[str]:
+def killed_under_ddp(launcher: RankLauncher, root: Path, undisturbed: States, death: RankFault) -> list[str]:
     """The same where no rank can train without the others: all end, and all go on from what is whole."""
     options = {"phase": death.phase, "rank": death.rank, "place": death.place, "options": DDP}
     with started(launcher, root, until=16, **options) as ranks:
@@ -222,8 +225,8 @@ def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_
 
 
 COMMITS = [
-    *(Death("checkpoint", 0, place) for place in LEADS),
-    *(Death("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
+    *(RankFault("checkpoint", 0, place) for place in LEADS),
+    *(RankFault("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
 ]
 
 
@@ -233,7 +236,7 @@ def test_under_ddp_a_rank_that_dies_at_any_stage_of_a_commit_leaves_what_all_go_
 ) -> None:
     cases = every_other(COMMITS, step) * times
 
-    def trial(launcher: RankLauncher, root: Path, case: Death) -> list[str]:
+    def trial(launcher: RankLauncher, root: Path, case: RankFault) -> list[str]:
         return killed_under_ddp(launcher, root, undisturbed_ddp, case)
 
     assert_none_wrong(launchers, fast_path, cases, trial)

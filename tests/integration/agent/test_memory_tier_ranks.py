@@ -35,7 +35,7 @@ __all__ = ["folder"]
 WORLD = 3
 
 
-class Dead:
+class DeadMultiRankAttempt:
     """An attempt of several ranks, of which some have left sealed parts in memory."""
 
     def __init__(self, folder, tmp_path, world_size=WORLD):
@@ -90,7 +90,7 @@ class Dead:
 
 @pytest.fixture
 def dead(folder, tmp_path):
-    return Dead(folder, tmp_path)
+    return DeadMultiRankAttempt(folder, tmp_path)
 
 
 def test_what_all_ranks_have_sealed_is_rescued_as_an_ordinary_checkpoint(dead):
@@ -142,7 +142,7 @@ def test_where_all_there_is_is_damaged_nothing_is_written(dead):
 
 @pytest.mark.parametrize("change", ["uid", "attempt", "place", "world_size", "id"])
 def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
-    dead = Dead(folder, tmp_path)
+    dead = DeadMultiRankAttempt(folder, tmp_path)
     dead.leave(3, [0, 1])
     match change:
         case "uid":
@@ -306,7 +306,7 @@ def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder,
     held.close()
 
 
-class Ranks(OneRank):
+class AgreeingRanks(OneRank):
     """One of several, of which all others are as it says."""
 
     def __init__(self, rank, others):
@@ -326,7 +326,7 @@ def tier(folder, tmp_path, monkeypatch):
         reporter = Reporter(JOB, TrainingPosition())
         reporter.notice = lambda level, code, message: told.append(message)
         made.told = told
-        return MemoryTier(JOB, "next", max_in_flight, Ranks(0, [None] * (world_size - 1)), reporter)
+        return MemoryTier(JOB, "next", max_in_flight, AgreeingRanks(0, [None] * (world_size - 1)), reporter)
 
     return made
 

@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.processes, ON_SQLITE]
 
 
 @dataclass(frozen=True)
-class Proxy:
+class NginxProxy:
     port: int
     certificate: Path
 
@@ -72,7 +72,7 @@ class Proxy:
 
 
 @pytest.fixture
-def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
+def proxied(fast_path: Path) -> Iterator[Callable[[str, str], NginxProxy]]:
     """Starts nginx with a `server` block, in front of the server at a URL."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
@@ -88,7 +88,7 @@ def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
     )  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(block: str, url: str) -> Proxy:
+    def start(block: str, url: str) -> NginxProxy:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         for written, here in (
@@ -109,7 +109,7 @@ def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
                 socket.create_connection(("127.0.0.1", port)).close()
             except ConnectionRefusedError:
                 continue
-            return Proxy(port, certificate)
+            return NginxProxy(port, certificate)
 
     yield start
     for process in running:

@@ -15,7 +15,7 @@ from holdfast.protocol.messages import VerifyRequest
 from holdfast.store import open_store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
-from tests.support.handmade_checkpoints import Shard, commit
+from tests.support.handmade_checkpoints import TensorShard, commit
 
 MIB = 1 << 20
 
@@ -93,7 +93,9 @@ def test_a_header_of_another_length_shifts_what_is_compared(tmp_path):
 
 def test_shards_are_put_together_and_each_rank_s_own_tensor_is_told_for_itself(tmp_path):
     whole = torch.randn(8, 3)
-    shards = [{"model.weight": Shard(whole[4 * rank : 4 * rank + 4], (8, 3), (4 * rank, 0))} for rank in (0, 1)]
+    shards = [
+        {"model.weight": TensorShard(whole[4 * rank : 4 * rank + 4], (8, 3), (4 * rank, 0))} for rank in (0, 1)
+    ]
     written = commit(tmp_path, *shards)
     told = by_name(verification.reread(written.store, "job", written.id).tensors)
     assert told["model.weight"]["elements"] == 24
@@ -155,7 +157,7 @@ def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_lar
     assert (sorted(told.name), told.left_out) == (["model.0", "model.4", "model.5"], 3)
 
 
-class Heard:
+class EventRecorder:
     """A link that keeps what it is told."""
 
     has_server = True
@@ -181,7 +183,7 @@ class Heard:
 def verifying(tmp_path):
     """A verifier of the store at `tmp_path`, with what it says."""
     reporter = Reporter("job", TrainingPosition())
-    reporter.link = heard = Heard()
+    reporter.link = heard = EventRecorder()
     store = open_store(tmp_path)
     checkpoints = SimpleNamespace(store=store, job="job", want=lambda who, checkpoint: None, damaged=set())
 

@@ -97,7 +97,7 @@ def test_a_flipped_bit_is_found_and_named(holdfast: Holdfast, store: Path) -> No
 
 def test_a_flipped_bit_in_any_ranks_file_is_found(holdfast: Holdfast, tmp_path: Path) -> None:
     made = sharded_checkpoints.commit(
-        tmp_path, 3, {"w": sharded_checkpoints.Own([torch.ones(4)] * 3)}, job="gpt", iteration=10
+        tmp_path, 3, {"w": sharded_checkpoints.RankTensors([torch.ones(4)] * 3)}, job="gpt", iteration=10
     )
     assert holdfast("store", "verify", tmp_path).exit_code == 0
     sharded_checkpoints.flip(made, made.manifest.tensors[2])

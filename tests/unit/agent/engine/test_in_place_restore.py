@@ -16,7 +16,7 @@ SIDE = 256
 """Of a weight: one of so many is large, and so are its moments."""
 
 
-class Job:
+class FrozenLayerJob:
     """A frozen layer and a trained one, whose loop counts session.iteration."""
 
     def __init__(self, store, **options):
@@ -66,7 +66,7 @@ class Job:
 
 @pytest.fixture
 def job(tmp_path):
-    job = Job(str(tmp_path / "store")).train(until=4)
+    job = FrozenLayerJob(str(tmp_path / "store")).train(until=4)
     yield job
     job.session.close()
 
@@ -115,7 +115,7 @@ def test_a_damaged_checkpoint_is_refused_and_training_goes_on(job, tmp_path):
     with payload.open("r+b") as file:
         file.seek(-5, 2)
         file.write(b"\x5a\xa5\x5a")
-    other = Job(str(tmp_path / "other")).train(until=7)
+    other = FrozenLayerJob(str(tmp_path / "other")).train(until=7)
     job.restore(2)
     assert (job.session.iteration, job.session.lineage) == (5, 1)
     job.train(until=7)
@@ -190,7 +190,7 @@ def test_what_a_module_keeps_of_its_state_is_its_own(kind):
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_what_a_restore_left_half_applied_is_never_saved(tmp_path, error):
     """Nor by a script that closes the session whatever has happened, or goes on training."""
-    job = Job(str(tmp_path / "store")).train(until=4)
+    job = FrozenLayerJob(str(tmp_path / "store")).train(until=4)
 
     def broken(*_):
         raise error("half-way")

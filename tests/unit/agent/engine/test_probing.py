@@ -180,11 +180,11 @@ def test_it_waits_for_checkpoints_under_way_but_not_for_ever(monkeypatch):
 
 
 def stream_of(**_):
-    class Stream(IterableDataset):
+    class ZeroStream(IterableDataset):
         def __iter__(self):
             return iter(torch.zeros(40, 4))
 
-    return holdfast.DataLoader(Stream())
+    return holdfast.DataLoader(ZeroStream())
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.foreign_servers import SILENT, SSH, WEB, other_server
 
 
-class Server:
+class IngestServer:
     """Keeps what it was sent; `answer` may stand in for its usual way of answering an ingest."""
 
     def __init__(self, port: int = 0) -> None:
@@ -106,8 +106,8 @@ def _unpack(samples: Samples | None) -> None:
     samples.metrics = {name: array("d", column).tolist() for name, column in samples.metrics.items()}
 
 
-def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+def _handler(server: IngestServer) -> type[BaseHTTPRequestHandler]:
+    class IngestHandler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def setup(self) -> None:
@@ -171,7 +171,7 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
             except OSError:
                 pass
 
-    return Handler
+    return IngestHandler
 
 
 def always(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTPRequestHandler, Batch], bool]:
@@ -183,8 +183,8 @@ def always(status: int, body: bytes = b"", **headers: str) -> Callable[[BaseHTTP
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def server() -> Iterator[IngestServer]:
+    server = IngestServer()
     yield server
     server.close()
 
@@ -193,7 +193,7 @@ def server() -> Iterator[Server]:
 def links() -> Iterator[Callable[..., ServerConnection]]:
     made: list[ServerConnection] = []
 
-    def make(server: Server | str, **given: object) -> ServerConnection:
+    def make(server: IngestServer | str, **given: object) -> ServerConnection:
         arguments: dict[str, object] = {
             "server": server if isinstance(server, str) else server.url,
             "token": None,
@@ -236,7 +236,7 @@ def free_port() -> int:
 
 
 def test_samples_and_events_arrive_once_and_in_order(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     link = links(server, token="secret", attempt=7, rank=2)
     link.start()
@@ -257,7 +257,7 @@ def test_samples_and_events_arrive_once_and_in_order(
 
 
 def test_a_metric_that_some_iterations_lack_is_not_a_number_there(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     link = links(server)
     sample(link, 1, loss=2.0)
@@ -270,21 +270,23 @@ def test_a_metric_that_some_iterations_lack_is_not_a_number_there(
 
 
 def test_batches_without_content_say_that_the_job_is_alive(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     links(server).start()
     server.wait(lambda: len(server.batches) >= 3)
     assert all(batch.samples is None and not batch.events for batch in server.batches)
 
 
-def test_an_event_does_not_wait_for_the_next_flush(server: Server, links: Callable[..., ServerConnection]) -> None:
+def test_an_event_does_not_wait_for_the_next_flush(
+    server: IngestServer, links: Callable[..., ServerConnection]
+) -> None:
     link = links(server, flush_seconds=3600)
     link.start()
     link.event(notice("now"))
     server.wait(lambda: server.messages == ["now"])
 
 
-def test_connections_are_kept_alive(server: Server, links: Callable[..., ServerConnection]) -> None:
+def test_connections_are_kept_alive(server: IngestServer, links: Callable[..., ServerConnection]) -> None:
     links(server).start()
     server.wait(lambda: len(server.batches) >= 10)
     assert len(server.connections) == 2
@@ -293,7 +295,7 @@ def test_connections_are_kept_alive(server: Server, links: Callable[..., ServerC
 # What is wanted
 
 
-def test_the_desired_state_can_be_read_before_training_starts(server: Server) -> None:
+def test_the_desired_state_can_be_read_before_training_starts(server: IngestServer) -> None:
     server.want(Desired(version=4, budget=0.02))
     assert asked_once(server.url) == Desired(version=4, budget=0.02)
 
@@ -311,7 +313,7 @@ def test_the_desired_state_can_be_read_before_training_starts(server: Server) ->
         b'{"unknown": ' + b"[" * 200_000,
     ],
 )
-def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(server: Server, body: bytes) -> None:
+def test_an_answer_that_holds_what_none_can_hold_is_no_desired_state(server: IngestServer, body: bytes) -> None:
     server.answer_poll = lambda handler: handler.reply(200, body) or True  # type: ignore[attr-defined]
     with pytest.raises(http_client.RequestFailed, match="not a desired state"):
         asked_once(server.url)
@@ -366,7 +368,7 @@ def test_closing_while_a_name_is_resolved_keeps_what_is_left_on_disk(
 
 
 def test_a_request_on_a_kept_connection_has_its_own_time_to_be_sent(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    server: IngestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The socket still has the timeout of the answer before it."""
     client = http_client.AgentClient(server.url, None)
@@ -411,7 +413,9 @@ def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
     ]
 
 
-def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[..., ServerConnection]) -> None:
+def test_a_change_is_delivered_by_the_long_poll(
+    server: IngestServer, links: Callable[..., ServerConnection]
+) -> None:
     seen: list[int] = []
     arrived = threading.Event()
 
@@ -432,7 +436,7 @@ def test_a_change_is_delivered_by_the_long_poll(server: Server, links: Callable[
 
 
 def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     arrived = threading.Event()
     link = links(server, on_desired=lambda desired: desired.version == 9 and arrived.set())
@@ -445,7 +449,7 @@ def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(
 
 
 def test_a_server_whose_versions_begin_anew_is_obeyed(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     server.want(Desired(version=12, paused=True))
     versions: list[int] = []
@@ -466,7 +470,7 @@ def test_a_server_whose_versions_begin_anew_is_obeyed(
 
 
 def test_a_callback_that_fails_does_not_end_the_conversation(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     def on_desired(desired: Desired) -> None:
         raise RuntimeError("not today")
@@ -481,7 +485,7 @@ def test_a_callback_that_fails_does_not_end_the_conversation(
 
 
 def test_a_poll_that_is_answered_at_once_without_news_does_not_spin(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     polls: list[str] = []
 
@@ -536,7 +540,7 @@ MISBEHAVIOUR = {
 
 @pytest.mark.parametrize("kind", MISBEHAVIOUR)
 def test_what_a_misbehaving_server_did_not_take_it_gets_once_it_behaves(
-    kind: str, server: Server, links: Callable[..., ServerConnection], tmp_path: Path
+    kind: str, server: IngestServer, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     server.answer = MISBEHAVIOUR[kind]
     link = links(server, spool=tmp_path / "spool")
@@ -554,8 +558,8 @@ def test_what_a_misbehaving_server_did_not_take_it_gets_once_it_behaves(
     assert list(tmp_path.glob("spool/*")) == []
 
 
-def test_redirects_are_not_followed(server: Server, links: Callable[..., ServerConnection]) -> None:
-    elsewhere = Server()
+def test_redirects_are_not_followed(server: IngestServer, links: Callable[..., ServerConnection]) -> None:
+    elsewhere = IngestServer()
     try:
         server.answer = always(307, b"", Location=elsewhere.url + "/api/v1/ingest")
         links(server).start()
@@ -565,7 +569,7 @@ def test_redirects_are_not_followed(server: Server, links: Callable[..., ServerC
         elsewhere.close()
 
 
-def test_retry_after_is_honoured(server: Server, links: Callable[..., ServerConnection]) -> None:
+def test_retry_after_is_honoured(server: IngestServer, links: Callable[..., ServerConnection]) -> None:
     times: list[float] = []
 
     def busy(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
@@ -584,7 +588,7 @@ def test_retry_after_is_honoured(server: Server, links: Callable[..., ServerConn
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_a_refused_batch_is_set_aside_and_life_goes_on(
     status: int,
-    server: Server,
+    server: IngestServer,
     links: Callable[..., ServerConnection],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -609,7 +613,7 @@ def test_a_refused_batch_is_set_aside_and_life_goes_on(
 
 
 def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
-    server: Server, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    server: IngestServer, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     server.answer = always(401, b"")
     link = links(server, spool=tmp_path)
@@ -623,7 +627,7 @@ def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
 
 
 def test_a_job_of_another_project_is_told_as_what_it_is(
-    server: Server, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
+    server: IngestServer, links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     server.answer = always(404, b'{"error": "unknown_job", "message": "no reports under this name"}')
     link = links(server, spool=tmp_path)
@@ -640,7 +644,7 @@ def test_loss_and_return_of_the_server_are_one_line_each(
     links: Callable[..., ServerConnection], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "holdfast")
-    server = Server()
+    server = IngestServer()
     port = server.port
     link = links(server)
     link.start()
@@ -659,7 +663,7 @@ def test_loss_and_return_of_the_server_are_one_line_each(
 
 
 def test_a_server_that_drips_its_answer_is_given_up(
-    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
+    server: IngestServer, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server_link.batch_sender.REQUEST_SECONDS", 0.3)
 
@@ -715,7 +719,7 @@ def test_what_was_kept_while_the_server_was_away_is_sent_once_and_in_order(
         link.event(notice(f"event {number}"))
         sample(link, number + 1)
         await_spooled(tmp_path, f"event {number}")
-    server = Server(port)
+    server = IngestServer(port)
     try:
         server.wait(lambda: len(server.messages) == 5 and len(server.iterations) == 5)
         link.close()
@@ -737,7 +741,7 @@ def test_the_next_attempt_sends_what_an_ended_one_left_under_its_old_keys(
         sample(link, attempt)
         link.event(notice(f"attempt {attempt}"))
         link.close()
-    server = Server()
+    server = IngestServer()
     try:
         link = links(server, spool=tmp_path, attempt=11, uid="aa")
         link.start()
@@ -774,7 +778,7 @@ sys.stdin.read()
     finally:
         process.kill()
         process.communicate()
-    server = Server()
+    server = IngestServer()
     try:
         links(server, spool=tmp_path, attempt=2, uid="next").start()
         server.wait(lambda: server.messages == ["last words"])
@@ -808,7 +812,7 @@ def test_a_spool_that_cannot_be_written_costs_a_warning_only(
 
 
 def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
-    server: Server, links: Callable[..., ServerConnection], tmp_path: Path
+    server: IngestServer, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     (tmp_path / "00000001.old.0.000000000001.batch").write_bytes(b"\xc1 rubbish")
     (tmp_path / "00000001.old.0.000000000002.batch.tmp").write_bytes(b"torn")
@@ -822,7 +826,7 @@ def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
 
 
 def test_samples_are_thinned_and_counted_when_nobody_takes_them(
-    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
+    server: IngestServer, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.server_link.event_queue.WAITING_SAMPLES", 1000)
     server.answer = always(503)
@@ -860,7 +864,7 @@ def test_closing_does_not_wait_for_a_server_that_never_answers(
 
 
 def test_closing_twice_or_before_the_start_does_nothing(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     links(server).close()
     link = links(server)
@@ -874,7 +878,7 @@ def test_closing_twice_or_before_the_start_does_nothing(
 # Processes
 
 
-def test_a_forked_child_sends_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_forked_child_sends_nothing(server: IngestServer, tmp_path: Path) -> None:
     script = f"""
 import os, pathlib
 from holdfast.server_link.connection import ServerConnection
@@ -901,7 +905,7 @@ link.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_never_closes_its_link_ends_all_the_same(server: Server) -> None:
+def test_a_process_that_never_closes_its_link_ends_all_the_same(server: IngestServer) -> None:
     script = f"""
 from holdfast.server_link.connection import ServerConnection
 link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
@@ -911,7 +915,7 @@ link.start()
     assert done.stderr == ""
 
 
-def test_closing_at_exit_delivers_the_last_words(server: Server) -> None:
+def test_closing_at_exit_delivers_the_last_words(server: IngestServer) -> None:
     script = f"""
 import atexit
 from holdfast.server_link.connection import ServerConnection
@@ -926,7 +930,7 @@ link.event(Notice(at=1.0, iteration=1, lineage=1, level="info", code="test", mes
     assert server.messages == ["last words"]
 
 
-def test_the_training_process_keeps_its_own_random_state(server: Server) -> None:
+def test_the_training_process_keeps_its_own_random_state(server: IngestServer) -> None:
     script = f"""
 import random
 random.seed(1)
@@ -995,7 +999,7 @@ def test_one_text_that_is_no_text_does_not_take_its_batch_along() -> None:
 
 
 def test_a_server_that_takes_no_samples_still_gets_what_happened(
-    server: Server, links: Callable[..., ServerConnection]
+    server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     def later(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
         if batch.lane == "control":
@@ -1021,7 +1025,7 @@ def test_a_server_that_takes_no_samples_still_gets_what_happened(
 
 
 def test_requests_and_polls_are_made_by_two_threads_and_no_others(
-    server: Server, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
+    server: IngestServer, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
     start = threading.Thread.start
@@ -1043,7 +1047,7 @@ def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(
     key, certificate = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    server = Server()
+    server = IngestServer()
     server._http.socket = context.wrap_socket(server._http.socket, server_side=True)
     client = http_client.AgentClient(server.url.replace("http", "https"), None)
     try:

@@ -29,7 +29,7 @@ from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
 from tests.support.session_fixtures import uninterrupted as uninterrupted
 from tests.support.small_session import iterate, session_of
-from tests.support.tiny_job import Points, Trainer
+from tests.support.tiny_job import RandomPoints, Trainer
 
 
 def committed(store, job="job"):
@@ -1157,7 +1157,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
 
     def make():
         trainer = Trainer(store, every=1, keep=40)
-        trainer.other = holdfast.DataLoader(Points(), batch_size=16, shuffle=True, seed=2)
+        trainer.other = holdfast.DataLoader(RandomPoints(), batch_size=16, shuffle=True, seed=2)
         return trainer
 
     first = make()

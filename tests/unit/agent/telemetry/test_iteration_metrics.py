@@ -26,7 +26,7 @@ class FakeController:
         self.portions.append([("settled", None)])
 
 
-class Loop:
+class MetricsLoop:
     def __init__(self, monkeypatch):
         self.now = 1000.0
         monkeypatch.setattr(iteration_clock.time, "time", lambda: self.now)
@@ -50,7 +50,7 @@ class Loop:
 
 @pytest.fixture
 def loop(monkeypatch):
-    return Loop(monkeypatch)
+    return MetricsLoop(monkeypatch)
 
 
 def test_quick_iterations_are_learnt_of_together_and_in_order(loop):

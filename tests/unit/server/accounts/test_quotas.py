@@ -15,7 +15,7 @@ from holdfast_server.core.principal import Role
 from holdfast_server.http import dependencies
 from holdfast_web import create_app
 from tests.integration.server.test_matrix import OverHttp
-from tests.support.accounts_server import OTHER, OURS, OWN, Stage
+from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
 
 JOBS = "/api/v1/jobs"
 
@@ -56,7 +56,7 @@ def test_a_place_that_a_deleted_job_leaves_is_free(few, clock):
 def test_each_project_has_its_own_limit(settings, clock):
     app = create_app(replace(settings, accounts=True, max_jobs=1), clock=clock)
     with TestClient(app, base_url="http://127.0.0.1:7117") as client:
-        stage = Stage(client, clock)
+        stage = AccountsServer(client, clock)
         stage.project(OWN)
         stage.project(OTHER)
         ours, theirs = stage.bearer("report"), stage.bearer("report", project=OTHER)
@@ -77,7 +77,7 @@ def served(settings, clock):
         serving = portal.start_task_soon(server.serve, [listener])
         with OverHttp(app, portal, f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             assert client.get("/readyz").status_code == 200
-            stage = Stage(client, clock)
+            stage = AccountsServer(client, clock)
             stage.project(OWN, "one")
             yield stage
         server.should_exit = True
@@ -85,7 +85,7 @@ def served(settings, clock):
 
 
 @pytest.mark.parametrize("path", [f"{JOBS}/one/stream", "/fleet/stream"])
-def test_a_person_listens_to_so_many_streams_and_others_to_theirs(served: Stage, monkeypatch, path):
+def test_a_person_listens_to_so_many_streams_and_others_to_theirs(served: AccountsServer, monkeypatch, path):
     monkeypatch.setattr(dependencies, "MAX_STREAMS", 3)
     ada = served.cookie(served.person("ada", Role.viewer)) | OURS
     bob = served.cookie(served.person("bob", Role.viewer)) | OURS
@@ -108,7 +108,7 @@ def test_a_person_listens_to_so_many_streams_and_others_to_theirs(served: Stage,
         assert again.status_code == 200
 
 
-def test_the_keys_of_a_person_share_their_places(served: Stage, monkeypatch):
+def test_the_keys_of_a_person_share_their_places(served: AccountsServer, monkeypatch):
     monkeypatch.setattr(dependencies, "MAX_STREAMS", 2)
     keys = [served.bearer("read") for _ in range(3)]
     with ExitStack() as listening:
@@ -126,7 +126,7 @@ def test_without_accounts_streams_are_not_counted(serve, monkeypatch):
             assert listening.enter_context(client.stream("GET", "/fleet/stream")).status_code == 200
 
 
-def test_the_stream_of_a_deleted_job_ends(served: Stage):
+def test_the_stream_of_a_deleted_job_ends(served: AccountsServer):
     key = served.bearer("admin")
     with served.client.stream("GET", f"{JOBS}/one/stream", headers=key) as listening:
         lines = listening.iter_lines()

@@ -182,10 +182,10 @@ def test_what_is_wrong_with_a_batch_is_told_in_a_sentence_however_long_that_is(c
 
 
 def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():
-    class Waiting:
+    class IdlePressure:
         pressure = 0.0
 
-    room = AdmissionControl(Waiting(), limit_bytes=100)  # type: ignore[arg-type]
+    room = AdmissionControl(IdlePressure(), limit_bytes=100)  # type: ignore[arg-type]
     with room.admitting("samples", 80):
         with pytest.raises(Overloaded):
             room.admitting("samples", 1).__enter__()
@@ -193,7 +193,7 @@ def test_samples_may_take_most_of_the_room_and_leave_some_for_the_rest():
             room.admitting("control", 1).__enter__()
     with room.admitting("samples", 80):
         pass
-    Waiting.pressure = 0.8
+    IdlePressure.pressure = 0.8
     with room.admitting("control", 1), pytest.raises(Overloaded):
         room.admitting("samples", 1).__enter__()
 
