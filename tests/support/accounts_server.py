@@ -1,4 +1,4 @@
-"""A server with accounts, and the people and programs that come to it."""
+"""A test server with accounts, and helpers that create people, sign-ins and tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = {"Origin": BASE_URL}
 """What a browser says of a form on our own pages."""
 PASSWORD = "a sentence of some words"
 OWN, OTHER = "vision", "speech"
-"""The project that the cast has rights in, and one in which they have none; each has a job of its name."""
+"""Project in which the users have roles, and one in which they have none; each has a job of its name."""
 
 
 def browser_at(client: TestClient, address: str) -> TestClient:
@@ -36,7 +36,7 @@ def browser_at(client: TestClient, address: str) -> TestClient:
 
 
 class AccountsServer:
-    """Does what admins do, without their pages."""
+    """Server with accounts; its methods do what an admin does on the pages."""
 
     def __init__(self, client: TestClient, clock: Callable[[], float]) -> None:
         self.client = client
@@ -82,7 +82,7 @@ class AccountsServer:
         return name
 
     def cookie(self, person: str) -> dict[str, str]:
-        """Headers of a browser in which somebody is signed in."""
+        """Return the headers of a browser in which `person` is signed in."""
         visitor = Visitor(address="10.0.0.1", browser="a browser")
         secret = self.do(sign_ins.begin, self.db, person, visitor, by="password", now=self.clock())
         return {"Cookie": f"{COOKIE}={secret}"}

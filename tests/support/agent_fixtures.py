@@ -1,3 +1,5 @@
+"""Fixtures for agent tests: ranks, object servers, leftover processes."""
+
 import pytest
 
 from tests.support import process_inspection

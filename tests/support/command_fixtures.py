@@ -1,3 +1,5 @@
+"""Fixtures for tests of the command line."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

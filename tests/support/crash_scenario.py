@@ -1,4 +1,4 @@
-"""A workload in a folder of its own: run undisturbed, under a fault, and once more after it."""
+"""A workload in its own folder: run it without faults, with a fault, and once more after the fault."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tests.support.store_invariants import leftovers, violations
 from tests.support.system_call_tracing import Point, points, traced
 
 ORPHAN_SECONDS = 120.0
-"""How long a helper process may take to notice that its trainer is gone."""
+"""Time limit in seconds for a helper process to notice that its trainer has ended."""
 
 
 @dataclass(slots=True)
 class CrashScenario:
-    """`workload` is done to a store; `restart` is what a supervisor would start after a crash."""
+    """`workload` runs on a store; `restart` are its options after a crash."""
 
     folder: Path
     workload: str
     options: dict[str, Any]
     restart: dict[str, Any]
     prepare: Callable[[Path], None] = lambda root: None
-    """What there is in the store already."""
+    """Prepares the store before the workload starts."""
     _number: itertools.count[int] = field(default_factory=itertools.count)
 
     def stage(self) -> Path:
-        """A fresh folder for one trial."""
+        """Create the folder of one trial."""
         folder = self.folder / str(next(self._number))
         folder.mkdir(parents=True)
         self.prepare(folder / "store")
         return folder
 
     def undisturbed(self, fork_server: ForkServer) -> tuple[list[Point], list[str]]:
-        """The points at which it could be hit, and what it tells when it is not."""
+        """Run without faults; return the system calls to hit, and the lines received."""
         folder = self.stage()
         with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
             child.await_ready()
@@ -50,7 +50,7 @@ class CrashScenario:
         return points(folder / "trace", folder / "store"), child.told
 
     def hit(self, fork_server: ForkServer, folder: Path, injection: str) -> ForkedProcess:
-        """Run it with a fault."""
+        """Run with an injected fault."""
         folder.mkdir(exist_ok=True)
         with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.options) as child:
             child.await_ready()
@@ -61,13 +61,13 @@ class CrashScenario:
         return child
 
     def again(self, fork_server: ForkServer, folder: Path) -> ForkedProcess:
-        """Start once more with no fault, as a supervisor does."""
+        """Restart without faults, as a supervisor does."""
         with fork_server.spawn(self.workload, folder / "log", root=str(folder / "store"), **self.restart) as child:
             child.run()
         return child
 
     def killed_at(self, fork_server: ForkServer, point: Point) -> tuple[list[str], list[str]]:
-        """(what is wrong, what was told) after a kill there and a restart."""
+        """Kill the workload at `point` and restart it; return the violations and the lines received."""
         folder = self.stage()
         root = folder / "store"
         allowed = 1 + len(leftovers(root))

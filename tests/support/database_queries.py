@@ -1,4 +1,4 @@
-"""Which statements a question took, and how the database finds its answers."""
+"""Recording of the SQL statements that a query executes, and their query plans."""
 
 from __future__ import annotations
 

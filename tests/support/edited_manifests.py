@@ -1,4 +1,4 @@
-"""Manifests that were changed and sealed anew, as whoever can write to a store can: their digests match."""
+"""Manifests that a test has edited, with matching digests."""
 
 import json
 

@@ -1,3 +1,5 @@
+"""Fixtures for tests of exact resume."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator

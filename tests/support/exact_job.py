@@ -1,4 +1,4 @@
-"""A job with all in it that a resume can get wrong, small enough to be trained some hundred times."""
+"""A small training job for tests of exact resume, with all the state that a resume can get wrong."""
 
 from __future__ import annotations
 

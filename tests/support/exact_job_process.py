@@ -1,4 +1,4 @@
-"""The job as a process that can really be killed."""
+"""`exact_job` as a workload of a fork server, so that a test can kill it."""
 
 from __future__ import annotations
 

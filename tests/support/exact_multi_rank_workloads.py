@@ -1,4 +1,4 @@
-"""What each rank does in the tests of several: as processes that can really be killed."""
+"""`exact_multi_rank_job` as workloads of several ranks, so that a test can kill them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def taken_back(
 def refused(
     stage: WorkloadChannel, store: str, *, damaged_rank: int, **options: Any
 ) -> tuple[Log, int, list[str]]:
-    """Train, and order a checkpoint back of which what one rank has for itself alone is damaged; what was told."""
+    """Train, and restore a checkpoint in which data of one rank is damaged; return log, lineage and notices."""
     _meet(always=True)
     job = MultiRankJob(store, **options)
     told: list[str] = []

@@ -1,4 +1,4 @@
-"""A server as operators' clients see it: a real HTTP server with a few jobs in memory."""
+"""A fake server for tests of the command line: a real HTTP server with a few jobs in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may answer at an address, and is no Holdfast server."""
+"""Servers that are not Holdfast servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints made from tensors, by hand: for tests of what reads them."""
+"""Checkpoints written by hand from tensors, for tests of readers."""
 
 from dataclasses import dataclass, field
 from typing import Any

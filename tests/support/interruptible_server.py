@@ -1,4 +1,4 @@
-"""A server that can be struck where it has to do with an order to restore."""
+"""A server process with pause points in the handling of restore orders."""
 
 from __future__ import annotations
 

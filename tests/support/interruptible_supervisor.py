@@ -1,4 +1,4 @@
-"""`holdfast` itself, as a process that can be struck where it supervises a job to be restored."""
+"""`holdfast` as a process with pause points in the supervision of a job."""
 
 from __future__ import annotations
 

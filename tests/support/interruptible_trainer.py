@@ -1,4 +1,4 @@
-"""A training job that can be struck at each step of a restore, and writes down what it did, to the bit.
+"""A training job with pause points at each step of a restore, and a bit-exact ledger.
 
 interruptible_trainer.py LEDGER JOB ENOUGH     train under Holdfast, until there is the file ENOUGH
 interruptible_trainer.py LEDGER --alone N      N iterations, without Holdfast and undisturbed

@@ -1,4 +1,4 @@
-"""Real servers, supervisors and trainers for a test, and the ledgers that trainers write."""
+"""Real servers, supervisors and trainers as processes, and the ledgers that trainers write."""
 
 from __future__ import annotations
 

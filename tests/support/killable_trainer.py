@@ -1,6 +1,6 @@
-"""Takes one checkpoint and then trains for ever: BACKEND and the directory of a store that waits.
+"""Take one checkpoint and wait to be killed: killable_trainer.py BACKEND FOLDER [heir].
 
-With "heir", a process that it forked lives on and holds open whatever it did, until it is told to go.
+With "heir", a forked child keeps the files of the trainer open until the test releases it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A small training job that writes down what it did: each step's loss, to the bit, and the samples it saw.
+"""A small training job that writes the loss of each step, bit for bit, and its samples to a ledger.
 
 Everything that a resume can get wrong is in it: dropout, BatchNorm's buffers, momentum, a scheduler, worker
 processes, random augmentation, an epoch length that no batch size divides.

@@ -1,4 +1,4 @@
-"""A load balancer in a thread: each connection goes to the next server that takes it."""
+"""A load balancer in a thread: each connection goes to the next server that accepts it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class LoadBalancer:
         writer.close()
 
     async def _way(self) -> None:
-        """Returns when what was read may go on."""
+        """Wait until data may be forwarded."""
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         try:

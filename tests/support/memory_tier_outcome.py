@@ -1,4 +1,4 @@
-"""What is left of a run under a supervisor that holds memory."""
+"""The outcome of a run under a supervisor with a memory tier."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class MemoryTierOutcome:
 
 
 def assert_nothing_left(supervisor: int) -> None:
-    """Nobody holds memory of this supervisor's any more."""
+    """Assert that no process holds memory of this supervisor."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             assert f"holdfast-{supervisor}-" not in os.readlink(link), link

@@ -1,4 +1,4 @@
-"""A job of several ranks for torchrun, the first start of which ends in a way it is told to.
+"""A job of several ranks for torchrun whose first start ends as an argument says.
 
 memory_tier_torchrun_trainer.py FOLDER KIND END    KIND: ddp or fsdp; END: see `ENDS`
 """

@@ -1,5 +1,6 @@
-"""A small training job that ends in a way it is told to, at a stage of a checkpoint that it is told, in its first
-start only. Each step's loss goes to a ledger, to the bit.
+"""A small training job whose first start ends as its options say, at a chosen stage of a checkpoint.
+
+It writes the loss of each step to a ledger, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def die():
 
 
 def before(owner, name, act):
-    """Have `act` called with the arguments of owner.name, just before it does its work."""
+    """Call `act` with the arguments of `owner.name` before each call of it."""
     original = getattr(owner, name)
 
     def acting(*args, **options):
@@ -52,7 +53,7 @@ def after(owner, name, act):
 
 
 def dies_at(stage, trainer):
-    """SIGKILL at a stage of the first checkpoint of an iteration that is told."""
+    """Send SIGKILL at a stage of the first checkpoint from the chosen iteration on."""
 
     def act(*_):
         if trainer.iteration >= trainer.at:

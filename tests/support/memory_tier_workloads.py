@@ -1,4 +1,4 @@
-"""What ranks do in the tests of the memory tier of several: a job that ends, and one that goes on from it."""
+"""Workloads for tests of the memory tier with several ranks: a job that ends, and one that resumes from it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def ends_and_goes_on(
 
 
 def apart(stage: Any, store: str, folders: list[str]) -> tuple[list[str], list[bool]]:
-    """A job of which each rank has a supervisor of its own, or none: what it is told, and what memory it has."""
+    """Run a job whose ranks have different supervisors, or none; return its notices and whether it has memory."""
     told: list[str] = []
     os.environ[supervisor_channel.VARIABLE] = folders[dist.get_rank()]
     supervisor_channel.STACKS_SIGNAL = None

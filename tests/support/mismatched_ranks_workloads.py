@@ -1,4 +1,4 @@
-"""Ranks that are not where, or not what, the others take them to be."""
+"""Workloads whose ranks differ in iteration, model or state."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ from holdfast.engine import coordination
 
 
 class SynchronousJob:
-    """A session of which every checkpoint is waited for, and what was told."""
+    """Session that waits for each checkpoint, and records the notices."""
 
     def __init__(self, store, **objects):
         options = {"every": 1, "keep": 100, "backend": "thread", "max_in_flight": 2}

@@ -1,4 +1,4 @@
-"""The network between agents and their server, which can be cut."""
+"""A proxy between agents and their server that can cut or hold connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.load_balancer import LoadBalancer
 
 
 class NetworkFaultProxy(LoadBalancer):
-    """To one server, through which everything goes until it is told not to let it."""
+    """Proxy to one server that forwards everything until a test cuts or holds it."""
 
     def __init__(self, server: str) -> None:
         self._flows = asyncio.Event()
@@ -20,12 +20,12 @@ class NetworkFaultProxy(LoadBalancer):
         self.mend()
 
     def cut(self) -> None:
-        """Connections break, and nobody takes a new one: the host is gone."""
+        """Abort open connections and refuse new ones, as if the host were down."""
         self.servers = []
         asyncio.run_coroutine_threadsafe(self._break(), self._loop).result()
 
     def hold(self) -> None:
-        """Nothing arrives and nothing breaks: packets are lost, and sent again in vain."""
+        """Deliver nothing and keep connections open, as if all packets were lost."""
         self._loop.call_soon_threadsafe(self._flows.clear)
 
     def mend(self) -> None:

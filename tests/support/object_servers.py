@@ -1,4 +1,4 @@
-"""Real S3 servers for tests, and a proxy in front of them that can be told to misbehave."""
+"""Real S3 servers for tests, and a proxy that injects faults in front of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL of the tests' own: a private cluster behind a unix socket, which goes when the tests do."""
+"""A private PostgreSQL cluster behind a Unix socket, which ends with the test run."""
 
 from __future__ import annotations
 

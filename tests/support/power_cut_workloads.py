@@ -1,4 +1,4 @@
-"""Power cuts: a writer on a disk of its own, killed and cut off, and what the disk holds when it is back."""
+"""Workloads for tests of power cuts: kill a writer, cut the disk off, and check what the disk holds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.store_invariants import leftovers, violations
 
 OPTIONS = {"ext4": ("", "data=writeback,commit=1"), "xfs": ("",)}
 SIZES = (50_000, 3 << 20)
-"""Through the page cache, and past it."""
+"""Sizes written through the page cache and with direct I/O."""
 SYNCS = ("fsync", "fdatasync")
 
 
@@ -34,7 +34,7 @@ def cuts(
     after_ack: bool,
     skipping: str | None = None,
 ) -> None:
-    """So many power cuts one after the other; tells what was wrong after each."""
+    """Run `trials` power cuts one after the other; report each violation."""
     of_my_own()
     stage.ready()
     moments = random.Random(seed)
@@ -66,7 +66,7 @@ def _trial(disk: Disk, size_bytes: int, acks: int, pause: float, skipping: str |
 def _write_until_cut(
     disk: Disk, root: Path, size_bytes: int, acks: int, pause: float, skipping: str | None
 ) -> list[str]:
-    """What the writer had told when the power went, `pause` after the last of `acks` acknowledgements."""
+    """Return the lines that the writer sent before the cut, `pause` after the last of `acks` acknowledgements."""
     told: list[str] = []
 
     def write(line: WorkloadChannel) -> None:
@@ -80,7 +80,7 @@ def _write_until_cut(
     pid, ours = _fork(write)
     ours.sendall(b"go\n")
     while sum(line.startswith("durable ") for line in told) < acks or (not pause and "done" not in told):
-        assert _listen(ours, told, 30.0), f"the writer is silent; it told {told}"
+        assert _listen(ours, told, 30.0), f"the writer is silent; it sent {told}"
     if pause:
         select.select([], [], [], pause)  # the moment is what is left to chance
     os.kill(pid, signal.SIGKILL)
@@ -93,7 +93,7 @@ def _write_until_cut(
 
 
 def _finish(work: Callable[[WorkloadChannel], None], told: list[str]) -> int:
-    """Let a process do its work to the end: its exit status."""
+    """Run `work` in a forked process to its end; return the exit status."""
     pid, ours = _fork(work)
     ours.sendall(b"go\n")
     while _listen(ours, told, 30.0):
@@ -115,14 +115,14 @@ def _fork(work: Callable[[WorkloadChannel], None]) -> tuple[int, socket.socket]:
 def _live(work: Callable[[WorkloadChannel], None], line: socket.socket) -> NoReturn:
     try:
         work(WorkloadChannel(line))
-    except BaseException:  # a fork's edge: the parent's stack must not go on in the child
+    except BaseException:  # do not return into the parent's stack, which the fork has copied
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
 def _listen(line: socket.socket, told: list[str], seconds: float) -> bool:
-    """Take in whole lines; False at the end, or when nothing came."""
+    """Receive whole lines; return False at the end, or on timeout."""
     if not select.select([line], [], [], seconds)[0] or not (data := line.recv(1 << 16)):
         return False
     told += data.decode().splitlines()  # each was sent whole, and is small
@@ -130,7 +130,7 @@ def _listen(line: socket.socket, told: list[str], seconds: float) -> bool:
 
 
 def _skip(kind: str) -> None:
-    """Sabotage: this process syncs no more directories, or no more files."""
+    """Make this process skip fsync of directories, or of files."""
     skipped = stat.S_ISDIR if kind == "directories" else stat.S_ISREG
     for name in SYNCS:
         real = getattr(os, name)

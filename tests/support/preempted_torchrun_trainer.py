@@ -1,4 +1,4 @@
-"""What torchrun starts: ranks that train, with loader workers, until SIGTERM ends them.
+"""Trainer for torchrun: ranks with loader workers train until SIGTERM ends them.
 
 preempted_torchrun_trainer.py FOLDER JOB
 """

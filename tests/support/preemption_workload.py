@@ -1,4 +1,4 @@
-"""A job of several ranks, of which one is told to end by its scheduler."""
+"""A job of several ranks in which one rank receives SIGTERM."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLD_AT = 10
 
 
 def train(stage: Any, store: str, told: int) -> dict[str, Any]:
-    """Where this rank ended, and what it exits with; `told` is the rank that the signal reaches."""
+    """Train until SIGTERM reaches rank `told`; return the last iteration and exit status of this rank."""
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(16, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

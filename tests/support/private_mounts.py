@@ -1,4 +1,4 @@
-"""File systems of one's own: mounted where nobody else sees them, and gone with the process that mounted them."""
+"""File systems mounted in a private mount namespace; they end with the process that mounts them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DISK_BYTES = {"ext4": 48 << 20, "xfs": 320 << 20}
 
 
 def of_my_own() -> None:
-    """Leave the mounts that others see: those made from here on end with this process, whatever ends it."""
+    """Enter a private mount namespace; its mounts end with this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "no mounts of one's own here")
+        raise OSError(ctypes.get_errno(), "private mounts are not available here")
     _run("mount", "--make-rprivate", "/")
 
 
@@ -77,7 +77,7 @@ class Disk:
             _run("umount", str(self._place))
 
     def cut(self) -> None:
-        """The power is gone. Whoever was writing must be dead: xfs tells the living that a lost rename is safe."""
+        """Cut the power. The writers must have been killed before: xfs would report a lost rename as durable."""
         fd = os.open(self._place, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))

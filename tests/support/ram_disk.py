@@ -1,4 +1,4 @@
-"""Files in memory, for tests that need no disk: a kill or an error is the same there, and fsync takes no time."""
+"""A directory in memory for tests that need no disk, where fsync takes no time."""
 
 from __future__ import annotations
 

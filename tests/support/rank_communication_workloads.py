@@ -1,4 +1,4 @@
-"""What ranks do in the tests of how they come to an agreement and of what is done at a boundary."""
+"""Workloads for tests of communication between ranks and of actions at an iteration boundary."""
 
 import contextlib
 import errno
@@ -56,7 +56,7 @@ ERRORS = {
 
 
 class LogRecorder(logging.Handler):
-    """What holdfast logs here."""
+    """Records what Holdfast logs in this process."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -79,7 +79,7 @@ def listening():
 
 
 def decide(stage):
-    """Rank 0's values, as each rank has them."""
+    """Decide values on rank 0; return whether this rank received each of them."""
     group = SideGroup()
     assert group.leads == (dist.get_rank() == 0)
     found = [group.decide(lambda value=value: answer(group, value), kind) for value, kind in VALUES]
@@ -145,7 +145,7 @@ def lose(stage, loser, how):
 
 
 def destroy(stage):
-    """The script is done with its process group."""
+    """Communicate after the script has destroyed its process group."""
     group = SideGroup()
     dist.destroy_process_group()
     agreed = group.decide(lambda: 7, int), [each.decode() for each in group.gather(str(group.rank).encode())]
@@ -159,7 +159,7 @@ def destroy(stage):
 
 
 def let_go_while_stuck(stage):
-    """What those are told who wait while gloo, stuck, tells nobody that the group is closed."""
+    """Return the errors of waiting threads when the group closes while gloo hangs."""
     talk._part = lambda group, others: threading.Event().wait()
     talk.CLOSE_SECONDS = 0.01
     group = SideGroup()
@@ -187,7 +187,7 @@ def let_go_while_stuck(stage):
 
 
 def hear_late(stage):
-    """A word that arrives while somebody is about to say that it is late."""
+    """Receive a message that arrives just as its timeout is raised."""
 
     class Late:
         arrived = False
@@ -206,7 +206,7 @@ def hear_late(stage):
 
 
 def interrupted(stage, where):
-    """Rank 1 waits for rank 0 and is pressed Ctrl-C."""
+    """Interrupt rank 1 with SIGINT while it waits for rank 0."""
     leads = dist.get_rank() == 0
     if where == "join":
         if leads:
@@ -248,7 +248,7 @@ def own_error_first(stage):
 
 
 def wait_long(stage):
-    """What is told where another rank does not come, until it does."""
+    """Return the notices while another rank is late."""
     talk.WARN_AFTER_SECONDS = 0.01
     told = threading.Event()
     talk.logger.warning = lambda *words: (stage.tell("told", words[0] % words[1:]), told.set())
@@ -315,7 +315,7 @@ def asked(stage, store):
 
 
 def break_within(stage, store, rank, what):
-    """A fault of ours on one rank, in what it learns or chooses: who takes what, and what is told."""
+    """Raise an internal error on one rank; return the checkpoints each rank takes, and the log lines."""
     with listening() as lines:
         job = IdleJob(store, every=4)
         session = job.session

@@ -58,11 +58,11 @@ PLACES: dict[str, tuple[type, str]] = {
     "finish": (Persister, "close"),
     "part": (SideGroup, "close"),
 }
-"""What a death, or an error, can be put before or behind. Talk between ranks is told apart: "send vote"."""
+"""Calls before or after which a fault can be placed. Messages between ranks carry their stage: "send vote"."""
 
 
 class FaultTrap:
-    """Springs once, at a place, once it is armed."""
+    """Triggers a fault once at a place, after it was armed."""
 
     def __init__(self, place: str, spring: Callable[[], None]) -> None:
         self.place, self._spring, self.armed = place, spring, False
@@ -253,7 +253,9 @@ def train(
                     first = open_store(root).checkpoints("job")[0]
                     session.restore(parse_checkpoint_id(first)[0])
         trap.armed |= phase == "close"  # one set in haste may not have been reached
-        if phase == "destroyed":  # as many scripts do at their end, and again for whoever does it after this
+        if (
+            phase == "destroyed"
+        ):  # as many scripts do at their end; make a new group, because the launcher destroys it again
             dist.destroy_process_group()
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     stage.tell("head", session._checkpoints.head)

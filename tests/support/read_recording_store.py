@@ -1,4 +1,4 @@
-"""A store that notes what is read of it."""
+"""A store that records its reads."""
 
 import ctypes
 

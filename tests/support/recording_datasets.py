@@ -1,4 +1,4 @@
-"""A dataset that shows how it was read."""
+"""Datasets that expose how a loader has read them."""
 
 import random
 
@@ -21,7 +21,7 @@ class RandomNumberDataset(Dataset):
 
 
 class IndexRecordingDataset(Dataset):
-    """Writes down what it is asked for."""
+    """Records each index that is read."""
 
     def __init__(self, size):
         self.size, self.read = size, []

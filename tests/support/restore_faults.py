@@ -1,4 +1,4 @@
-"""Restores of real jobs, in which one of those that have to do with them is struck at a chosen step."""
+"""Restores of real jobs in which a process is killed, or the network fails, at a chosen step."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from tests.support.network_fault_proxy import NetworkFaultProxy
 T = TypeVar("T")
 HERE = Path(__file__).parent
 Struck = Literal["agent", "supervisor", "server", "cut", "hold"]
-"""Who is killed; or what becomes of the network."""
+"""Process to kill, or network fault."""
 Way = Literal["in place", "at a start", "while waiting"]
-"""Where the order meets the job: in its loop, on its way up again, or done and watched over by its supervisor."""
+"""When the order reaches the job: in its loop, at a start, or while its supervisor waits for a request."""
 BEFORE = 25
-"""Iterations before the order."""
+"""Number of iterations before the order."""
 MENDED_AFTER = 15
-"""Iterations later a server is back, and so is the network; ..."""
+"""Number of iterations until a killed server or a cut network is restored, ..."""
 MENDED_SECONDS = 2.0
-"""... or so much later where nobody trains meanwhile."""
+"""... or seconds, if no trainer runs meanwhile."""
 
 
 class RestoreFaultCase(NamedTuple):
@@ -44,11 +44,11 @@ class RestoreFaultCase(NamedTuple):
     struck: Struck
     way: Way = "in place"
     fate: Literal["", "cancelled", "expired", "damaged"] = ""
-    """What else happens to the order meanwhile, of which it ends."""
+    """Other event that ends the order."""
 
 
 class TrainingLedgerLine(NamedTuple):
-    """Of a ledger: one iteration."""
+    """One line of a ledger: one iteration."""
 
     pid: int
     attempt: int
@@ -64,7 +64,7 @@ def read(ledger: Path) -> list[TrainingLedgerLine]:
 
 
 def undisturbed(folder: Path, iterations: int) -> dict[int, str]:
-    """What a run that nobody meddled with came to, by iteration."""
+    """Return the outcomes of an undisturbed run, by iteration."""
     ledger = folder / "alone"
     command = [sys.executable, str(HERE / "interruptible_trainer.py"), str(ledger), "--alone", str(iterations)]
     subprocess.run(command, env=environment(folder), check=True)
@@ -77,12 +77,12 @@ class RestoreOutcome:
     order: Order
     lines: list[TrainingLedgerLine]
     times: int
-    """How often it was carried out, by the records in the store."""
+    """Number of times the order was carried out, from the records in the store."""
     wrong: list[str] = field(default_factory=list)
 
 
 class _FaultTrigger(socketserver.ThreadingTCPServer):
-    """Hears of processes that have come to the point, and strikes once."""
+    """Waits until a process reaches the pause point, then injects the fault once."""
 
     allow_reuse_address = daemon_threads = True
 
@@ -135,10 +135,10 @@ class RestoreFaultScenario:
         self._client = self._stack.enter_context(Client(self._url, timeout_seconds=PATIENCE_SECONDS, retries=0))
         self._supervise()
 
-    # ---- those who can be struck
+    # ---- processes
 
     def _serve(self, port: str) -> None:
-        """On the same port and database as before."""
+        """Start a server on the given port, with the same database."""
         log = self.folder / f"server-{time.monotonic_ns()}.log"
         arguments = ["--db", str(self._database), "--port", port]
         env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), **self._where}
@@ -175,7 +175,7 @@ class RestoreFaultScenario:
 
     @property
     def _trainers(self) -> list[int]:
-        """Every one that was started."""
+        """Process ids of all trainers started so far."""
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         return [int(line.split("process ")[1].split(",")[0]) for line in lines if ": process " in line]
 
@@ -194,7 +194,7 @@ class RestoreFaultScenario:
                 self._wire.hold()
 
     def _mend(self) -> None:
-        """What a scheduler, or a person, does about it."""
+        """Repair the fault as a scheduler or an operator does."""
         match self.case.struck:
             case "supervisor":
                 self._supervisors[-1].wait()
@@ -212,7 +212,7 @@ class RestoreFaultScenario:
         goal, deadline = len(self.lines) + MENDED_AFTER, time.monotonic() + MENDED_SECONDS
         eventually(lambda: len(self.lines) >= goal or time.monotonic() > deadline, "time to pass")
 
-    # ---- what happens
+    # ---- run
 
     @property
     def lines(self) -> list[TrainingLedgerLine]:
@@ -242,7 +242,7 @@ class RestoreFaultScenario:
             raise
 
     def _waits(self) -> bool:
-        """The supervisor, after the last start that it made for an order."""
+        """Whether the supervisor waits again, after the last start for an order."""
         said = self._log.read_text()
         return said.rfind("waiting for a restore request") > max(
             said.rfind("requested: starting"), said.rfind(": process ")
@@ -270,7 +270,7 @@ class RestoreFaultScenario:
         return known[0]
 
     def _ordered(self, target: str) -> Order:
-        """However often it takes to say so: the key makes it one order."""
+        """Place the order, with repeated requests if needed: the key makes them one order."""
         if self.case.way == "at a start":
             os.kill(self._trainers[-1], signal.SIGSTOP)
         if self.case.point == "before delivery":
@@ -319,7 +319,7 @@ class RestoreFaultScenario:
                     os.kill(pid, signal.SIGKILL)
         self._stack.close()
 
-    # ---- what must be so
+    # ---- checks
 
     def _judged(self, order: Order, status: int) -> RestoreOutcome:
         lines = self.lines
@@ -330,10 +330,10 @@ class RestoreFaultScenario:
         if len(begun) != (order.state == "restored"):
             ended.wrong.append(f"it was carried out {len(begun)} times, and is {order.state}")
         if order.state != "restored" and not (order.reason or order.state == "cancelled"):
-            ended.wrong.append(f"it is {order.state}, and nobody says why")
+            ended.wrong.append(f"it is {order.state}, without a reason")
         told = [(order.new_lineage, order.iteration, order.safety_checkpoint)] if order.state == "restored" else []
         if told != [(lineage.number, lineage.iteration, lineage.left) for lineage in begun]:
-            ended.wrong.append(f"what the server tells, {told}, is not what happened: {begun}")
+            ended.wrong.append(f"the server reports {told}, but the store has {begun}")
         for checkpoint in self.store.checkpoints(self.job):
             if self.case.fate != "damaged":
                 restore.verify(self.store, self.job, checkpoint)
@@ -341,7 +341,7 @@ class RestoreFaultScenario:
         return ended
 
     def _jumps(self, lines: Sequence[TrainingLedgerLine], restored: int, target: int) -> Iterator[str]:
-        """Iterations follow each other, but where the order says that they do not."""
+        """Yield each jump between iterations that the order does not explain."""
         attempts: dict[int, list[TrainingLedgerLine]] = {}
         for line in lines:
             attempts.setdefault(line.attempt, []).append(line)
@@ -355,4 +355,4 @@ class RestoreFaultScenario:
             if after.lineage < before.lineage:
                 yield f"attempt {after.attempt} went on from what was left: {after}"
         if restored and max(line.lineage for line in lines) != restored:
-            yield f"nobody trained on lineage {restored}"
+            yield f"no iteration was trained on lineage {restored}"

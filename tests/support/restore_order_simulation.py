@@ -1,8 +1,7 @@
-"""Restore orders between a real database and real stores, and agents that can be killed, stopped and cut off.
+"""Simulation of restore orders with a real database and store, and agents that can be killed, stopped and cut off.
 
-Real are all that the server does with orders, the agent's `Orders`, and the store that takes its notes. Told here
-are the clock, the network, and what the loop of a training script does with an order, step by step: between any
-two steps a kill, a stop or another agent may come.
+The server's handling of orders, the agent's `Orders` and the store are real. The clock, the network and the steps
+of a training loop are simulated: between any two steps, a kill, a stop or another agent may come.
 """
 
 from __future__ import annotations
@@ -48,18 +47,18 @@ from holdfast_server.samples import batches
 from tests.support import ram_disk
 
 ITERATIONS = (10, 20, 30)
-"""Of the checkpoints that orders go back to."""
+"""Iterations of the checkpoints that orders restore."""
 START = 1_790_000_000.0
 
 
 class NoSyncFiles(Files):
-    """Nothing here loses power."""
+    """Files without fsync of directories: the simulation has no power cuts."""
 
     def sync_directory(self, path: Path) -> None: ...
 
 
 class SimulationEnvironment:
-    """A database and a loop to ask it in, for as many worlds as want to stand on it."""
+    """A database and an event loop, shared by many simulations."""
 
     def __init__(self) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="holdfast-", dir=ram_disk.place(256 << 20))
@@ -80,7 +79,7 @@ class SimulationEnvironment:
 
 @dataclass
 class PendingBatches:
-    """What an agent has to say, in its own words, whoever brings it to the server."""
+    """Batches of an agent that are not delivered yet."""
 
     job: str
     uid: str
@@ -98,7 +97,7 @@ class PendingBatches:
 
 
 class PendingBatchReporter(Reporter):
-    """Writes what it is told into an outbox, at the world's time."""
+    """Reporter that puts events into `PendingBatches`, at the simulated time."""
 
     def __init__(
         self, world: RestoreOrderSimulation, standing: TrainingPosition, outgoing: PendingBatches
@@ -111,7 +110,7 @@ class PendingBatchReporter(Reporter):
 
 
 class SimulatedAgent:
-    """One attempt. `doing` is what its training thread is in the middle of; without that it trains."""
+    """One attempt. `doing` is the current step of its training thread; without one it trains."""
 
     def __init__(self, world: RestoreOrderSimulation) -> None:
         self.world = world
@@ -137,12 +136,12 @@ class SimulatedAgent:
         return self.alive and self.awake
 
     def hear(self) -> None:
-        """The long poll is answered."""
+        """Receive the desired state, as the answer to a long poll."""
         self.desired = self.world.desired()
         self.orders.on_received(self.desired)
 
     def step(self) -> None:
-        """On with what it is doing; else to the next boundary between two iterations."""
+        """Continue the current step, or run to the next iteration boundary."""
         if self.doing is None:
             self.doing = self._boundary()
         if next(self.doing, "done") == "done":
@@ -199,7 +198,7 @@ class SimulatedAgent:
         self.reporter.order(order.id, "restored", seconds=1.0, safety=safety)
 
     def _begins_lineage(self, order: RestoreOrder | None) -> bool:
-        """The durable note; before it nothing has happened, after it the job is there."""
+        """Append the lineage record. The restore takes effect with it."""
         store, job = self.world.store, self.world.job
         number = max((lineage.number for lineage in store.records(job, Lineage)), default=0) + 1
         iteration = parse_checkpoint_id(order.checkpoint)[0] if order is not None else 0
@@ -227,7 +226,7 @@ class SimulatedAgent:
 
 
 class RestoreOrderSimulation:
-    """One job on a server, those who order, and all attempts that ever were."""
+    """One job on a server, the operators who place orders, and all its attempts."""
 
     def __init__(self, ground: SimulationEnvironment) -> None:
         ground.worlds += 1
@@ -258,7 +257,7 @@ class RestoreOrderSimulation:
         for body in outgoing.batches:
             self.ingest(body)
 
-    # ---- what people do
+    # ---- operators
 
     def click(self, iteration: int, key: str, expires_seconds: float | None) -> None:
         self.attempted(
@@ -281,7 +280,7 @@ class RestoreOrderSimulation:
         except NotCancellable:
             return
 
-    # ---- what the server does
+    # ---- server
 
     def desired(self) -> Desired:
         desired: Desired = self.ground.run(control.desired(self.db, self.job, now=self.now))
@@ -289,7 +288,7 @@ class RestoreOrderSimulation:
 
     def ingest(self, body: bytes) -> None:
         received = batches.decode(body, "msgpack", now=self.now)
-        with contextlib.suppress(transaction.Superseded):  # nobody asks it any more
+        with contextlib.suppress(transaction.Superseded):  # a newer attempt has replaced the agent
             self.ground.run(transaction.store(self.db, received, now=self.now))
 
     def watch(self) -> None:
@@ -309,7 +308,7 @@ class RestoreOrderSimulation:
         state: str = self.ground.run(ask())
         return state
 
-    # ---- what agents do
+    # ---- agents
 
     def start(self) -> SimulatedAgent:
         self.agents.append(SimulatedAgent(self))
@@ -321,7 +320,7 @@ class RestoreOrderSimulation:
         assert known.expires_at is not None
         if self.now >= known.expires_at:
             before = {step.state for step in known.transitions}
-            assert before & {"restoring", "unknown"}, "it was taken up after its time, by nobody before"
+            assert before & {"restoring", "unknown"}, "an expired order was taken up for the first time"
 
     def deliver(self, agent: SimulatedAgent, *, twice: bool = False) -> None:
         """The next of what an agent, or the spool of a dead one, has to say."""

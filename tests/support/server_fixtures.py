@@ -1,4 +1,4 @@
-"""A server in this process, one in a process of its own, and an agent that says what tests want it to say."""
+"""Fixtures: a server in this process, one in its own process, and an agent that tests script."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOB = "/api/v1/jobs/char-gpt"
 
 @dataclass
 class ScriptedAgent:
-    """Rank 0 of an attempt, without a trainer behind it."""
+    """Agent of rank 0 that sends the events a test scripts."""
 
     client: Any
     job: str = "char-gpt"
@@ -101,7 +101,7 @@ class ScriptedAgent:
         return msgspec.msgpack.decode(reply.content, type=Ack)
 
     def restarted(self, uid: str = "second") -> ScriptedAgent:
-        """The next attempt of the same job, at the same place."""
+        """Return the agent of the next attempt of the job, at the same position."""
         return ScriptedAgent(
             self.client,
             uid=uid,
@@ -127,7 +127,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_kind(request: pytest.FixtureRequest) -> str:
-    """What is said here holds on both."""
+    """Run a test on SQLite and on PostgreSQL."""
     return str(request.param)
 
 
@@ -166,19 +166,19 @@ def no_background_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[AccountsServer]:
-    """A server with accounts, in which nobody is yet."""
+    """Server with accounts and no users yet."""
     app = create_app(replace(settings, accounts=True), clock=clock)
     with TestClient(app, base_url=BASE_URL, follow_redirects=False) as client:
         yield AccountsServer(client, clock)
 
 
 class NotStarted(AssertionError):
-    """The server ended before it said where it is."""
+    """The server ended before it reported its address."""
 
 
 @dataclass
 class ServerProcess:
-    """`python -m holdfast_server` in a process and on a port of its own."""
+    """`python -m holdfast_server` as a process, on its own port."""
 
     process: ForkedProcess
     log: Path
@@ -231,7 +231,7 @@ def server_processes() -> Iterator[ForkServer]:
 def spawn_server(
     server_processes: ForkServer, tmp_path: Path, fast_path: Path
 ) -> Iterator[Callable[..., ServerProcess]]:
-    """Starts servers, whether they come to serve or not."""
+    """Start server processes, without waiting until they serve."""
     numbers = count(1)
     with ExitStack() as running:
 
@@ -258,5 +258,5 @@ def serve(spawn_server: Callable[..., ServerProcess], new_database: str) -> Call
 
 @pytest.fixture
 def fresh_agent() -> type[ScriptedAgent]:
-    """For tests that talk to another client than the one in this process."""
+    """Agent type, for tests that report to another client than `client`."""
     return ScriptedAgent

@@ -1,4 +1,4 @@
-"""What a server's process does; that which starts it has imported all of this, in seconds, once."""
+"""The server as a workload of a fork server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, made by hand: each writes its file, and the parts are put together."""
+"""Checkpoints of several ranks, written by hand from tensors."""
 
 import itertools
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a rank's registry finds in models that are sharded in one way or another."""
+"""Workloads that capture sharded models through the registry."""
 
 import torch
 import torch.distributed as dist

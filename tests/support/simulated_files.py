@@ -1,4 +1,4 @@
-"""The operating system as the store sees it, made to fail, or recorded and cut off from power at any point.
+"""File operations that fail, or that are recorded to simulate a power cut at any point.
 
 What a power cut may leave is modelled after ALICE (OSDI'14), at its strictest: data that was not synced may be
 there, missing or half there, and each name that was not synced into its directory may be there or not, all
@@ -107,7 +107,7 @@ class CacheFiles(Files):
 
 
 class SimulatedProcessDeath(BaseException):
-    """The process ended here. Not an Exception, so that nothing tidies up after it, as nothing does then."""
+    """The simulated process ended. A BaseException, so that no cleanup code runs after it."""
 
 
 class Effect(NamedTuple):
@@ -255,7 +255,7 @@ def _variants(effect: Effect, durable: bool, files: RecordedFiles) -> list[Effec
 
 
 def _reachable(files: RecordedFiles, effects: list[tuple[int, Effect]], last_sync: dict[int, int]) -> set[int]:
-    """What some state has a name for; the rest need not be told apart."""
+    """Return the inodes that some state can reach by name; states need not differ in the others."""
     names: dict[int, dict[str, set[int | None]]] = {}
     for at, (inode, change) in effects:
         if inode in files.directories:

@@ -1,4 +1,4 @@
-"""A dataset whose reading takes a known time: fetching, which a cache saves the second time, and preparing."""
+"""A dataset whose reads take a known time, split into fetching and preparing."""
 
 import torch
 from torch.utils.data import Dataset

@@ -1,4 +1,4 @@
-"""A job of two ranks, of which one takes longer than the other."""
+"""A job of two ranks, one of which is slower."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of a store, whatever happened to the processes that wrote to it."""
+"""Invariants that hold for a store after its writers were killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.store import Lineage, open_store
 
 RECORDS = ("attempts", "endings", "lineages")
 Ground = tuple[int, int]
-"""(lineage, iteration): how far training is safe."""
+"""(lineage, iteration) of a durable checkpoint."""
 
 
 def acknowledged(told: Sequence[str], prefix: str = "ground ") -> list[Ground]:
@@ -20,7 +20,7 @@ def acknowledged(told: Sequence[str], prefix: str = "ground ") -> list[Ground]:
 
 
 def safe(root: Path, job: str = "job") -> Ground:
-    """Where a restart would go on, by what verifies; (0, 0) for nowhere."""
+    """Return where a restart would resume, from verified checkpoints; (0, 0) if there is none."""
     store = open_store(root)
     lineages = store.records(job, Lineage)
     for checkpoint, continues in restore.candidates(store, job):
@@ -30,7 +30,7 @@ def safe(root: Path, job: str = "job") -> Ground:
 
 
 def violations(root: Path, told: Sequence[str], *, leftovers_allowed: int = 1, job: str = "job") -> list[str]:
-    """What is wrong with a store after its writer died; empty when nothing is."""
+    """Return the invariants that a store violates after its writer was killed."""
     store, found = open_store(root), []
     listed = store.checkpoints(job)
     for checkpoint in listed:
@@ -45,14 +45,14 @@ def violations(root: Path, told: Sequence[str], *, leftovers_allowed: int = 1, j
     retention_queue = {line.split()[1] for line in told if line.startswith("retention_queue ")}
     durable = {line.split()[1] for line in told if line.startswith("durable ")}
     if gone := durable - retention_queue - set(listed):
-        found.append(f"lost {sorted(gone)}, which nobody deleted; there is {listed}")
+        found.append(f"lost {sorted(gone)}, which were not deleted; there is {listed}")
     if len(left := leftovers(root, job)) > leftovers_allowed:
         found.append(f"too many leftovers: {left}")
     return found
 
 
 def leftovers(root: Path, job: str = "job") -> list[str]:
-    """What is neither a checkpoint nor a record; what lies within one of them belongs to it."""
+    """Return the files and folders that belong to no checkpoint and no record."""
     directory, checkpoints = root / job, open_store(root).checkpoints(job)
     if not directory.is_dir():
         return []

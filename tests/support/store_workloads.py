@@ -1,4 +1,4 @@
-"""What the store is put through by processes that need no torch: saves, retention, lineages, restarts."""
+"""Workloads of a store without torch: saves, retention, lineages, restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE = "rank-0.safetensors"
 
 
 def content(iteration: int, size_bytes: int) -> bytes:
-    """What the checkpoint of an iteration holds, known to whoever reads it back."""
+    """Return the expected content of the checkpoint of an iteration."""
     block = random.Random(iteration).randbytes(min(size_bytes, 1 << 16))
     return (block * (size_bytes // len(block) + 1))[:size_bytes]
 

@@ -1,4 +1,4 @@
-"""Memory that a supervisor holds, for tests of what lies in it."""
+"""Memory that a supervisor holds, for tests of the memory tier."""
 
 import os
 

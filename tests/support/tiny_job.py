@@ -1,4 +1,4 @@
-"""A small job with everything that a resume can get wrong."""
+"""A small training job with the state that a resume can get wrong."""
 
 import math
 

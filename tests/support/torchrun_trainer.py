@@ -1,4 +1,4 @@
-"""What torchrun starts: a rank that hangs once, and dies once where that is wanted.
+"""Trainer for torchrun: one rank hangs once, and is killed once if requested.
 
 torchrun_trainer.py FOLDER JOB hangs [dies]
 """

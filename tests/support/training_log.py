@@ -1,4 +1,4 @@
-"""What a training did, iteration by iteration, to the bit: written down by one run, a measure for the others."""
+"""Bit-exact log of a training run by iteration, for comparison with another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real training job, put through saves, retention and a restore in place."""
+"""A real training job as a workload: saves, retention and a restore in place."""
 
 from __future__ import annotations
 

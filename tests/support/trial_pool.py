@@ -1,4 +1,4 @@
-"""Many small trials, two at a time."""
+"""A pool of fork servers that runs many small trials, two at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.fork_server import ForkServer
 T = TypeVar("T")
 AT_ONCE = 2
 LONG = [pytest.mark.long, pytest.mark.timeout(3600)]
-"""For what `make test-long` runs."""
+"""Marks of tests that only `make test-long` runs."""
 
 
 def every_other(cases: Sequence[T], step: int) -> list[T]:
@@ -37,7 +37,7 @@ def covering(cases: Iterable[T], *kinds: Callable[[T], Hashable]) -> list[T]:
 
 
 class TrialPool:
-    """Nurseries for as many trials as run at once."""
+    """Pool with one fork server for each trial that runs at the same time."""
 
     def __init__(self, *modules: str) -> None:
         self._all = [ForkServer(*modules) for _ in range(AT_ONCE)]

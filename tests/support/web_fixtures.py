@@ -1,4 +1,4 @@
-"""The real application, an agent that trains nothing, and a real browser."""
+"""Fixtures: the application, a fake agent, and a real browser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tests shared out to workers by their files, where a worker may die.
 
 pytest-xdist 3.8's own way gives the files that a dead worker was through with out again, as work without a test:
-who gets such a one is never heard of again, and the run hangs at its end (pytest-dev/pytest-xdist#1378). It also
+the worker that gets one hangs, and the run with it (pytest-dev/pytest-xdist#1378). It also
 repeats the test that the worker died of (#1371).
 """
 
@@ -18,7 +18,7 @@ ENOUGH = 2
 
 class FileScheduler(LoadFileScheduling):
     def remove_node(self, node: WorkerController) -> str | None:
-        """A worker has ended; the test that it died of, which is told as a failure, if it died."""
+        """Reassign the tests of a worker that ended; return the test that killed it, if any."""
         files = self.assigned_work.pop(node)
         died_of = next((test for tests in files.values() for test, done in tests.items() if not done), None)
         if died_of is None:
