@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 
 SLOW = ("browser", "crash", "long", "postgresql", "processes")
-FAST_PATH = "end_to_end/test_first_minutes.py"
+FAST_PATH = "end_to_end/test_quick_start.py"
 """The one test with real processes in `make test`: a job that is killed, resumed and restored."""
 
 
