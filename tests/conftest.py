@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.support import in_memory
+from tests.support import ram_disk
 from tests.support.postgres import Cluster, NoPostgres
 
 ROOM_BYTES = 256 << 20
@@ -32,7 +32,7 @@ def pytest_configure() -> None:
 
 
 SLOW = ("browser", "crash", "long", "postgresql", "processes")
-FAST_PATH = "end_to_end/test_first_minutes.py"
+FAST_PATH = "end_to_end/test_quick_start.py"
 """The one test with real processes in `make test`: a job that is killed, resumed and restored."""
 
 
@@ -56,9 +56,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """For `--dist loadfile` one that gets to its end when a worker has died."""
     if config.getoption("dist") != "loadfile":
         return None
-    from tests.support.scheduling import ByFile  # pytest-xdist is there
+    from tests.support.xdist_scheduler import FileScheduler  # pytest-xdist is there
 
-    return ByFile(config, log)
+    return FileScheduler(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def _sessions_are_closed() -> Iterator[None]:
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
     """A folder in memory, where there is some to spare."""
-    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=in_memory.place(ROOM_BYTES)) as folder:
+    with tempfile.TemporaryDirectory(prefix="holdfast-", dir=ram_disk.place(ROOM_BYTES)) as folder:
         yield Path(folder)
 
 

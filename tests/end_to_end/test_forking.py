@@ -12,12 +12,13 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, Step, environment, read_ledger
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import HOLDFAST, TRAINER, LedgerStep, environment, read_ledger
 
 pytestmark = pytest.mark.processes
 
 
-def train(folder: Path, job: str, server: str) -> list[Step]:
+def train(folder: Path, job: str, server: str) -> list[LedgerStep]:
     """One epoch of 27 iterations, from where the job stands; what was done."""
     ledger = folder / f"{job}.txt"
     command = [sys.executable, str(TRAINER), str(ledger), "--job", job, "--every", "5", "--epochs", "1"]

@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client
-from tests.support.stage import (
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import (
     HOLDFAST,
-    PATIENCE_SECONDS,
     SAMPLES,
     TRAINER,
-    Step,
+    LedgerStep,
     environment,
     known,
     read_ledger,
     spawned,
-    until,
 )
 
 pytestmark = pytest.mark.processes
@@ -79,7 +78,7 @@ def _kill_at_random(kills: int, moments: random.Random, ledger: Path, log: Path,
 
 
 def _wait_for_start(start: int, log: Path) -> int:
-    until(lambda: _pid(log, start) is not None, f"start {start}")
+    eventually(lambda: _pid(log, start) is not None, f"start {start}")
     pid = _pid(log, start)
     assert pid is not None
     return pid
@@ -92,7 +91,7 @@ def _wait_for_steps(steps: int, pid: int, ledger: Path, last: int) -> None:
             step.iteration == last for step in ledgered
         )
 
-    until(taken, f"step {steps} of process {pid}")
+    eventually(taken, f"step {steps} of process {pid}")
 
 
 def _pid(log: Path, start: int) -> int | None:
@@ -102,7 +101,7 @@ def _pid(log: Path, start: int) -> int | None:
     return None
 
 
-def _assert_each_sample_once_an_epoch(steps: list[Step], epochs: int) -> None:
+def _assert_each_sample_once_an_epoch(steps: list[LedgerStep], epochs: int) -> None:
     for epoch in range(epochs):
         of_epoch = range(epoch * BATCHES + 1, (epoch + 1) * BATCHES + 1)
         seen = Counter(index for step in steps if step.iteration in of_epoch for index in step.samples)

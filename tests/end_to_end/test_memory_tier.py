@@ -16,16 +16,19 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, environment, read_ledger, spawned, until
-from tests.support.tier_ends import Ended, assert_nothing_left
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, environment, read_ledger, spawned
+from tests.support.memory_tier_outcome import MemoryTierOutcome, assert_nothing_left
 
 pytestmark = pytest.mark.processes
 
-TRAINER = SUPPORT / "tier_trainer.py"
+TRAINER = SUPPORT / "memory_tier_trainer.py"
 ITERATIONS = 30
 
 
-def run(folder: Path, *arguments: str, options: tuple[str, ...] = (), server: str = "", **extra: str) -> Ended:
+def run(
+    folder: Path, *arguments: str, options: tuple[str, ...] = (), server: str = "", **extra: str
+) -> MemoryTierOutcome:
     """Under a supervisor, to the end."""
     folder.mkdir(exist_ok=True)
     ledger, log, store = folder / "ledger.txt", folder / "run.log", folder / "store"
@@ -36,7 +39,7 @@ def run(folder: Path, *arguments: str, options: tuple[str, ...] = (), server: st
         print(log.read_text())
         assert_nothing_left(supervisor.pid)
     assert not list(folder.glob("holdfast-run-*"))
-    return Ended(status, log.read_text(), read_ledger(ledger), store)
+    return MemoryTierOutcome(status, log.read_text(), read_ledger(ledger), store)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     return {step.iteration: step.loss for step in read_ledger(folder / "ledger.txt")}
 
 
-def assert_exact(ended: Ended, expected: dict[int, str]) -> None:
+def assert_exact(ended: MemoryTierOutcome, expected: dict[int, str]) -> None:
     assert ended.status == 0
     for step in ended.steps:
         assert step.loss == expected[step.iteration], step
@@ -136,12 +139,12 @@ def test_kills_at_random_change_no_loss(tmp_path: Path, expected: dict[int, str]
     ]
     with spawned(command, log, environment(tmp_path / "store")) as supervisor:
         for start in range(1, kills + 1):
-            until(lambda start=start: _trains(ledger, log, start) or supervisor.poll() is not None, "a step")
+            eventually(lambda start=start: _trains(ledger, log, start) or supervisor.poll() is not None, "a step")
             time.sleep(moments.uniform(0, 0.02))
             with contextlib.suppress(ProcessLookupError, IndexError):  # it was done sooner
                 os.kill(_trainers(log)[start - 1], signal.SIGKILL)
         status = supervisor.wait(PATIENCE_SECONDS)
-    assert_exact(Ended(status, log.read_text(), read_ledger(ledger), tmp_path / "store"), expected)
+    assert_exact(MemoryTierOutcome(status, log.read_text(), read_ledger(ledger), tmp_path / "store"), expected)
 
 
 def _trainers(log: Path) -> list[int]:

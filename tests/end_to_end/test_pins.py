@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.stage import HOLDFAST, PATIENCE_SECONDS, TRAINER, environment, known, spawned, until
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, TRAINER, environment, known, spawned
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +33,7 @@ def train(folder: Path, server: str = "") -> contextlib.AbstractContextManager[s
     trainer = [sys.executable, str(TRAINER), str(folder / "ledger.txt"), "--job", JOB, "--epochs", "100000",
                "--every", str(EVERY), "--slowly"]  # fmt: skip
     env = environment(folder / "store", server) | {"HOLDFAST_KEEP": "2"}
-    return spawned(trainer, folder / "tests.support.trainer.log", env)
+    return spawned(trainer, folder / "trainer.log", env)
 
 
 def test_pinned_checkpoints_outlive_retention_and_a_restart_with_no_server_until_they_are_unpinned(
@@ -46,14 +47,18 @@ def test_pinned_checkpoints_outlive_retention_and_a_restart_with_no_server_until
     def six_later(checkpoint: str) -> None:
         """Retention has been at work since: more were taken than it keeps."""
         since = int(checkpoint[:12]) + 6 * EVERY
-        until(lambda: any(int(each[:12]) >= since for each in kept()), f"six checkpoints after {checkpoint}")
+        eventually(lambda: any(int(each[:12]) >= since for each in kept()), f"six checkpoints after {checkpoint}")
 
     with train(tmp_path, server.server) as running:
-        until(lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 2, "two checkpoints")
+        eventually(
+            lambda: (job := known(server, JOB)) is not None and job.checkpoints_total >= 2, "two checkpoints"
+        )
         # retention would have taken any of them before a command has started
         paused = server.edit(JOB, paused=True).version
-        until(lambda: server.job(JOB).applied_version >= paused, "the pause to be applied")
-        until(lambda: all(row.state not in UNDER_WAY for row in server.checkpoints(JOB)), "the last one to settle")
+        eventually(lambda: server.job(JOB).applied_version >= paused, "the pause to be applied")
+        eventually(
+            lambda: all(row.state not in UNDER_WAY for row in server.checkpoints(JOB)), "the last one to settle"
+        )
         let_go, pinned = kept()[-2:]
         server.pin(JOB, let_go)
         assert json.loads(holdfast(server.server, tmp_path / "store", "pin", JOB, pinned, "--json"))["applied"]
@@ -61,7 +66,7 @@ def test_pinned_checkpoints_outlive_retention_and_a_restart_with_no_server_until
         six_later(pinned)
         assert {let_go, pinned} < set(kept())
         server.pin(JOB, let_go, pinned=False)
-        until(lambda: let_go not in kept(), "retention to take what is pinned no more")
+        eventually(lambda: let_go not in kept(), "retention to take what is pinned no more")
         running.kill()
 
     with train(tmp_path) as running:  # nothing but the store says what is pinned

@@ -12,9 +12,10 @@ import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import environment, spawned
 from tests.support.object_servers import moto as moto
 from tests.support.object_servers import variables
-from tests.support.stage import PATIENCE_SECONDS, environment, spawned
 
 HERE = SUPPORT
 DOCUMENT = HERE.parents[1] / "docs" / "internals" / "threads.md"
@@ -45,7 +46,9 @@ def test_500_iterations_start_a_few_named_threads(
     command = [sys.executable]
     if ranks > 1:
         command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
-    with spawned([*command, str(HERE / "threads_trainer.py"), str(tmp_path)], tmp_path / "log", env) as run:
+    with spawned(
+        [*command, str(HERE / "thread_recording_trainer.py"), str(tmp_path)], tmp_path / "log", env
+    ) as run:
         assert run.wait(PATIENCE_SECONDS) == 0
     listed = set(LISTED.findall(DOCUMENT.read_text()))
     for threads in threads_of(tmp_path, ranks):

@@ -11,12 +11,13 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.client import Client
 from holdfast.store import open_store
-from tests.support.chaos import HERE, read
-from tests.support.multi_rank import Crowd
-from tests.support.multi_rank import crowd as crowd
-from tests.support.stage import PATIENCE_SECONDS, environment, spawned
-from tests.support.sweep import LONG
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.job_processes import environment, spawned
+from tests.support.multi_rank import RankLauncher
+from tests.support.multi_rank import launcher as launcher
+from tests.support.restore_faults import HERE, read
 from tests.support.torchrun_trainer import DIES_AT, EVERY, HANGS_AT, ITERATIONS
+from tests.support.trial_pool import LONG
 
 pytestmark = [pytest.mark.processes, *LONG]
 
@@ -31,7 +32,7 @@ cli.main()
 
 @pytest.mark.parametrize("ends", [["hangs"], ["dies", "hangs"]])
 def test_a_rank_that_dies_or_hangs_is_started_again_and_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, server: Client, crowd: Crowd, ends: list[str]
+    tmp_path: Path, server: Client, launcher: RankLauncher, ends: list[str]
 ) -> None:
     job = f"torchrun-{len(ends)}"
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", "2"]
@@ -44,7 +45,7 @@ def test_a_rank_that_dies_or_hangs_is_started_again_and_goes_on_as_if_nothing_ha
     assert ("the trainer ended (exit status 1)" in said) is ("dies" in ends)
     assert "because it hung" in said
 
-    undisturbed = crowd.run(2, "tests.support.torchrun_trainer.alone")
+    undisturbed = launcher.run(2, "tests.support.torchrun_trainer.alone")
     for rank, expected in enumerate(undisturbed):
         lines = read(tmp_path / f"ledger-{rank}")
         assert [line for line in lines if line.outcome != expected[line.iteration - 1]] == []

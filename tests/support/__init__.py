@@ -1,4 +1,4 @@
-"""What tests share: fixtures, fakes, and the programs that run in other processes."""
+"""Shared test support: fixtures, fakes, and programs that tests start as processes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
+"""Fixtures for agent tests: ranks, object servers, leftover processes."""
+
 import pytest
 
-from tests.support import persisting
-from tests.support.multi_rank import crowd
+from tests.support import process_inspection
+from tests.support.multi_rank import launcher
 from tests.support.object_servers import moto, rclone
 
-__all__ = ["crowd", "moto", "rclone"]
+__all__ = ["launcher", "moto", "rclone"]
 
 
 @pytest.fixture(autouse=True)
-def strangers():
-    """What a test finds running is not what it has left running."""
-    persisting.meet_strangers()
+def ignore_preexisting_processes_and_threads():
+    """Leave out what ran before the test when it counts processes and threads."""
+    process_inspection.record_preexisting_processes_and_threads()

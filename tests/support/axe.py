@@ -1,4 +1,4 @@
-"""axe-core in a page: what of it people who see, hear or point otherwise could not use."""
+"""Accessibility checks of a page with axe-core."""
 
 from __future__ import annotations
 

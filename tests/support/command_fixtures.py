@@ -1,3 +1,5 @@
+"""Fixtures for tests of the command line."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.commands import control
 from tests.support.fake_server import FakeServer, Holdfast, fake_server
 
 
@@ -21,3 +24,10 @@ def holdfast(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Holdfast:
     monkeypatch.setenv("HOLDFAST_SERVER", server.url)
     monkeypatch.delenv("HOLDFAST_TOKEN", raising=False)
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def no_polling_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll the server without waiting between requests."""
+    monkeypatch.setattr("holdfast.commands.requests.POLL_SECONDS", 0.0)
+    monkeypatch.setattr(control, "POLL_SECONDS", 0.0)

@@ -1,3 +1,5 @@
+"""Fixtures for end to end tests."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -5,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.client import Client
-from tests.support.stage import served
+from tests.support.job_processes import served
 
 
 @pytest.fixture(scope="session")

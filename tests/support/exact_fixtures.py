@@ -1,3 +1,5 @@
+"""Fixtures for tests of exact resume."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -6,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import everything
-from tests.support.fork_server import Nursery
-from tests.support.multi_rank import Crowd
-from tests.support.oracle import Log
+from tests.support import exact_job
+from tests.support.fork_server import ForkServer
+from tests.support.multi_rank import RankLauncher
+from tests.support.training_log import Log
 
 Undisturbed = Callable[..., Log]
 
@@ -22,7 +24,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     def log(accumulation: int, across: bool) -> Log:
         if (accumulation, across) not in known:
             store = tmp_path_factory.mktemp("undisturbed")
-            job = everything.Job(store, accumulation=accumulation, across=across, every=10**9).run()
+            job = exact_job.ExactJob(store, accumulation=accumulation, across=across, every=10**9).run()
             known[accumulation, across] = job.crash().log
         return known[accumulation, across]
 
@@ -30,10 +32,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery("tests.support.exact_work")
-    yield nursery
-    nursery.close()
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer("tests.support.exact_job_process")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -46,21 +48,23 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ranks() -> Iterator[Crowd]:
-    crowd = Crowd("tests.support.ranks_work")
-    yield crowd
-    crowd.close()
+def ranks() -> Iterator[RankLauncher]:
+    launcher = RankLauncher("tests.support.exact_multi_rank_workloads")
+    yield launcher
+    launcher.close()
 
 
 @pytest.fixture(scope="session")
-def undisturbed_ranks(ranks: Crowd) -> Callable[..., list[Log]]:
+def undisturbed_ranks(ranks: RankLauncher) -> Callable[..., list[Log]]:
     """The logs of a job's ranks that nothing interrupts, by rank."""
     known: dict[str, list[Log]] = {}
 
     def logs(kind: str, world_size: int, **options: Any) -> list[Log]:
         key = f"{kind} {world_size} {options}"
         if key not in known:
-            known[key] = ranks.run(world_size, "tests.support.ranks_work.undisturbed", kind=kind, **options)
+            known[key] = ranks.run(
+                world_size, "tests.support.exact_multi_rank_workloads.undisturbed", kind=kind, **options
+            )
         return known[key]
 
     return logs

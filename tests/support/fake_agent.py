@@ -1,4 +1,4 @@
-"""An agent that trains nothing: it reports, over HTTP, what a real one would, and acts on what is desired."""
+"""A fake agent for pages: it reports over HTTP like a training job and applies the desired state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server as operators' clients see it: a real HTTP server with a few jobs in memory."""
+"""A fake server for tests of the command line: a real HTTP server with a few jobs in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FakeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _FakeServerHandler)
         self.requests: list[tuple[str, str, Any]] = []
         self.token: str | None = None
         self.applies = True
@@ -261,7 +261,7 @@ def _completed(kind: inspect.Type, data: Any) -> Any:
     return 0
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _FakeServerHandler(BaseHTTPRequestHandler):
     server: FakeServer
     protocol_version = "HTTP/1.1"
 

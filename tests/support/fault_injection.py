@@ -1,4 +1,4 @@
-"""Says where a process is, to a test that may strike it there. For the processes that are struck."""
+"""Pause points: a process waits at a named point, so that a test can kill it there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A directory store that fails to order, in whatever process it is opened. Knows no torch, as those do not."""
+"""A directory store that fails on request, in any process that opens it. Does not import torch."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ from holdfast.store import LocalStore
 
 
 class FaultyStore(LocalStore):
-    """A directory that fails as `fault` says, in whatever process it is opened."""
+    """Directory store that injects `fault` in any process that opens it."""
 
     opener = "tests.support.faulty_store:open_faulty"
 
@@ -21,7 +21,7 @@ class FaultyStore(LocalStore):
 
     @property
     def begun(self):
-        """How many writers there have been, in all processes."""
+        """Number of writers so far, in all processes."""
         return (self.root / "begun").stat().st_size
 
     def begin(self, *args):
@@ -60,13 +60,13 @@ class FaultyWriter:
         raise KeyError("typo")
 
     def before_wait(self, _):
-        """Says who writes, then waits to be told to go on."""
+        """Report the process id of the writer, then wait for permission to continue."""
         if self.store.begun == 1:
             tell(self.store.root / "reached", str(os.getpid()))
             hear(self.store.root / "go")
 
     def before_killed(self, _):
-        """Leaves a process behind that holds open whatever this one did, and dies."""
+        """Kill this process, and leave a child that holds its files open."""
         if os.fork() == 0:
             tell(self.store.root / "reached", str(os.getpid()))
             hear(self.store.root / "go")
@@ -74,7 +74,7 @@ class FaultyWriter:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def before_paced(self, options):
-        """Needs far longer than any test has, unless the pace is lifted."""
+        """Write at a very low rate until the rate limit is lifted."""
         options["pace"](10**9)
         tell(self.store.root / "reached", str(os.getpid()))
         options["pace"](1)
@@ -82,7 +82,7 @@ class FaultyWriter:
 
 
 def tell(fifo, text):
-    """Say it to whoever listens; waits until somebody does."""
+    """Write text to a FIFO; block until a reader opens it."""
     with open(fifo, "w") as file:
         file.write(text)
 

@@ -1,9 +1,9 @@
-"""Processes that are born with everything imported.
+"""Fork server: start processes that already have torch imported.
 
-A start of Python with torch takes seconds, a fork of one that has started takes milliseconds: that is what makes
-a sweep over hundreds of crash points affordable. A nursery has one thread and no state of holdfast's, so that what
-it hatches is as good as a fresh process. Each hatchling has a minder that waits for it, since the nursery
-must be free for the next.
+Starting Python with torch takes seconds; forking a process that has imported it takes milliseconds. This makes
+tests of hundreds of crash points affordable. A fork server has one thread and no Holdfast state, so a forked
+process behaves like a fresh one. A reaper process waits for each forked process, because the fork server must stay
+free for the next request.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 300.0
-"""Of a machine that is busy with other things; nothing takes so long where all is well."""
+"""Timeout in seconds for one step, long enough for a busy machine."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_PTRACER, ANYBODY = 1, 36, 0x59616D61, -1
 
 
-class Nursery:
-    """`modules` are imported before the first hatchling; workloads are `module.function` in them."""
+class ForkServer:
+    """Fork server that imports `modules` before the first fork; workloads are `module.function` in them."""
 
     def __init__(self, *modules: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -42,40 +42,40 @@ class Nursery:
         self._line = ours
 
     @contextlib.contextmanager
-    def hatch(self, workload: str, log: Path, /, **options: Any) -> Iterator[Hatchling]:
-        """A process that will run `workload` with `options`, its stderr in `log`, gone with its kin at the end."""
+    def spawn(self, workload: str, log: Path, /, **options: Any) -> Iterator[ForkedProcess]:
+        """Start a process that runs `workload` and logs to `log`; kill it and its descendants at the end."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         order = json.dumps({"workload": workload, "log": str(log), "options": options}).encode()
         socket.send_fds(self._line, [order], [theirs.fileno()])
         theirs.close()
-        hatchling = Hatchling(ours, log)
+        process = ForkedProcess(ours, log)
         try:
-            yield hatchling
+            yield process
         finally:
-            hatchling.destroy()
+            process.destroy()
 
     def close(self) -> None:
         self._line.close()
         self._process.wait()
 
 
-class Hatchling:
-    """One process, as its parent in spirit sees it."""
+class ForkedProcess:
+    """A forked process, as the test that started it sees it."""
 
     def __init__(self, line: socket.socket, log: Path) -> None:
         self._line, self._log, self._text = line, log, ""
         self.told: list[str] = []
-        """What the workload has said, line by line."""
+        """Lines that the workload has sent."""
         self.status: int | None = None
-        """Its exit status; the negative number of a signal."""
-        self._minder, self.pid = map(int, self._next("born ").split())
+        """Exit status, or the negative number of a signal; `None` until the process has ended."""
+        self._reaper, self.pid = map(int, self._next("born ").split())
 
     def await_ready(self) -> None:
-        """Until the workload has come to the part that matters."""
+        """Wait until the workload reaches the part under test."""
         self._next("ready")
 
     def fileno(self) -> int:
-        """To wait for several at once."""
+        """File descriptor of the channel, for `select` over several processes."""
         return self._line.fileno()
 
     def let_go(self) -> None:
@@ -86,46 +86,46 @@ class Hatchling:
         return self.status
 
     def all(self, prefix: str) -> list[str]:
-        """The rest of each line told that begins with `prefix`."""
+        """Return the rest of each received line that begins with `prefix`."""
         return [line.removeprefix(prefix) for line in self.told if line.startswith(prefix)]
 
     @property
     def refused(self) -> bool:
-        """It ended by an OSError that nobody caught."""
+        """Whether the process ended with an uncaught OSError."""
         return self.status == 1 and "Error: [Errno" in self._log.read_text().rstrip().rpartition("\n")[2]
 
     def listen(self, seconds: float = 0.0) -> bool:
-        """Take in what was said; False when it said nothing for `seconds`."""
+        """Receive pending lines; return False when none arrived within `seconds`."""
         if not select.select([self._line], [], [], seconds)[0]:
             return False
         if not (data := self._line.recv(1 << 16)):
-            raise ChildProcessError(f"the nursery or its minder is gone; {self.account()}")
+            raise ChildProcessError(f"the fork server or its reaper is gone; {self.account()}")
         self._text += data.decode()
         *lines, self._text = self._text.split("\n")
         self.told += lines
         return bool(lines)
 
     def run(self) -> int:
-        """Let it do all it has to."""
+        """Run the workload to its end and return the exit status."""
         self.await_ready()
         self.let_go()
         return self.wait()
 
     def wait_alone(self, seconds: float) -> bool:
-        """Wait until what it started is gone as well; False when that takes too long."""
+        """Wait until its descendants have ended too; return False on timeout."""
         deadline = time.monotonic() + seconds
         while not self.all("alone") and (left := deadline - time.monotonic()) > 0:
             self.listen(left)
         return bool(self.all("alone"))
 
     def kin(self) -> list[int]:
-        """It, what it started, and what those started."""
+        """Return the ids of the process and its descendants."""
         parents = {pid: _parent(pid) for pid in map(int, filter(str.isdecimal, os.listdir("/proc")))}
-        kin, found = {self._minder}, True
+        kin, found = {self._reaper}, True
         while found:
             found = {pid for pid, parent in parents.items() if parent in kin and pid not in kin}
             kin |= found
-        return sorted(kin - {self._minder})
+        return sorted(kin - {self._reaper})
 
     def destroy(self) -> None:
         while not self.all("alone"):
@@ -147,11 +147,11 @@ class Hatchling:
 
     def account(self) -> str:
         said = self._log.read_text()[-3000:] if self._log.exists() else ""
-        return f"it told {self.told[-8:]} and wrote:\n{said}"
+        return f"it sent {self.told[-8:]} and wrote:\n{said}"
 
 
-class Stage:
-    """What a workload has to talk with: nothing of it is a system call that faults are injected into."""
+class WorkloadChannel:
+    """Channel from a workload to its test. It uses no system call into which tests inject faults."""
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
@@ -160,9 +160,9 @@ class Stage:
         self._line.sendall((" ".join(map(str, words)) + "\n").encode())
 
     def ready(self) -> None:
-        """The part that matters begins: what traces it is attached before this returns."""
+        """Announce that the part under test begins; return once a tracer is attached."""
         self.tell("ready")
-        # by turns: of a signal that comes just before a system call, Python takes notice only after that
+        # poll: Python handles a signal that arrives just before a system call only after that call returns
         while not select.select([self._line], [], [], 1.0)[0]:
             pass
         assert self._line.recv(8) == b"go\n"
@@ -180,11 +180,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _main(line: socket.socket, modules: list[str]) -> None:
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # whatever happens to the tests, nothing of theirs goes on
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end with the test process, however that ends
     for module in modules:
         importlib.import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # minders need nobody to wait for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # let the kernel reap the reapers
     while True:
         order, descriptors, _, _ = socket.recv_fds(line, 1 << 16, 1)
         if not order:
@@ -199,12 +199,13 @@ def _main(line: socket.socket, modules: list[str]) -> None:
 def _mind(order: dict[str, Any], line: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # what the hatchling leaves behind becomes the minder's
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the process become children of the reaper
     pid = os.fork()
     if pid == 0:
         _live(order, line)
     line.sendall(f"born {os.getpid()} {pid}\n".encode())
-    with contextlib.suppress(ChildProcessError, BrokenPipeError):  # all have ended; or nobody listens any more
+    # stop when all children have ended or the test has closed the channel
+    with contextlib.suppress(ChildProcessError, BrokenPipeError):
         while True:
             ended, status = os.wait()
             if ended == pid:
@@ -217,18 +218,19 @@ def _mind(order: dict[str, Any], line: socket.socket) -> None:
 def _live(order: dict[str, Any], line: socket.socket) -> None:
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(PR_SET_PTRACER, ANYBODY)  # or strace may not attach where Yama guards
+    _prctl(PR_SET_PTRACER, ANYBODY)  # let strace attach where the Yama security module restricts ptrace
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    faulthandler.dump_traceback_later(PATIENCE_SECONDS - 5, exit=False)  # what it waits for, for who waits for it
+    # show where it hangs before the test times out
+    faulthandler.dump_traceback_later(PATIENCE_SECONDS - 5, exit=False)
     module, _, function = order["workload"].rpartition(".")
     status = 1
     try:
-        getattr(sys.modules[module], function)(Stage(line), **order["options"])
+        getattr(sys.modules[module], function)(WorkloadChannel(line), **order["options"])
         status = 0
-    except BaseException:  # a fork's edge: the parent's stack must not go on in the child
+    except BaseException:  # do not return into the parent's stack, which the fork has copied
         sys.excepthook(*sys.exc_info())
     finally:
         sys.stderr.flush()

@@ -1,16 +1,16 @@
-"""Jobs of several ranks: processes forked from one that has everything imported, with a gloo group between them.
+"""Jobs of several ranks: processes of a fork server that form a gloo process group.
 
     def mean(stage, number):  # in a module `sums` that tests can import
         tensor = torch.tensor([number + dist.get_rank()])
         dist.all_reduce(tensor)
         return tensor.item() / dist.get_world_size()
 
-    def test_mean(crowd):
-        assert crowd.run(3, "sums.mean", number=2) == [3, 3, 3]
+    def test_mean(launcher):
+        assert launcher.run(3, "sums.mean", number=2) == [3, 3, 3]
 
-Ranks that are to be watched, held up or killed say where they are with `stage.tell(...)` and `stage.ready()`:
+A rank that a test watches, holds or kills reports its progress with `stage.tell(...)` and `stage.ready()`:
 
-    with crowd.start(3, "tests.support.trainer.train") as ranks:
+    with launcher.start(3, "tests.support.ledger_trainer.train") as ranks:
         ranks[0].hear("iteration 5")
         ranks[1].kill()
         assert [rank.wait() for rank in ranks] == [1, -9, 1]
@@ -40,26 +40,26 @@ import torch
 import torch._dynamo  # which every optimizer imports, in seconds
 import torch.distributed as dist
 
-from tests.support.fork_server import Hatchling, Nursery, Stage
+from tests.support.fork_server import ForkedProcess, ForkServer, WorkloadChannel
 
 PATIENCE_SECONDS = 300.0
-"""As a nursery's."""
+"""Timeout in seconds for one step, as in `fork_server`."""
 GLOO_HAS_NOT_MET = "Gloo connectFullMesh failed"
-"""Once in thousands of meetings on a busy machine, before anything of a workload has begun."""
+"""Error text of a rare gloo connection failure on a busy machine, before the workload starts."""
 PF_EXITING = 4
 
 
-class Crowd:
-    """Starts ranks in milliseconds: those of `modules` are imported once, any other by each rank."""
+class RankLauncher:
+    """Starts ranks in milliseconds. `modules` are imported once, any other workload module by each rank."""
 
     def __init__(self, *modules: str) -> None:
-        self._nursery = Nursery("tests.support.multi_rank", *modules)
+        self._fork_server = ForkServer("tests.support.multi_rank", *modules)
 
     def run(self, world_size: int, workload: str, /, **options: Any) -> list[Any]:
-        """What `workload`, a `module.function`, has returned on each rank, called with its stage and `options`.
+        """Run `workload`, a `module.function`, with `options` on each rank; return the results by rank.
 
         Raises:
-            ChildProcessError: a rank raised or was killed; the text is what the first of them said.
+            ChildProcessError: a rank raised or was killed; the text is that of the first.
             TimeoutError: not all have ended in time.
         """
         try:
@@ -76,29 +76,31 @@ class Crowd:
 
     @contextlib.contextmanager
     def start(self, world_size: int, workload: str, /, **options: Any) -> Iterator[list[Rank]]:
-        """The ranks, on their way; whatever is left of them at the end is killed."""
+        """Start the ranks; kill those that still run at the end."""
         with _turn, contextlib.ExitStack() as stack:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crowd-")))
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="launcher-")))
             common = {"world_size": world_size, "place": str(place), "workload": workload, "options": options}
             ranks = []
             for number in range(world_size):
-                birth = self._nursery.hatch(
+                birth = self._fork_server.spawn(
                     "tests.support.multi_rank.live", place / f"{number}.log", rank=number, **common
                 )
                 ranks.append(Rank(number, stack.enter_context(birth), place))
             yield ranks
 
     def close(self) -> None:
-        self._nursery.close()
+        self._fork_server.close()
 
 
 class _Turn:
-    """Of this process, among those that run tests at the same time: ranks of several jobs, more than there are
-    processors, spend their time waiting for each other."""
+    """Lock between test processes: only one runs a job of several ranks at a time.
+
+    More ranks than processors spend their time waiting for each other.
+    """
 
     def __init__(self) -> None:
         self._lock, self._held = threading.Lock(), 0
-        self._file = Path(tempfile.gettempdir()) / "holdfast-crowd.lock"
+        self._file = Path(tempfile.gettempdir()) / "holdfast-launcher.lock"
 
     def __enter__(self) -> None:
         with self._lock:
@@ -118,51 +120,55 @@ _turn = _Turn()
 
 
 class Rank:
-    """One process of a crowd, as a test sees it."""
+    """One rank, as the test that started it sees it."""
 
-    def __init__(self, number: int, hatchling: Hatchling, place: Path) -> None:
-        self.number, self.pid = number, hatchling.pid
-        self._hatchling, self._place = hatchling, place
-        self.fileno, self.go_on = hatchling.fileno, hatchling.let_go
+    def __init__(self, number: int, process: ForkedProcess, place: Path) -> None:
+        self.number, self.pid = number, process.pid
+        self._process, self._place = process, place
+        self.fileno, self.go_on = process.fileno, process.let_go
 
     @property
     def status(self) -> int | None:
-        """Its exit status, the negative number of a signal; None while it is not known to have ended."""
-        ended = self._hatchling.all("exit ")
+        """Exit status, or the negative number of a signal; `None` until the rank has ended."""
+        ended = self._process.all("exit ")
         return int(ended[0]) if ended else None
 
     def said(self, prefix: str) -> list[str]:
-        """The rest of each line said up to now that begins with `prefix`."""
-        return self._hatchling.all(prefix)
+        """Return the rest of each line received so far that begins with `prefix`."""
+        return self._process.all(prefix)
 
     def listen(self) -> None:
-        """Wait for it to say more, or to end."""
-        self._hatchling.listen(PATIENCE_SECONDS)
+        """Wait for more lines or the end of the process."""
+        self._process.listen(PATIENCE_SECONDS)
 
     def hear(self, prefix: str) -> str:
-        """Wait for a line that begins with `prefix`; its rest. ChildProcessError when it ends without."""
+        """Wait for a line that begins with `prefix` and return its rest.
+
+        Raises:
+            ChildProcessError: the rank ended without sending it.
+        """
         self._listen_until(lambda: bool(self.said(prefix)) or self.status is not None, prefix)
         if not (found := self.said(prefix)):
             raise ChildProcessError(f"it did not say {prefix!r}; {self.account()}")
         return found[0]
 
     def wait(self) -> int:
-        """Its exit status, once it has ended."""
+        """Wait for the end of the rank and return its exit status."""
         self._listen_until(lambda: self.status is not None, "its end")
         assert self.status is not None
         return self.status
 
     def result(self) -> Any:
-        """What its workload has returned; for one that ended well."""
+        """Return the result of the workload of a rank that ended without error."""
         return pickle.loads(_result(self._place, self.number).read_bytes())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
-        """It alone, not what it started; does not wait."""
+        """Send a signal to the rank alone, not to its descendants; do not wait."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def is_dying(self) -> bool:
-        """Dead, or so far gone that others may have seen it, though nobody has said so yet. Waits for its end."""
+        """Whether the rank has ended or is ending; in that case, wait for its exit status."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -175,25 +181,25 @@ class Rank:
         """For people: how it ended, and what it says of that."""
         if raised := self.said("raised "):
             return f"rank {self.number} raised:\n{base64.b64decode(raised[0]).decode()}"
-        return f"rank {self.number}, status {self.status}: {self._hatchling.account()}"
+        return f"rank {self.number}, status {self.status}: {self._process.account()}"
 
     def _listen_until(self, heard: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not heard():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {PATIENCE_SECONDS:g} s for {what!r}; {self.account()}")
-            self._hatchling.listen(max(0.0, deadline - time.monotonic()))
+            self._process.listen(max(0.0, deadline - time.monotonic()))
 
 
 @pytest.fixture(scope="session")
-def crowd() -> Iterator[Crowd]:
-    crowd = Crowd("tests.support.reducing")
-    yield crowd
-    crowd.close()
+def launcher() -> Iterator[RankLauncher]:
+    launcher = RankLauncher("tests.support.ddp_bucket_workloads")
+    yield launcher
+    launcher.close()
 
 
 def _await_all(ranks: list[Rank]) -> None:
-    """Until all have ended well, or one has not: the others may then wait for it in vain."""
+    """Wait until all have ended or one has failed: the others may then wait for it forever."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         if failed := [rank for rank in ranks if rank.said("raised ") or rank.status]:
@@ -207,8 +213,10 @@ def _await_all(ranks: list[Rank]) -> None:
         heard[0].listen()
 
 
-def live(stage: Stage, rank: int, world_size: int, place: str, workload: str, options: dict[str, Any]) -> None:
-    """What a rank does."""
+def live(
+    stage: WorkloadChannel, rank: int, world_size: int, place: str, workload: str, options: dict[str, Any]
+) -> None:
+    """Run a workload as one rank of a gloo process group."""
     torch.set_num_threads(1)
     module, _, function = workload.rpartition(".")
     meeting, patience = f"file://{place}/meeting", datetime.timedelta(seconds=PATIENCE_SECONDS)
@@ -216,7 +224,8 @@ def live(stage: Stage, rank: int, world_size: int, place: str, workload: str, op
         work = getattr(importlib.import_module(module), function)
         dist.init_process_group("gloo", meeting, timeout=patience, world_size=world_size, rank=rank)
         _result(Path(place), rank).write_bytes(pickle.dumps(work(stage, **options)))
-    except BaseException:  # told before this process ends, so that it is heard before what others say of that
+    except BaseException:
+        # report before this process ends: the test must see it before the errors that follow on other ranks
         stage.tell("raised", base64.b64encode(traceback.format_exc().encode()).decode())
         raise
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What the ranks of test_crowd do."""
+"""Workloads for the tests of `multi_rank`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Real S3 servers for tests, and a proxy in front of them that can be told to misbehave."""
+"""Real S3 servers for tests, and a proxy that injects faults in front of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BUCKET = "bucket"
 SCRIPTS = Path(sys.executable).parent
 
 
-class Server:
+class ObjectServer:
     """A server process; it is there when it has said so."""
 
     def __init__(self, directory: Path) -> None:
@@ -59,7 +59,7 @@ class Server:
         settled.set()
 
 
-class Rclone(Server):
+class Rclone(ObjectServer):
     """Checks signatures, keeps objects as files; ignores If-None-Match, answers 200 to ranges."""
 
     def command(self, port: str) -> list[str]:
@@ -70,7 +70,7 @@ class Rclone(Server):
         ]  # fmt: skip
 
 
-class Moto(Server):
+class Moto(ObjectServer):
     """Enforces If-None-Match, answers 206, knows its unfinished uploads; checks no signature."""
 
     def command(self, port: str) -> list[str]:
@@ -86,7 +86,7 @@ class Moto(Server):
 
 
 @contextlib.contextmanager
-def running(server: Server) -> Iterator[Server]:
+def running(server: ObjectServer) -> Iterator[ObjectServer]:
     server.start()
     try:
         yield server
@@ -127,7 +127,7 @@ def use(monkeypatch: pytest.MonkeyPatch, address: str) -> str:
 
 
 @dataclass
-class Request:
+class ProxiedRequest:
     """One request, as a rule sees it. What a rule does not change goes through."""
 
     method: str
@@ -149,25 +149,25 @@ class Request:
         return self.path.partition("?")[0].partition("/checkpoints/")[2]
 
 
-Rule = Callable[[Request], None]
+Rule = Callable[[ProxiedRequest], None]
 
 
 @dataclass
-class Proxy:
+class S3FaultProxy:
     """Passes requests on to a server; `rules` are shown each before it goes, on the thread that serves it."""
 
     target: str
     rules: list[Rule] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[ProxiedRequest] = field(default_factory=list)
     address: str = ""
 
-    def __enter__(self) -> Proxy:
+    def __enter__(self) -> S3FaultProxy:
         proxy = self
 
-        class Handler(_Handler):
+        class ProxyHandler(_S3ProxyHandler):
             owner = proxy
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), ProxyHandler)
         self._server.daemon_threads = True
         self.address = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -179,19 +179,19 @@ class Proxy:
         self._server.server_close()
         self._thread.join()
 
-    def seen(self, method: str, name: str) -> list[Request]:
+    def seen(self, method: str, name: str) -> list[ProxiedRequest]:
         return [r for r in self.requests if r.method == method and re.search(name, r.path)]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _S3ProxyHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    owner: Proxy
+    owner: S3FaultProxy
 
     def log_message(self, *_: object) -> None: ...
 
     def serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        request = Request(self.command, self.path, dict(self.headers), body)
+        request = ProxiedRequest(self.command, self.path, dict(self.headers), body)
         self.owner.requests.append(request)
         for rule in list(self.owner.rules):
             rule(request)
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text)
 
-    def _pass_on(self, request: Request) -> None:
+    def _pass_on(self, request: ProxiedRequest) -> None:
         upstream = http.client.HTTPConnection(self.owner.target.removeprefix("http://"))
         try:
             # as it came, Host included: that is signed

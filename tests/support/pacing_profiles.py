@@ -1,4 +1,4 @@
-"""Profiles, settings and histories for tests of policies: plausible ones, and such as no machine ever measured."""
+"""Profiles, settings and histories for tests of interval policies, plausible and odd ones."""
 
 from __future__ import annotations
 

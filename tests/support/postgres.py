@@ -1,4 +1,4 @@
-"""A real PostgreSQL of the tests' own: a private cluster behind a unix socket, which goes when the tests do."""
+"""A private PostgreSQL cluster behind a Unix socket, which ends with the test run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
 from holdfast_server.core.settings import database_url
-from tests.support import in_memory
+from tests.support import ram_disk
 
 START_SECONDS = 300
 ROOM_BYTES = 1 << 30
@@ -64,7 +64,7 @@ class Cluster:
         self._binaries = binaries()
         # Not in pytest's own folders, which are closed to the user that PostgreSQL runs as. On a disk, a database
         # for a test takes half a second: some hundred files, and a checkpoint.
-        self.directory = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=in_memory.place(ROOM_BYTES)))
+        self.directory = Path(tempfile.mkdtemp(prefix="holdfast-pg-", dir=ram_disk.place(ROOM_BYTES)))
         self._user = "postgres" if os.getuid() == 0 else None
         if self._user is not None:
             shutil.chown(self.directory, self._user)

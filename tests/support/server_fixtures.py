@@ -1,4 +1,4 @@
-"""A server in this process, one in a process of its own, and an agent that says what tests want it to say."""
+"""Fixtures: a server in this process, one in its own process, and an agent that tests script."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -29,24 +29,17 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
-from tests.support.accounts_stage import Stage
-from tests.support.fork_server import PATIENCE_SECONDS, Hatchling, Nursery
+from tests.support.accounts_server import AccountsServer
+from tests.support.clock import FakeClock
+from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
 
 BASE_URL = "http://127.0.0.1:7117"
 JOB = "/api/v1/jobs/char-gpt"
 
 
 @dataclass
-class FakeClock:
-    now: float = 1_790_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@dataclass
-class Agent:
-    """Rank 0 of an attempt, without a trainer behind it."""
+class ScriptedAgent:
+    """Agent of rank 0 that sends the events a test scripts."""
 
     client: Any
     job: str = "char-gpt"
@@ -107,9 +100,9 @@ class Agent:
         assert reply.status_code == 200, reply.text
         return msgspec.msgpack.decode(reply.content, type=Ack)
 
-    def restarted(self, uid: str = "second") -> Agent:
-        """The next attempt of the same job, at the same place."""
-        return Agent(
+    def restarted(self, uid: str = "second") -> ScriptedAgent:
+        """Return the agent of the next attempt of the job, at the same position."""
+        return ScriptedAgent(
             self.client,
             uid=uid,
             attempt=self.attempt + 1,
@@ -134,7 +127,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_kind(request: pytest.FixtureRequest) -> str:
-    """What is said here holds on both."""
+    """Run a test on SQLite and on PostgreSQL."""
     return str(request.param)
 
 
@@ -150,33 +143,44 @@ def client(settings: ServerSettings, clock: FakeClock) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def agent(client: TestClient) -> Agent:
-    return Agent(client)
+def agent(client: TestClient) -> ScriptedAgent:
+    return ScriptedAgent(client)
 
 
 @pytest.fixture
-def agent_of() -> type[Agent]:
-    """For jobs that report to another client than `client`."""
-    return Agent
+def job(agent: ScriptedAgent) -> ScriptedAgent:
+    """Agent of a job at iteration 30, with durable checkpoints at 10 and 20."""
+    agent.start()
+    for _ in range(2):
+        agent.train(10)
+        agent.checkpoint()
+    agent.train(10)
+    return agent
 
 
 @pytest.fixture
-def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[Stage]:
-    """A server with accounts, in which nobody is yet."""
+def no_background_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the server's background jobs from changing what a test compares."""
+    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
+
+
+@pytest.fixture
+def stage(settings: ServerSettings, clock: FakeClock) -> Iterator[AccountsServer]:
+    """Server with accounts and no users yet."""
     app = create_app(replace(settings, accounts=True), clock=clock)
     with TestClient(app, base_url=BASE_URL, follow_redirects=False) as client:
-        yield Stage(client, clock)
+        yield AccountsServer(client, clock)
 
 
 class NotStarted(AssertionError):
-    """The server ended before it said where it is."""
+    """The server ended before it reported its address."""
 
 
 @dataclass
-class Server:
-    """`python -m holdfast_server` in a process and on a port of its own."""
+class ServerProcess:
+    """`python -m holdfast_server` as a process, on its own port."""
 
-    process: Hatchling
+    process: ForkedProcess
     log: Path
     url: str = ""
 
@@ -217,33 +221,35 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server_nursery() -> Iterator[Nursery]:
-    nursery = Nursery("tests.support.server_process")
-    yield nursery
-    nursery.close()
+def server_processes() -> Iterator[ForkServer]:
+    fork_server = ForkServer("tests.support.server_process")
+    yield fork_server
+    fork_server.close()
 
 
 @pytest.fixture
-def hatch(server_nursery: Nursery, tmp_path: Path, fast_path: Path) -> Iterator[Callable[..., Server]]:
-    """Starts servers, whether they come to serve or not."""
+def spawn_server(
+    server_processes: ForkServer, tmp_path: Path, fast_path: Path
+) -> Iterator[Callable[..., ServerProcess]]:
+    """Start server processes, without waiting until they serve."""
     numbers = count(1)
     with ExitStack() as running:
 
-        def start(*arguments: str, **environment: str) -> Server:
+        def start(*arguments: str, **environment: str) -> ServerProcess:
             environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
             log = fast_path / f"server-{next(numbers)}.log"
-            birth = server_nursery.hatch(
+            birth = server_processes.spawn(
                 "tests.support.server_process.live", log, arguments=arguments, environment=environment
             )
-            return Server(running.enter_context(birth), log)
+            return ServerProcess(running.enter_context(birth), log)
 
         yield start
 
 
 @pytest.fixture
-def serve(hatch: Callable[..., Server], new_database: str) -> Callable[..., Server]:
-    def start(*arguments: str, **environment: str) -> Server:
-        server = hatch("--db", new_database, "--port", "0", *arguments, **environment)
+def serve(spawn_server: Callable[..., ServerProcess], new_database: str) -> Callable[..., ServerProcess]:
+    def start(*arguments: str, **environment: str) -> ServerProcess:
+        server = spawn_server("--db", new_database, "--port", "0", *arguments, **environment)
         server.wait_for_address()
         return server
 
@@ -251,6 +257,6 @@ def serve(hatch: Callable[..., Server], new_database: str) -> Callable[..., Serv
 
 
 @pytest.fixture
-def fresh_agent() -> type[Agent]:
-    """For tests that talk to another client than the one in this process."""
-    return Agent
+def fresh_agent() -> type[ScriptedAgent]:
+    """Agent type, for tests that report to another client than `client`."""
+    return ScriptedAgent

@@ -1,4 +1,4 @@
-"""What a server's process does; that which starts it has imported all of this, in seconds, once."""
+"""The server as a workload of a fork server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import uvloop  # noqa: F401
 
 from holdfast_server.serve import serve
 from holdfast_web.job import routes  # noqa: F401
-from tests.support.fork_server import Stage
+from tests.support.fork_server import WorkloadChannel
 
 
-def live(stage: Stage, arguments: list[str], environment: dict[str, str]) -> None:
+def live(stage: WorkloadChannel, arguments: list[str], environment: dict[str, str]) -> None:
     """As `python -m holdfast_server`, from its arguments to its exit status."""
     os.environ.clear()
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""Checkpoints of a few bytes, written and read as a session would: for tests of stores."""
+"""Checkpoints of a few bytes, for tests of stores."""
 
 JOB = "job"
 FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in (1, 2, 3))

@@ -1,4 +1,4 @@
-"""A session over a model of a few weights, for tests that look at what it does rather than at what it learns."""
+"""A session over a model of a few weights."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A small job with everything that a resume can get wrong."""
+"""A small training job with the state that a resume can get wrong."""
 
 import math
 
@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 import holdfast
 
 
-class Points(Dataset):
+class RandomPoints(Dataset):
     def __len__(self):
         return 96
 
@@ -31,7 +31,7 @@ class Trainer:
             job, store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
             loop=self.loop, **{"every": 3, "backend": "thread"} | options,
         )  # fmt: skip
-        self.loader = holdfast.DataLoader(Points(), batch_size=8, shuffle=True, seed=1)
+        self.loader = holdfast.DataLoader(RandomPoints(), batch_size=8, shuffle=True, seed=1)
         self.losses: list[tuple[int, float]] = []
 
     def iterate(self, x, y):

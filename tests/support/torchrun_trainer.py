@@ -1,4 +1,4 @@
-"""What torchrun starts: a rank that hangs once, and dies once where that is wanted.
+"""Trainer for torchrun: one rank hangs once, and is killed once if requested.
 
 torchrun_trainer.py FOLDER JOB hangs [dies]
 """
@@ -16,16 +16,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.support.stage import PATIENCE_SECONDS
-from tests.support.struck_trainer import Work
+from tests.support.eventually import PATIENCE_SECONDS
+from tests.support.interruptible_trainer import InterruptibleWork
 
 ITERATIONS, EVERY = 40, 5
 DIES_AT, HANGS_AT = 13, 27
 """Of rank 1, once each."""
 
 
-def made() -> Work:
-    work = Work(seed=dist.get_rank())
+def made() -> InterruptibleWork:
+    work = InterruptibleWork(seed=dist.get_rank())
     work.model = DistributedDataParallel(work.model)
     return work
 

@@ -1,4 +1,4 @@
-"""The real application, an agent that trains nothing, and a real browser."""
+"""Fixtures: the application, a fake agent, and a real browser."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client, over_http
 
 NOW = 1_790_000_000.0
@@ -30,17 +31,9 @@ CHROMIUM_ARGUMENTS = [
 ]  # fmt: skip
 
 
-@dataclass
-class SetClock:
-    now: float = NOW
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> SetClock:
-    return SetClock()
+def clock() -> FakeClock:
+    return FakeClock(NOW)
 
 
 class PageClient(TestClient):
@@ -55,7 +48,7 @@ class PageClient(TestClient):
 
 
 @pytest.fixture
-def client(empty_database: str, clock: SetClock) -> Iterator[TestClient]:
+def client(empty_database: str, clock: FakeClock) -> Iterator[TestClient]:
     """The application as a person without scripts meets it."""
     settings = ServerSettings(database=empty_database)
     with PageClient(

@@ -1,4 +1,4 @@
-"""Wrappers around optimizers, made as libraries make them."""
+"""Wrappers around optimizers, as libraries implement them."""
 
 import torch
 

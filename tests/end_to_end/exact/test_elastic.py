@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.parallel import EPOCHS, QUIET_BATCH, QUIET_SAMPLES
+from tests.support.exact_multi_rank_job import EPOCHS, QUIET_BATCH, QUIET_SAMPLES
 
 BATCHES = EPOCHS * QUIET_SAMPLES // QUIET_BATCH
 CHAINS = {
@@ -27,7 +27,7 @@ SHORT = ("fewer and more ranks", "from replicas to shards and back", "both at on
 def fixed(ranks, tmp_path_factory):
     """(samples in order, losses) of a run on four ranks that nothing interrupts."""
     where = {"store": str(tmp_path_factory.mktemp("fixed")), "until": BATCHES}
-    return together(ranks.run(4, "tests.support.ranks_work.leg", kind="ddp", **where))
+    return together(ranks.run(4, "tests.support.exact_multi_rank_workloads.leg", kind="ddp", **where))
 
 
 def together(leg: list[dict[str, Any]]) -> tuple[list[list[int]], list[float]]:
@@ -50,7 +50,7 @@ def go_through(ranks, store, chain, **options):
     for number, (kind, world_size) in enumerate(chain):
         until = BATCHES * (number + 1) // len(chain)
         start = {"store": str(store), "kind": kind, "until": until, "seed": number}
-        leg = ranks.run(world_size, "tests.support.ranks_work.leg", **start, **options)
+        leg = ranks.run(world_size, "tests.support.exact_multi_rank_workloads.leg", **start, **options)
         assert left is None or [each["begun"] for each in leg] == [left] * world_size
         left = leg[0]["ended"]
         assert [each["ended"] for each in leg] == [left] * world_size

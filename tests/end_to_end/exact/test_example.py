@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import holdfast
-from tests.support.everything import Died
-from tests.support.oracle import digest
+from tests.support.exact_job import ScriptError
+from tests.support.training_log import digest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EPOCHS, BATCHES = 2, 32
@@ -65,7 +65,7 @@ def test_it_ends_with_the_same_weights_whatever_kills_it(script, tmp_path, monke
         assert session._checkpoints.wait_settled(300)
         if deaths and session.iteration == deaths[0]:
             del deaths[0]
-            raise Died
+            raise ScriptError
 
     monkeypatch.setattr(holdfast.Session, "__init__", noted)
     monkeypatch.setattr(holdfast.Session, "step", dying)
@@ -81,7 +81,7 @@ def test_it_ends_with_the_same_weights_whatever_kills_it(script, tmp_path, monke
     monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "killed"))
     deaths += [1, 5, BATCHES, BATCHES + 1, 2 * BATCHES]
     for _ in range(5):
-        with pytest.raises(Died):
+        with pytest.raises(ScriptError):
             weights()
     assert (weights(), capsys.readouterr().out) == (expected, told)
 

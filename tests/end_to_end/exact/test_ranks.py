@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from holdfast.store import open_store
-from tests.support.everything import SAMPLES
-from tests.support.multi_rank import Crowd
-from tests.support.oracle import Log, first_difference
-from tests.support.parallel import EPOCHS, batches_of
+from tests.support.exact_job import SAMPLES
+from tests.support.exact_multi_rank_job import EPOCHS, batches_of
+from tests.support.multi_rank import RankLauncher
+from tests.support.training_log import Log, first_difference
 
 MOMENTS = ("drawn", "backward", "updated", "recorded", "stepped")
 KINDS = ("SIGKILL", "SIGKILL of all", "SIGTERM of all", "exception")
@@ -25,19 +25,19 @@ JOBS = [("ddp", 3), ("fsdp", 2), *MORE]
 
 
 @dataclass(frozen=True)
-class Death:
+class PlannedRankKill:
     kind: str
     rank: int
     iteration: int
     moment: str
 
 
-def deaths(chance: random.Random, world_size: int, count: int) -> list[Death]:
+def deaths(chance: random.Random, world_size: int, count: int) -> list[PlannedRankKill]:
     """So many in a row; the first and the last batch and the epoch's edge are likelier than others."""
     last = batches_of(world_size)
     spots = [1, last // 2, last // 2 + 1, last, *range(1, last + 1)]
     return [
-        Death(chance.choice(KINDS), chance.randrange(world_size), spot, chance.choice(MOMENTS))
+        PlannedRankKill(chance.choice(KINDS), chance.randrange(world_size), spot, chance.choice(MOMENTS))
         for spot in sorted(chance.choices(spots, k=count))
     ]
 
@@ -64,11 +64,11 @@ def test_an_undisturbed_run_takes_every_sample_once_an_epoch(kind, world_size, u
 def test_a_job_whose_ranks_die_goes_on_as_if_they_had_not(kind, world_size, ranks, undisturbed_ranks, tmp_path):
     last = batches_of(world_size)
     plan = [
-        Death("SIGKILL", 1, 1, "backward"),
-        Death("exception", 0, last // 2, "updated"),
-        Death("SIGKILL of all", world_size - 1, last // 2 + 1, "drawn"),
-        Death("SIGTERM of all", 0, last - 1, "recorded"),
-        Death("SIGKILL", 0, last, "stepped"),
+        PlannedRankKill("SIGKILL", 1, 1, "backward"),
+        PlannedRankKill("exception", 0, last // 2, "updated"),
+        PlannedRankKill("SIGKILL of all", world_size - 1, last // 2 + 1, "drawn"),
+        PlannedRankKill("SIGTERM of all", 0, last - 1, "recorded"),
+        PlannedRankKill("SIGKILL", 0, last, "stepped"),
     ]
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind)
 
@@ -86,7 +86,7 @@ def test_a_job_whose_ranks_die_goes_on_as_if_they_had_not(kind, world_size, rank
     ids=str,
 )
 def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturbed_ranks, tmp_path):
-    plan = [Death("SIGKILL of all", 1, 5, "stepped"), Death("exception", 1, 8, "backward")]
+    plan = [PlannedRankKill("SIGKILL of all", 1, 5, "stepped"), PlannedRankKill("exception", 1, 8, "backward")]
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size, **options), plan, kind=kind, **options)
 
 
@@ -98,7 +98,7 @@ def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturb
     ],
 )
 def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undisturbed_ranks, tmp_path):
-    plan = [Death("SIGKILL of all", 1, 6, "backward"), Death("SIGKILL", 0, 7, "updated")]
+    plan = [PlannedRankKill("SIGKILL of all", 1, 6, "backward"), PlannedRankKill("SIGKILL", 0, 7, "updated")]
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind, backend=backend)
 
 
@@ -125,7 +125,7 @@ def test_all_ranks_are_taken_back_together_and_do_again_what_they_did(
 ):
     expected, times = undisturbed_ranks(kind, world_size), 10
     options = {"store": str(tmp_path), "seed": world_size, "times": times, "by_all": by_all}
-    found = ranks.run(world_size, "tests.support.ranks_work.taken_back", kind=kind, **options)
+    found = ranks.run(world_size, "tests.support.exact_multi_rank_workloads.taken_back", kind=kind, **options)
     spots = [[(begun, max(log)) for begun, log in stretches] for stretches, _ in found]
     assert spots == [spots[0]] * world_size
     assert [lineage for _, lineage in found] == [times + 1] * world_size
@@ -149,7 +149,11 @@ def test_what_one_rank_cannot_verify_is_refused_by_all_and_training_goes_on(
     kind, world_size, damaged_rank, ranks, undisturbed_ranks, tmp_path
 ):
     found = ranks.run(
-        world_size, "tests.support.ranks_work.refused", kind=kind, store=str(tmp_path), damaged_rank=damaged_rank
+        world_size,
+        "tests.support.exact_multi_rank_workloads.refused",
+        kind=kind,
+        store=str(tmp_path),
+        damaged_rank=damaged_rank,
     )
     assert [log for log, _, _ in found] == undisturbed_ranks(kind, world_size)
     assert [lineage for _, lineage, _ in found] == [1] * world_size
@@ -171,13 +175,15 @@ def test_twenty_deaths_change_no_bit(kind, world_size, ranks, undisturbed_ranks,
         judge(ranks, tmp_path / str(case), expected, plan, kind=kind, **options)
 
 
-def judge(crowd: Crowd, place: Path, expected: list[Log], plan: list[Death], **options: Any) -> None:
+def judge(
+    launcher: RankLauncher, place: Path, expected: list[Log], plan: list[PlannedRankKill], **options: Any
+) -> None:
     """Put a job through these deaths and to its end, each start in new processes with other random numbers."""
     seen: list[Log] = [{} for _ in expected]
     for number, death in enumerate([*plan, None]):
         orders = {"start": number, "death": asdict(death) if death is not None else None}
         orders |= {"store": str(place), "meets_always": True} | options
-        with crowd.start(len(expected), "tests.support.ranks_work.live", **orders) as ranks:
+        with launcher.start(len(expected), "tests.support.exact_multi_rank_workloads.live", **orders) as ranks:
             statuses = [rank.wait() for rank in ranks]
             account = "\n".join(rank.account() for rank in ranks)
             logs = [dict(map(json.loads, rank.said("iteration "))) for rank in ranks]

@@ -13,7 +13,7 @@ from holdfast.commands.stores.listing import described
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.store import open_store
-from tests.support.resealed import reseal, sealed
+from tests.support.edited_manifests import reseal, sealed
 from tests.support.tiny_job import Trainer
 
 NEWEST, BEFORE = "000000000009-1", "000000000006-1"

@@ -20,7 +20,7 @@ from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint, UnknownFo
 from holdfast.format import manifest as fmt
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
-from tests.support.resealed import fields_of, sealed
+from tests.support.edited_manifests import fields_of, sealed
 from tests.support.tiny_job import Trainer
 
 NEWEST = "000000000009-1"

@@ -11,9 +11,9 @@ import pytest
 from holdfast.store import open_store
 from tests.support import SUPPORT
 from tests.support.faulty_store import hear, tell
-from tests.support.persisting import JOB, bytes_of, committed_bytes, faulty, small_state
+from tests.support.persist_job import JOB, bytes_of, committed_bytes, faulty, small_state
 
-SCRIPT = SUPPORT / "trainer_to_kill.py"
+SCRIPT = SUPPORT / "killable_trainer.py"
 FIRST = "000000000001-1"
 
 

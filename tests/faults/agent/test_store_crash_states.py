@@ -16,7 +16,14 @@ from holdfast.format import manifest as fmt
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Attempt, Lineage
 from holdfast.store.local import LocalStore
-from tests.support.recorded_files import Died, RecordedFiles, Tree, crash_states, memory_directory, plant
+from tests.support.simulated_files import (
+    RecordedFiles,
+    SimulatedProcessDeath,
+    Tree,
+    crash_states,
+    memory_directory,
+    plant,
+)
 
 JOB, FILE = "job", "rank-0.safetensors"
 FIRST, SECOND, THIRD, NEXT = "000000000001-1", "000000000002-1", "000000000003-2", "000000000004-9"
@@ -38,7 +45,7 @@ class Expectation(NamedTuple):
     allowed: tuple
 
 
-class Life:
+class StoreUser:
     """What a job asks of its store, and what it may rely on after each answer."""
 
     def __init__(self, files: RecordedFiles) -> None:
@@ -116,7 +123,7 @@ def described(checkpoint, payload):
     return header, fmt.encode_manifest(manifest)
 
 
-def a_jobs_life(life: Life):
+def a_jobs_life(life: StoreUser):
     life.start()
     life.begin_lineage(1)
     life.save(FIRST, 1)
@@ -134,7 +141,7 @@ class Judge:
         self.place = place
         self.seen: dict[tuple, tuple[Tree, dict]] = {}
 
-    def violations(self, life: Life, points=None):
+    def violations(self, life: StoreUser, points=None):
         """(place in the log, what was expected, what was read), state by state."""
         for point in points or range(len(life.files.log) + 1):
             expected = {e.what: e.allowed for e in life.expectations if e.place <= point}
@@ -208,7 +215,7 @@ def begin(memory, monkeypatch):
         monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
         base = memory / f"disk-{next(numbers)}"
         base.mkdir()
-        return Life(RecordedFiles(base, **options))
+        return StoreUser(RecordedFiles(base, **options))
 
     return begin
 
@@ -220,7 +227,7 @@ def test_no_power_cut_loses_what_was_acknowledged_or_lists_what_is_torn(begin, j
     assert sum(1 for point in range(len(life.files.log) + 1) for _ in crash_states(life.files, point)) > 3000
 
 
-def a_life_in_which_others_write(life: Life):
+def a_life_in_which_others_write(life: StoreUser):
     life.start()
     life.save(FIRST, 1, by_another=True)
     life.save(SECOND, 2, by_another=True)
@@ -261,7 +268,7 @@ def died_at(life, script):
     """Whether it did not get through."""
     try:
         script(life)
-    except Died:
+    except SimulatedProcessDeath:
         return True
     return False
 
@@ -287,7 +294,7 @@ def test_what_a_process_left_unsynced_as_it_died_harms_none_after_it(begin, judg
 def test_the_next_process_syncs_names_that_one_left_unsynced_as_it_died(begin, judge):
     for without_sync in (1, 2, 3):  # of the store, the job, and what is in it
         lives = [begin(dies_at=number) for number in range(1, 10)]
-        assert all(died_at(life, Life.start) for life in lives)
+        assert all(died_at(life, StoreUser.start) for life in lives)
         assert any(any(judge.violations(life, taken_over(life, without_sync=without_sync))) for life in lives), (
             f"nothing is lost without sync {without_sync}"
         )

@@ -13,7 +13,7 @@ from holdfast.format.manifest import BLOCK_BYTES
 from holdfast.store import Lineage
 from holdfast.store.local import LocalStore
 from holdfast.system.files import Files
-from tests.support.recorded_files import FailingFiles, memory_directory
+from tests.support.simulated_files import FailingFiles, memory_directory
 
 JOB, FILE = "job", "rank-0.safetensors"
 FIRST, SECOND, THIRD, NEXT = "000000000001-1", "000000000002-1", "000000000003-1", "000000000004-1"
@@ -68,7 +68,7 @@ def contents(store):
     return {checkpoint: read(store, checkpoint) for checkpoint in store.checkpoints(JOB)}
 
 
-class Job:
+class FaultyStoreJob:
     """A job on a store that may fail it: what it asked for, and whether it was told that it has it."""
 
     def __init__(self, root, files):
@@ -125,7 +125,7 @@ class Job:
 def test_no_fault_harms_what_is_committed_or_what_comes_after(memory, call, error, direct, always):
     for nth in itertools.count(1):
         files = FailingFiles((call,), nth, error, always=always, direct=direct)
-        job = Job(memory / str(nth), files)
+        job = FaultyStoreJob(memory / str(nth), files)
         job.live()
         assert job.unnamed == 0, "which file?"
         before = contents(job.sound)
@@ -141,7 +141,7 @@ def test_no_fault_harms_what_is_committed_or_what_comes_after(memory, call, erro
 def test_a_fault_while_nothing_else_goes_wrong_leaves_no_temporary_directory(tmp_path):
     for nth in itertools.count(1):
         files = FailingFiles(("write", "sync", "close", "truncate"), nth, errno.EIO)
-        job = Job(tmp_path / str(nth), files)
+        job = FaultyStoreJob(tmp_path / str(nth), files)
         job.ask("attempt", job.start)
         job.ask("third", lambda job=job: save(job.store, THIRD, 3, job.attempt))
         assert [p.name for p in (job.sound.root / JOB).iterdir() if p.name.startswith(".tmp")] == []

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import Hatchling, Nursery
-from tests.support.judging import leftovers, violations
-from tests.support.sweep import AT_ONCE, Pool
-from tests.support.tracing import MUTATING, traced
+from tests.support.fork_server import ForkedProcess, ForkServer
+from tests.support.store_invariants import leftovers, violations
+from tests.support.system_call_tracing import MUTATING, traced
+from tests.support.trial_pool import AT_ONCE, TrialPool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -33,7 +33,7 @@ ERRORS = ("EIO", "ENOSPC", "EDQUOT")
     "seconds", [4, pytest.param(int(os.environ.get("HOLDFAST_CRASH_SECONDS", "600")), marks=pytest.mark.long)]
 )
 def test_whatever_happens_to_it_a_job_ends_with_the_losses_of_an_undisturbed_one(
-    trainers: Pool, tmp_path: Path, seconds: int
+    trainers: TrialPool, tmp_path: Path, seconds: int
 ) -> None:
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"the first of these jobs is HOLDFAST_TEST_SEED={seed}")
@@ -41,12 +41,12 @@ def test_whatever_happens_to_it_a_job_ends_with_the_losses_of_an_undisturbed_one
     losses = {line for line in undisturbed.told if line.startswith("loss ")}
     deadline, seeds = time.monotonic() + seconds, iter(range(seed, seed + 10**9))
 
-    def jobs(nursery: Nursery, _: int) -> list[str]:
+    def jobs(fork_server: ForkServer, _: int) -> list[str]:
         found: list[str] = []
         while not found and time.monotonic() < deadline:
             number = next(seeds)
             folder = tmp_path / str(number)
-            found = [f"HOLDFAST_TEST_SEED={number}: {each}" for each in job(nursery, folder, number, losses)]
+            found = [f"HOLDFAST_TEST_SEED={number}: {each}" for each in job(fork_server, folder, number, losses)]
             if not found:
                 shutil.rmtree(folder)
         return found
@@ -56,12 +56,12 @@ def test_whatever_happens_to_it_a_job_ends_with_the_losses_of_an_undisturbed_one
     assert not found, "\n".join(found)
 
 
-def job(nursery: Nursery, folder: Path, seed: int, losses: set[str]) -> list[str]:
+def job(fork_server: ForkServer, folder: Path, seed: int, losses: set[str]) -> list[str]:
     """What is wrong with a job, which lives until it has trained to its end and then once more in peace."""
     chance, told = random.Random(seed), []
     for number in range(LIVES):
         last = number == LIVES - 1 or DONE in told
-        child = live(nursery, folder, chance, peaceful=last)
+        child = live(fork_server, folder, chance, peaceful=last)
         told += child.told
         # one for each write under way, one half deleted, and those of helpers that died before their trainer
         found = violations(folder / "store", told, leftovers_allowed=99)
@@ -78,7 +78,7 @@ def job(nursery: Nursery, folder: Path, seed: int, losses: set[str]) -> list[str
     return []
 
 
-def live(nursery: Nursery, folder: Path, chance: random.Random, *, peaceful: bool) -> Hatchling:
+def live(fork_server: ForkServer, folder: Path, chance: random.Random, *, peaceful: bool) -> ForkedProcess:
     """One start of the job, with options and a fate of its own."""
     folder.mkdir(exist_ok=True)
     options = {
@@ -91,8 +91,8 @@ def live(nursery: Nursery, folder: Path, chance: random.Random, *, peaceful: boo
         "further": WHOLE if peaceful else chance.choice([4, 8, 16]),
     }
     how = "not at all" if peaceful else chance.choice(["killed", "terminated", "killed there", "fails", "failing"])
-    with nursery.hatch(
-        "tests.support.train_work.wander", folder / "log", root=str(folder / "store"), **options
+    with fork_server.spawn(
+        "tests.support.training_workloads.wander", folder / "log", root=str(folder / "store"), **options
     ) as child:
         child.await_ready()
         with fault(child, folder / "trace", how, chance):
@@ -105,7 +105,7 @@ def live(nursery: Nursery, folder: Path, chance: random.Random, *, peaceful: boo
 
 
 def fault(
-    child: Hatchling, trace: Path, how: str, chance: random.Random
+    child: ForkedProcess, trace: Path, how: str, chance: random.Random
 ) -> contextlib.AbstractContextManager[None]:
     where, when, error = chance.choice(MUTATING), chance.randint(1, 40), chance.choice(ERRORS)
     match how:
@@ -118,7 +118,7 @@ def fault(
     return contextlib.nullcontext()
 
 
-def strike(child: Hatchling, number: signal.Signals, chance: random.Random) -> None:
+def strike(child: ForkedProcess, number: signal.Signals, chance: random.Random) -> None:
     """Send a signal some steps into its life, and some moments into the step."""
     steps, moment = chance.choice([0, 0, 1, 2, 5, 10, 20]), chance.uniform(0, 0.03)
     while len(child.all("loss ")) < steps and not child.all("exit "):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import Hatchling, Nursery
-from tests.support.judging import acknowledged, leftovers, safe, violations
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool, covering
-from tests.support.tracing import Point
+from tests.support.crash_scenario import CrashScenario
+from tests.support.fork_server import ForkedProcess, ForkServer
+from tests.support.store_invariants import acknowledged, leftovers, safe, violations
+from tests.support.system_call_tracing import Point
+from tests.support.trial_pool import LONG, TrialPool, covering
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -70,21 +70,21 @@ def faults(points: list[Point]) -> Iterator[Fault]:
     [("thread", False), *(pytest.param(b, True, marks=LONG) for b in ("thread", "process"))],
 )
 def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
-    trainers: Pool, fast_path: Path, backend: str, whole: bool
+    trainers: TrialPool, fast_path: Path, backend: str, whole: bool
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": backend, "until": UNTIL}
-    scenario = Scenario(
-        fast_path, "tests.support.train_work.train", options, restart={**options, "until": UNTIL + 2}
+    scenario = CrashScenario(
+        fast_path, "tests.support.training_workloads.train", options, restart={**options, "until": UNTIL + 2}
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     longer = scenario.again(trainers.one(), scenario.stage()).all("loss ")
 
-    def trial(nursery: Nursery, fault: Fault) -> list[str]:
+    def trial(fork_server: ForkServer, fault: Fault) -> list[str]:
         folder = scenario.stage()
-        child = scenario.hit(nursery, folder, fault.injection)
+        child = scenario.hit(fork_server, folder, fault.injection)
         found = wrong_with(child, undisturbed, folder)
         if fault.lasting or leftovers(folder / "store") or safe(folder / "store") != (1, UNTIL):
-            found += wrong_with_restart(scenario, nursery, folder, longer)
+            found += wrong_with_restart(scenario, fork_server, folder, longer)
         if not found:
             shutil.rmtree(folder)
         return found
@@ -97,7 +97,7 @@ def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
     assert not found, "\n".join(found)
 
 
-def wrong_with(child: Hatchling, undisturbed: list[str], folder: Path) -> list[str]:
+def wrong_with(child: ForkedProcess, undisturbed: list[str], folder: Path) -> list[str]:
     """A run under a fault is the undisturbed one, but for checkpoints that are late, which it tells of."""
     hits = (folder / "trace").read_text().count("INJECTED")
     if not hits:
@@ -129,9 +129,11 @@ def published_in_spite(trace: str) -> list[str]:
     return found
 
 
-def wrong_with_restart(scenario: Scenario, nursery: Nursery, folder: Path, losses: list[str]) -> list[str]:
+def wrong_with_restart(
+    scenario: CrashScenario, fork_server: ForkServer, folder: Path, losses: list[str]
+) -> list[str]:
     """With the fault over it goes on as if there had been none."""
-    again = scenario.again(nursery, folder)
+    again = scenario.again(fork_server, folder)
     if again.status != 0:
         return [f"does not start again: {again.account()}"]
     found = violations(folder / "store", again.told)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.messages import checkpoint_id
-from tests.support.fork_server import Hatchling, Nursery
-from tests.support.judging import leftovers, violations
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool
-from tests.support.tracing import Point, traced
+from tests.support.crash_scenario import CrashScenario
+from tests.support.fork_server import ForkedProcess, ForkServer
+from tests.support.store_invariants import leftovers, violations
+from tests.support.system_call_tracing import Point, traced
+from tests.support.trial_pool import LONG, TrialPool
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -40,7 +40,7 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-def stopped(child: Hatchling, trace: Path) -> bool:
+def stopped(child: ForkedProcess, trace: Path) -> bool:
     """Wait until the injected stop has stopped it; False when it ended without."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while "stopped by SIGSTOP" not in trace.read_text():
@@ -51,7 +51,7 @@ def stopped(child: Hatchling, trace: Path) -> bool:
     return True
 
 
-def wake(child: Hatchling) -> None:
+def wake(child: ForkedProcess) -> None:
     """Let it go on to its end; each of its threads may be stopped in turn."""
     while not child.all("exit "):
         with contextlib.suppress(ProcessLookupError):
@@ -62,11 +62,11 @@ def wake(child: Hatchling) -> None:
 
 @contextlib.contextmanager
 def stopped_at(
-    point: Point, scenario: Scenario, nursery: Nursery, folder: Path
-) -> Iterator[tuple[Hatchling, bool]]:
+    point: Point, scenario: CrashScenario, fork_server: ForkServer, folder: Path
+) -> Iterator[tuple[ForkedProcess, bool]]:
     """A first attempt, and whether it was stopped at `point`; it may be let go on until the end of the block."""
     root, trace = folder / "store", folder / "trace"
-    with nursery.hatch(scenario.workload, folder / "old", root=str(root), **scenario.options) as old:
+    with fork_server.spawn(scenario.workload, folder / "old", root=str(root), **scenario.options) as old:
         old.await_ready()
         with traced([old.pid], trace, point.inject("signal=SIGSTOP")):
             old.let_go()
@@ -79,23 +79,25 @@ def spread(points: list[Point], count: int) -> list[Point]:
 
 @pytest.mark.parametrize("runs", [12, pytest.param(60, marks=LONG)])
 def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
-    stores: Pool, fast_path: Path, runs: int
+    stores: TrialPool, fast_path: Path, runs: int
 ) -> None:
     options = {"saves": 6, "keep": 1, "stubborn": True}
-    scenario = Scenario(fast_path, "tests.support.store_work.train", options, restart={"saves": 1, "keep": 3})
+    scenario = CrashScenario(
+        fast_path, "tests.support.store_workloads.train", options, restart={"saves": 1, "keep": 3}
+    )
     points, _ = scenario.undisturbed(stores.one())
     begun = next(i for i, point in enumerate(points) if ".tmp-" in point.text)
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
         folder = scenario.stage()
         root = folder / "store"
-        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+        with stopped_at(point, scenario, fork_server, folder) as (old, in_time):
             if not in_time:
                 return [f"was not stopped: {old.account()}"]
             complete, locked = "durable 000000000006-1" in old.told, is_locked(root)
             if locked:  # then the new attempt has to wait for it, which it does for some seconds
                 wake(old)
-            new = scenario.again(nursery, folder)
+            new = scenario.again(fork_server, folder)
             before = contents(root)
             wake(old)
         if new.status != 0:
@@ -105,7 +107,7 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
             found.append(f"the old attempt changed {set(contents(root).items()) ^ set(before.items())}")
         if not (complete or locked or old.all("refused ")):
             found.append(f"the old attempt was refused nothing: {old.account()}")
-        if scenario.again(nursery, folder).status != 0 or leftovers(root):
+        if scenario.again(fork_server, folder).status != 0 or leftovers(root):
             found.append(f"after that there is {leftovers(root)}")
         within_lock.append(locked)
         return found
@@ -119,23 +121,26 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
 
 @pytest.mark.parametrize("runs", [4, pytest.param(30, marks=LONG)])
 def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
-    trainers: Pool, fast_path: Path, runs: int
+    trainers: TrialPool, fast_path: Path, runs: int
 ) -> None:
     options = {"every": 2, "keep": 2, "backend": "thread", "until": 12}
-    scenario = Scenario(
-        fast_path, "tests.support.train_work.train", options | {"ready_at": 2}, restart=options | {"until": 8}
+    scenario = CrashScenario(
+        fast_path,
+        "tests.support.training_workloads.train",
+        options | {"ready_at": 2},
+        restart=options | {"until": 8},
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     losses = [line for line in undisturbed if line.startswith("loss ")]
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
         folder = scenario.stage()
         root = folder / "store"
-        with stopped_at(point, scenario, nursery, folder) as (old, in_time):
+        with stopped_at(point, scenario, fork_server, folder) as (old, in_time):
             if not in_time or is_locked(root):
                 return []  # what becomes of that, the test above has shown
             published = (root / "job" / checkpoint_id(options["until"], 1)).exists()
-            new = scenario.again(nursery, folder)
+            new = scenario.again(fork_server, folder)
             before = contents(root)
             wake(old)
         found = violations(root, new.told)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import disks
-from tests.support.sweep import LONG, Pool
+from tests.support import private_mounts
+from tests.support.trial_pool import LONG, TrialPool
 
 pytestmark = pytest.mark.crash
 
@@ -17,11 +17,11 @@ TIMES = 2.5
 @pytest.mark.parametrize("saves", [10, pytest.param(100, marks=LONG)])
 @pytest.mark.parametrize("keep", [1, 3])
 def test_one_save_after_another_on_a_disk_of_two_and_a_half_checkpoints(
-    trainers: Pool, tmp_path: Path, keep: int, saves: int
+    trainers: TrialPool, tmp_path: Path, keep: int, saves: int
 ) -> None:
-    if reason := disks.why_not("tmpfs"):
+    if reason := private_mounts.why_not("tmpfs"):
         pytest.skip(f"{reason}: no disk was filled")
-    with trainers.one().hatch("tests.support.train_work.fill", tmp_path / "log",
+    with trainers.one().spawn("tests.support.training_workloads.fill", tmp_path / "log",
                 place=str(tmp_path), saves=saves, keep=keep,
                               times=TIMES) as child:  # fmt: skip
         assert child.run() == 0, child.account()

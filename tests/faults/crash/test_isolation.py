@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sweep import Pool
+from tests.support.trial_pool import TrialPool
 
 pytestmark = pytest.mark.crash
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
-    trainers: Pool, fast_path: Path, backend: str, max_in_flight: int
+    trainers: TrialPool, fast_path: Path, backend: str, max_in_flight: int
 ) -> None:
     rounds = 5
     options = {
@@ -23,6 +23,6 @@ def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
         "backend": backend,
         "max_in_flight": max_in_flight,
     }
-    with trainers.one().hatch("tests.support.train_work.overwrite", fast_path / "log", **options) as child:
+    with trainers.one().spawn("tests.support.training_workloads.overwrite", fast_path / "log", **options) as child:
         assert child.run() == 0, child.account()
     assert child.all("round ") == [f"{number} the same" for number in range(1, rounds + 1)]

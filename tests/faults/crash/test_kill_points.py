@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fork_server import Nursery
-from tests.support.judging import leftovers
-from tests.support.scenario import Scenario
-from tests.support.sweep import LONG, Pool, covering
-from tests.support.tracing import Point
+from tests.support.crash_scenario import CrashScenario
+from tests.support.fork_server import ForkServer
+from tests.support.store_invariants import leftovers
+from tests.support.system_call_tracing import Point
+from tests.support.trial_pool import LONG, TrialPool, covering
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("strace")]
 
@@ -27,9 +27,9 @@ def chosen(points: list[Point], whole: bool) -> list[Point]:
     return points if whole else covering(points, lambda at: at.syscall if at.syscall in UNSEEN else at.kind)
 
 
-def assert_no_violation(pool: Pool, scenario: Scenario, points: list[Point]) -> None:
-    def trial(nursery: Nursery, point: Point) -> list[str]:
-        return scenario.killed_at(nursery, point)[0]
+def assert_no_violation(pool: TrialPool, scenario: CrashScenario, points: list[Point]) -> None:
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
+        return scenario.killed_at(fork_server, point)[0]
 
     found = pool.each(trial, points)
     print(f"{len(points)} kills, {len(found)} violations")
@@ -39,11 +39,11 @@ def assert_no_violation(pool: Pool, scenario: Scenario, points: list[Point]) -> 
 @SWEEPS
 @pytest.mark.parametrize("size_bytes", [SMALL, LARGE])
 def test_a_store_survives_a_kill_at_every_system_call(
-    stores: Pool, tmp_path: Path, fast_path: Path, size_bytes: int, whole: bool
+    stores: TrialPool, tmp_path: Path, fast_path: Path, size_bytes: int, whole: bool
 ) -> None:
     options = {"saves": 4, "keep": 2, "rewind": True, "size_bytes": size_bytes}
     place = tmp_path if size_bytes == LARGE else fast_path  # past the page cache, there has to be a disk
-    scenario = Scenario(place, "tests.support.store_work.train", options, restart={"saves": 1})
+    scenario = CrashScenario(place, "tests.support.store_workloads.train", options, restart={"saves": 1})
     points, _ = scenario.undisturbed(stores.one())
     assert {"mkdir", "openat", "fsync", "rename", "link", "close", "rmdir"} <= {point.syscall for point in points}
     if size_bytes == LARGE and not whole:  # all else is as with a small one
@@ -53,18 +53,20 @@ def test_a_store_survives_a_kill_at_every_system_call(
 
 @SWEEPS
 def test_a_restart_after_a_crash_survives_a_kill_at_every_system_call(
-    stores: Pool, fast_path: Path, whole: bool
+    stores: TrialPool, fast_path: Path, whole: bool
 ) -> None:
     """What clears away the leftovers of a crash may be killed as well."""
     crashed = fast_path / "crashed"
-    scenario = Scenario(fast_path, "tests.support.store_work.train", {"saves": 3, "keep": 1}, restart={"saves": 1})
+    scenario = CrashScenario(
+        fast_path, "tests.support.store_workloads.train", {"saves": 3, "keep": 1}, restart={"saves": 1}
+    )
     points, _ = scenario.undisturbed(stores.one())
     publishing = [p for p in points if p.syscall.startswith("rename") and ".tmp-" in p.text]
     scenario.hit(stores.one(), crashed, publishing[-2].inject("signal=SIGKILL"))
     assert leftovers(crashed / "store"), "there is something to clear away"
 
-    scenario = Scenario(
-        fast_path / "again", "tests.support.store_work.train", {"saves": 1}, restart={"saves": 1},
+    scenario = CrashScenario(
+        fast_path / "again", "tests.support.store_workloads.train", {"saves": 1}, restart={"saves": 1},
         prepare=lambda root: shutil.copytree(crashed / "store", root, dirs_exist_ok=True) and None,
     )  # fmt: skip
     points, _ = scenario.undisturbed(stores.one())
@@ -75,21 +77,24 @@ def test_a_restart_after_a_crash_survives_a_kill_at_every_system_call(
 @SWEEPS
 @pytest.mark.parametrize("backend", ["thread", "process"])
 def test_training_survives_a_kill_at_every_system_call(
-    trainers: Pool, fast_path: Path, backend: str, whole: bool
+    trainers: TrialPool, fast_path: Path, backend: str, whole: bool
 ) -> None:
     """With saves, retention and a restore in place; its restarts repeat the undisturbed losses to the bit."""
     options = {"every": 2, "keep": 2, "backend": backend, "until": 8}
     # to follow a helper through its start takes longer than all that comes after
     ready_at = 2 if backend == "process" and not whole else 0
-    scenario = Scenario(
-        fast_path, "tests.support.train_work.train", {**options, "rewind_at": 5, "ready_at": ready_at}, options
+    scenario = CrashScenario(
+        fast_path,
+        "tests.support.training_workloads.train",
+        {**options, "rewind_at": 5, "ready_at": ready_at},
+        options,
     )
     points, undisturbed = scenario.undisturbed(trainers.one())
     losses = {line for line in undisturbed if line.startswith("loss ")}
     assert "ground 2 4" in undisturbed, "it goes back in place"
 
-    def trial(nursery: Nursery, point: Point) -> list[str]:
-        found, told = scenario.killed_at(nursery, point)
+    def trial(fork_server: ForkServer, point: Point) -> list[str]:
+        found, told = scenario.killed_at(fork_server, point)
         if wrong := [line for line in told if line.startswith("loss ") and line not in losses]:
             found.append(f"{wrong} is not what undisturbed training gives")
         if "done 8" not in told:
@@ -102,10 +107,10 @@ def test_training_survives_a_kill_at_every_system_call(
     assert not found, "\n".join(found)
 
 
-def test_what_a_killed_helper_had_half_done_is_removed(trainers: Pool, fast_path: Path) -> None:
+def test_what_a_killed_helper_had_half_done_is_removed(trainers: TrialPool, fast_path: Path) -> None:
     """Where memory runs out the kernel takes helpers first, again and again: the disk must not fill with that."""
     options = {"every": 2, "keep": 2, "backend": "process", "until": 8, "ready_at": 2}
-    scenario = Scenario(fast_path, "tests.support.train_work.train", options, restart=options)
+    scenario = CrashScenario(fast_path, "tests.support.training_workloads.train", options, restart=options)
     points, _ = scenario.undisturbed(trainers.one())
     # the second: the trainer itself writes once, how it has ended, and is to live
     at = next(p for p in points if p.syscall == "pwrite64" and ".tmp-" in p.text and p.ordinal == 2)

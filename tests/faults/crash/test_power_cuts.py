@@ -8,27 +8,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import disks
-from tests.support.fork_server import Nursery
-from tests.support.sweep import LONG, Pool
+from tests.support import private_mounts
+from tests.support.fork_server import ForkServer
+from tests.support.trial_pool import LONG, TrialPool
 
 pytestmark = pytest.mark.crash
 
 CONTROLS = 6
 
 
-def cuts(pool: Pool, folder: Path, kind: str, trials: int, **options: object) -> tuple[list[str], int]:
+def cuts(pool: TrialPool, folder: Path, kind: str, trials: int, **options: object) -> tuple[list[str], int]:
     """What was wrong after power cuts on two disks at a time, half of them on each, and how many there were."""
-    if reason := disks.why_not(kind):
+    if reason := private_mounts.why_not(kind):
         pytest.skip(f"{reason}: no power was cut")
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"repeat these cuts with HOLDFAST_TEST_SEED={seed}")
     done = []
 
-    def half(nursery: Nursery, number: int) -> list[str]:
+    def half(fork_server: ForkServer, number: int) -> list[str]:
         log, count = folder / f"log-{number}", (trials + number) // 2
         told = {"folder": str(folder), "kind": kind, "trials": count, "seed": seed + number}
-        with nursery.hatch("tests.support.cut_work.cuts", log, **told, **options) as child:
+        with fork_server.spawn("tests.support.power_cut_workloads.cuts", log, **told, **options) as child:
             assert child.run() == 0, child.account()
         done.extend(child.all("cut "))
         return child.all("wrong ")
@@ -42,7 +42,7 @@ def cuts(pool: Pool, folder: Path, kind: str, trials: int, **options: object) ->
     [("ext4", 20)] + [pytest.param(kind, count, marks=LONG) for kind, count in [("ext4", 200), ("xfs", 60)]],
 )
 def test_what_was_acknowledged_is_there_after_a_power_cut(
-    stores: Pool, fast_path: Path, kind: str, trials: int, after_ack: bool
+    stores: TrialPool, fast_path: Path, kind: str, trials: int, after_ack: bool
 ) -> None:
     wrong, done = cuts(stores, fast_path, kind, trials, after_ack=after_ack)
     assert not wrong, "\n".join(wrong)
@@ -52,7 +52,7 @@ def test_what_was_acknowledged_is_there_after_a_power_cut(
 @pytest.mark.parametrize("skipping", ["directories", "files"])
 @pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=LONG)])
 def test_these_power_cuts_would_show_a_missing_fsync(
-    stores: Pool, fast_path: Path, kind: str, skipping: str
+    stores: TrialPool, fast_path: Path, kind: str, skipping: str
 ) -> None:
     """The control: a store that leaves out one sync loses what it acknowledged, and it is seen."""
     wrong, done = cuts(stores, fast_path, kind, CONTROLS, after_ack=True, skipping=skipping)

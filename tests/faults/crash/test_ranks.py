@@ -17,14 +17,14 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.store import Lineage, open_store
-from tests.support.judging import safe, violations
-from tests.support.multi_rank import Crowd, Rank
-from tests.support.sweep import AT_ONCE, LONG, every_other
+from tests.support.multi_rank import Rank, RankLauncher
+from tests.support.store_invariants import safe, violations
+from tests.support.trial_pool import AT_ONCE, LONG, every_other
 
 pytestmark = pytest.mark.crash
 
 WORLD = 3
-WORK = "tests.support.ranks_crash_work.train"
+WORK = "tests.support.rank_crash_workloads.train"
 LOST = "checkpoints stop, training continues"
 LEADS = [
     "before begin", "after begin", "before send begun", "after send begun", "before write", "before sync",
@@ -42,7 +42,7 @@ REWINDS = ["before load", "after load", "before safety", "before sync", "after s
 CLOSES = ["before end", "after end", "before sync", "before finish", "after finish", "before part", "after part"]
 
 
-class Death(NamedTuple):
+class RankFault(NamedTuple):
     phase: str
     """In haste, training goes on while two checkpoints are under way; else each is waited for."""
     rank: int
@@ -50,16 +50,19 @@ class Death(NamedTuple):
 
 
 DEATHS = [
-    *(Death("checkpoint", 0, place) for place in LEADS),
-    *(Death("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
-    *(Death("haste", 0, place) for place in LEADS[::2]),
-    *(Death("haste", rank, place) for rank in (1, 2) for place in FOLLOWS[::2]),
-    *(Death("resume", rank, place) for rank in range(WORLD) for place in RESUMES),
-    *(Death("rewind", rank, place) for rank in range(WORLD) for place in REWINDS),
-    *(Death("rewind", 0, place) for place in ("before note", "after note")),
-    *(Death("close", rank, place) for rank in range(WORLD) for place in CLOSES),
-    *(Death("close", 0, place) for place in ("before commit", "before rename", "after rename", "before send end")),
-    *(Death("close", 1, place) for place in ("before send vote", "after send vote")),
+    *(RankFault("checkpoint", 0, place) for place in LEADS),
+    *(RankFault("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
+    *(RankFault("haste", 0, place) for place in LEADS[::2]),
+    *(RankFault("haste", rank, place) for rank in (1, 2) for place in FOLLOWS[::2]),
+    *(RankFault("resume", rank, place) for rank in range(WORLD) for place in RESUMES),
+    *(RankFault("rewind", rank, place) for rank in range(WORLD) for place in REWINDS),
+    *(RankFault("rewind", 0, place) for place in ("before note", "after note")),
+    *(RankFault("close", rank, place) for rank in range(WORLD) for place in CLOSES),
+    *(
+        RankFault("close", 0, place)
+        for place in ("before commit", "before rename", "after rename", "before send end")
+    ),
+    *(RankFault("close", 1, place) for place in ("before send vote", "after send vote")),
 ]
 DDP = {"ddp": True}
 """Every iteration is one of all ranks: without one of them there is no other."""
@@ -68,29 +71,29 @@ States = dict[tuple[int, int], str]
 
 
 @pytest.fixture(scope="module")
-def crowds() -> Iterator[list[Crowd]]:
-    crowds = [Crowd("tests.support.ranks_crash_work") for _ in range(AT_ONCE)]
-    yield crowds
-    for crowd in crowds:
-        crowd.close()
+def launchers() -> Iterator[list[RankLauncher]]:
+    launchers = [RankLauncher("tests.support.rank_crash_workloads") for _ in range(AT_ONCE)]
+    yield launchers
+    for launcher in launchers:
+        launcher.close()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(crowds: list[Crowd]) -> States:
-    with tempfile.TemporaryDirectory() as root, started(crowds[0], Path(root), until=24) as ranks:
+def undisturbed(launchers: list[RankLauncher]) -> States:
+    with tempfile.TemporaryDirectory() as root, started(launchers[0], Path(root), until=24) as ranks:
         assert [rank.wait() for rank in ranks] == [0] * WORLD
         return states(ranks)
 
 
 @pytest.fixture(scope="module")
-def undisturbed_ddp(crowds: list[Crowd]) -> States:
-    with tempfile.TemporaryDirectory() as root, started(crowds[0], Path(root), until=24, options=DDP) as ranks:
+def undisturbed_ddp(launchers: list[RankLauncher]) -> States:
+    with tempfile.TemporaryDirectory() as root, started(launchers[0], Path(root), until=24, options=DDP) as ranks:
         assert [rank.wait() for rank in ranks] == [0] * WORLD
         return states(ranks)
 
 
-def started(crowd: Crowd, root: Path, **options: Any) -> Any:
-    return crowd.start(WORLD, WORK, root=str(root), **options)
+def started(launcher: RankLauncher, root: Path, **options: Any) -> Any:
+    return launcher.start(WORLD, WORK, root=str(root), **options)
 
 
 def states(ranks: list[Rank]) -> States:
@@ -130,12 +133,12 @@ def different(ranks: list[Rank], undisturbed: States) -> list[str]:
 
 
 def goes_on(
-    crowd: Crowd, root: Path, undisturbed: States, until: int = 18, options: dict[str, Any] | None = None
+    launcher: RankLauncher, root: Path, undisturbed: States, until: int = 18, options: dict[str, Any] | None = None
 ) -> list[str]:
     """What is wrong with a new start of all ranks."""
     found = [*violations(root, [], leftovers_allowed=2), *not_whole(root)]
     _, best = safe(root)
-    with started(crowd, root, until=until, options=options) as ranks:
+    with started(launcher, root, until=until, options=options) as ranks:
         if (statuses := ended(ranks)) != [0] * WORLD:
             return [*found, f"a new start ended with {statuses}", *(rank.account() for rank in ranks)]
         for rank in ranks:
@@ -152,7 +155,7 @@ def lineage(root: Path) -> int:
     return max(each.number for each in open_store(root).records("job", Lineage))
 
 
-def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[str]:
+def killed(launcher: RankLauncher, root: Path, undisturbed: States, death: RankFault) -> list[str]:
     """What is wrong after one rank has died."""
     until, options = 16, {"phase": death.phase, "rank": death.rank, "place": death.place}
     if death.phase == "rewind":
@@ -160,9 +163,9 @@ def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[
     if death.phase == "haste":
         options |= {"every": 1, "options": {"max_in_flight": 2}}
     if death.phase == "resume":
-        with started(crowd, root, until=6) as ranks:
+        with started(launcher, root, until=6) as ranks:
             assert ended(ranks) == [0] * WORLD
-    with started(crowd, root, until=until, **options) as ranks:
+    with started(launcher, root, until=until, **options) as ranks:
         statuses = ended(ranks)
         found = different(ranks, undisturbed)
         for rank, status in zip(ranks, statuses, strict=True):
@@ -175,34 +178,37 @@ def killed(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[
             told = sum(LOST in line for line in rank.said("notice "))
             if told != 1 and (death.phase not in ("close", "haste") or told > 1):
                 found.append(f"rank {rank.number} said {told} times that it is alone: {rank.said('notice ')}")
-    return [*found, *goes_on(crowd, root, undisturbed)]
+    return [*found, *goes_on(launcher, root, undisturbed)]
 
 
-def killed_under_ddp(crowd: Crowd, root: Path, undisturbed: States, death: Death) -> list[str]:
+def killed_under_ddp(launcher: RankLauncher, root: Path, undisturbed: States, death: RankFault) -> list[str]:
     """The same where no rank can train without the others: all end, and all go on from what is whole."""
     options = {"phase": death.phase, "rank": death.rank, "place": death.place, "options": DDP}
-    with started(crowd, root, until=16, **options) as ranks:
+    with started(launcher, root, until=16, **options) as ranks:
         statuses = ended(ranks)
         found = different(ranks, undisturbed)
         if statuses != [-9 if rank == death.rank else 1 for rank in range(WORLD)]:
             found += [f"ended with {statuses}", *(rank.account() for rank in ranks)]
         found += [f"{rank.number} told {line}" for rank in ranks for line in rank.said("fault ")]
-    return [*found, *goes_on(crowd, root, undisturbed, options=DDP)]
+    return [*found, *goes_on(launcher, root, undisturbed, options=DDP)]
 
 
 def assert_none_wrong(
-    crowds: list[Crowd], place: Path, cases: list[Any], trial: Callable[[Crowd, Path, Any], list[str]]
+    launchers: list[RankLauncher],
+    place: Path,
+    cases: list[Any],
+    trial: Callable[[RankLauncher, Path, Any], list[str]],
 ) -> None:
-    free, number = list(crowds), itertools.count()
+    free, number = list(launchers), itertools.count()
 
     def run(case: Any) -> list[str]:
-        crowd, root = free.pop(), place / str(next(number))
+        launcher, root = free.pop(), place / str(next(number))
         try:
-            return [f"{case}: {each}" for each in trial(crowd, root, case)]
+            return [f"{case}: {each}" for each in trial(launcher, root, case)]
         except Exception as error:  # one case that cannot be judged is a violation; the others go on
             return [f"{case}: {error!r}"]
         finally:
-            free.append(crowd)
+            free.append(launcher)
 
     with ThreadPoolExecutor(AT_ONCE) as workers:
         found = [each for wrong in workers.map(run, cases) for each in wrong]
@@ -212,28 +218,28 @@ def assert_none_wrong(
 
 @pytest.mark.parametrize("step", [14, pytest.param(1, marks=LONG)])
 def test_a_rank_that_dies_anywhere_leaves_whole_checkpoints_and_lets_the_others_train(
-    crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
+    launchers: list[RankLauncher], fast_path: Path, undisturbed: States, step: int
 ) -> None:
     cases = every_other(DEATHS, step)
-    assert_none_wrong(crowds, fast_path, cases, lambda *case: killed(*case[:2], undisturbed, case[2]))
+    assert_none_wrong(launchers, fast_path, cases, lambda *case: killed(*case[:2], undisturbed, case[2]))
 
 
 COMMITS = [
-    *(Death("checkpoint", 0, place) for place in LEADS),
-    *(Death("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
+    *(RankFault("checkpoint", 0, place) for place in LEADS),
+    *(RankFault("checkpoint", rank, place) for rank in (1, 2) for place in FOLLOWS),
 ]
 
 
 @pytest.mark.parametrize(("step", "times"), [(14, 1), pytest.param(1, 3, marks=LONG)])
 def test_under_ddp_a_rank_that_dies_at_any_stage_of_a_commit_leaves_what_all_go_on_from(
-    crowds: list[Crowd], fast_path: Path, undisturbed_ddp: States, step: int, times: int
+    launchers: list[RankLauncher], fast_path: Path, undisturbed_ddp: States, step: int, times: int
 ) -> None:
     cases = every_other(COMMITS, step) * times
 
-    def trial(crowd: Crowd, root: Path, case: Death) -> list[str]:
-        return killed_under_ddp(crowd, root, undisturbed_ddp, case)
+    def trial(launcher: RankLauncher, root: Path, case: RankFault) -> list[str]:
+        return killed_under_ddp(launcher, root, undisturbed_ddp, case)
 
-    assert_none_wrong(crowds, fast_path, cases, trial)
+    assert_none_wrong(launchers, fast_path, cases, trial)
     stages = len({(case.rank, case.place) for case in cases})
     print(f"ranks under DDP: {len(cases)} deaths at {stages} stages of a commit by {WORLD} ranks, no part missing")
 
@@ -241,17 +247,17 @@ def test_under_ddp_a_rank_that_dies_at_any_stage_of_a_commit_leaves_what_all_go_
 @pytest.mark.parametrize("times", [6, pytest.param(100, marks=LONG)])
 @pytest.mark.parametrize("vote_bytes", [50, pytest.param(20_000_000, marks=LONG)])
 def test_whoever_talks_to_a_rank_that_dies_is_told(
-    crowds: list[Crowd], tmp_path: Path, times: int, vote_bytes: int
+    launchers: list[RankLauncher], tmp_path: Path, times: int, vote_bytes: int
 ) -> None:
     """A large vote is half-way through when a rank dies, and gloo then says nothing to who receives it."""
     seed = int(os.environ.get("HOLDFAST_TEST_SEED", time.time_ns() % 2**32))
     print(f"the first of these jobs is HOLDFAST_TEST_SEED={seed}")
 
-    def told(crowd: Crowd, root: Path, number: int) -> list[str]:
+    def told(launcher: RankLauncher, root: Path, number: int) -> list[str]:
         chosen = random.Random(number)
         options = {"rank": chosen.randrange(WORLD), "after": chosen.randrange(1, 200 if vote_bytes < 1000 else 12)}
-        with crowd.start(
-            WORLD, "tests.support.ranks_crash_work.chatter", vote_bytes=vote_bytes, **options
+        with launcher.start(
+            WORLD, "tests.support.rank_crash_workloads.chatter", vote_bytes=vote_bytes, **options
         ) as ranks:
             statuses = ended(ranks)
             if statuses != [-9 if rank == options["rank"] else 0 for rank in range(WORLD)]:
@@ -259,7 +265,7 @@ def test_whoever_talks_to_a_rank_that_dies_is_told(
             ends = [rank.result() for rank in ranks if rank.number != options["rank"]]
             return [f"{options} told {end}" for end in ends if len(end) != 3 or len({*end}) != 1]
 
-    assert_none_wrong(crowds, tmp_path, list(range(seed, seed + times)), told)
+    assert_none_wrong(launchers, tmp_path, list(range(seed, seed + times)), told)
 
 
 FAULTS = [
@@ -272,12 +278,12 @@ FAULTS = [
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=LONG)])
 def test_a_rank_that_cannot_write_costs_one_checkpoint(
-    crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
+    launchers: list[RankLauncher], fast_path: Path, undisturbed: States, step: int
 ) -> None:
-    def failed(crowd: Crowd, root: Path, case: Any) -> list[str]:
+    def failed(launcher: RankLauncher, root: Path, case: Any) -> list[str]:
         rank, place, spring = case
         options = {"phase": "checkpoint", "rank": rank, "place": place, "spring": spring}
-        with started(crowd, root, until=16, **options) as ranks:
+        with started(launcher, root, until=16, **options) as ranks:
             if (statuses := ended(ranks)) != [0] * WORLD:
                 return [f"ended with {statuses}", *(each.account() for each in ranks)]
             told = [line for each in ranks for line in each.said("notice ")]
@@ -292,7 +298,7 @@ def test_a_rank_that_cannot_write_costs_one_checkpoint(
             found += different(ranks, undisturbed)
         return [*found, *violations(root, [], leftovers_allowed=0), *not_whole(root)]
 
-    assert_none_wrong(crowds, fast_path, every_other(FAULTS, step), failed)
+    assert_none_wrong(launchers, fast_path, every_other(FAULTS, step), failed)
 
 
 STOPS = [(0, "before begin"), (0, "before commit"), (0, "after rename"), (1, "after receive begun"),
@@ -301,12 +307,12 @@ STOPS = [(0, "before begin"), (0, "before commit"), (0, "after rename"), (1, "af
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=LONG)])
 def test_a_rank_that_stops_for_a_while_is_waited_for(
-    crowds: list[Crowd], fast_path: Path, undisturbed: States, step: int
+    launchers: list[RankLauncher], fast_path: Path, undisturbed: States, step: int
 ) -> None:
-    def stopped(crowd: Crowd, root: Path, case: tuple[int, str]) -> list[str]:
+    def stopped(launcher: RankLauncher, root: Path, case: tuple[int, str]) -> list[str]:
         rank, place = case
         options = {"phase": "checkpoint", "rank": rank, "place": place, "spring": "stop"}
-        with started(crowd, root, until=16, **options) as ranks:
+        with started(launcher, root, until=16, **options) as ranks:
             ranks[rank].hear("stopping")
             while Path(f"/proc/{ranks[rank].pid}/stat").read_text().rpartition(") ")[2][0] != "T":
                 pass
@@ -315,53 +321,53 @@ def test_a_rank_that_stops_for_a_while_is_waited_for(
                 return [f"ended with {statuses}", *(each.account() for each in ranks)]
             found = [f"told {line}" for each in ranks for line in each.said("notice ")]
             found += different(ranks, undisturbed)
-        return [*found, *goes_on(crowd, root, undisturbed)]
+        return [*found, *goes_on(launcher, root, undisturbed)]
 
-    assert_none_wrong(crowds, fast_path, every_other(STOPS, step), stopped)
+    assert_none_wrong(launchers, fast_path, every_other(STOPS, step), stopped)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
 def test_ranks_that_are_all_told_to_end_do(
-    crowds: list[Crowd], tmp_path: Path, undisturbed: States, number: int, status: int
+    launchers: list[RankLauncher], tmp_path: Path, undisturbed: States, number: int, status: int
 ) -> None:
-    with started(crowds[0], tmp_path, until=16, ready_at=9) as ranks:
+    with started(launchers[0], tmp_path, until=16, ready_at=9) as ranks:
         for rank in ranks:
             rank.hear("ready")
         for rank in ranks:
             rank.kill(number)
         assert ended(ranks) == [status] * WORLD
         assert not [line for rank in ranks for line in rank.said("fault ")]
-    assert goes_on(crowds[0], tmp_path, undisturbed) == []
+    assert goes_on(launchers[0], tmp_path, undisturbed) == []
 
 
 @pytest.mark.parametrize("number", range(WORLD))
 def test_a_rank_whose_loop_raises_ends_and_the_others_train_on(
-    crowds: list[Crowd], tmp_path: Path, undisturbed: States, number: int
+    launchers: list[RankLauncher], tmp_path: Path, undisturbed: States, number: int
 ) -> None:
     options = {"phase": "loop", "rank": number, "spring": "raise_in_loop", "arm_after": 7}
-    with started(crowds[0], tmp_path, until=16, **options) as ranks:
+    with started(launchers[0], tmp_path, until=16, **options) as ranks:
         assert ended(ranks) == [1 if rank == number else 0 for rank in range(WORLD)]
         for rank in ranks:
             told = sum(LOST in line for line in rank.said("notice "))
             assert (told, rank.said("fault ")) == (0 if rank.number == number else 1, []), rank.account()
-    assert goes_on(crowds[0], tmp_path, undisturbed) == []
+    assert goes_on(launchers[0], tmp_path, undisturbed) == []
 
 
 @pytest.mark.parametrize("phase", ["early", "twice"])
 @pytest.mark.parametrize("number", range(WORLD))
 def test_ranks_that_do_not_step_equally_often_are_told_and_end(
-    crowds: list[Crowd], tmp_path: Path, undisturbed: States, phase: str, number: int
+    launchers: list[RankLauncher], tmp_path: Path, undisturbed: States, phase: str, number: int
 ) -> None:
-    with started(crowds[0], tmp_path, until=16, phase=phase, rank=number) as ranks:
+    with started(launchers[0], tmp_path, until=16, phase=phase, rank=number) as ranks:
         assert ended(ranks) == [0] * WORLD
         assert not [line for rank in ranks for line in rank.said("fault ")]
         assert [line for rank in ranks for line in rank.said("notice ") if "equally often" in line]
 
 
 def test_a_script_may_destroy_its_process_group_before_the_session_ends(
-    crowds: list[Crowd], tmp_path: Path, undisturbed: States
+    launchers: list[RankLauncher], tmp_path: Path, undisturbed: States
 ) -> None:
-    with started(crowds[0], tmp_path, until=16, phase="destroyed") as ranks:
+    with started(launchers[0], tmp_path, until=16, phase="destroyed") as ranks:
         assert ended(ranks) == [0] * WORLD
         assert [rank.said("head ") for rank in ranks] == [["000000000016-1"]] * WORLD
         assert not [line for rank in ranks for line in rank.said("notice ")]

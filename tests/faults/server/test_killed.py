@@ -23,7 +23,7 @@ import httpx2
 import pytest
 
 from holdfast.protocol.messages import Stall
-from tests.support.balancer import Balancer
+from tests.support.load_balancer import LoadBalancer
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask
 
 pytestmark = pytest.mark.processes
@@ -215,8 +215,8 @@ def test_a_database_that_crashes_has_kept_what_was_acknowledged_once(
 
 
 @pytest.fixture
-def balancer() -> Iterator[Balancer]:
-    balancer = Balancer()
+def balancer() -> Iterator[LoadBalancer]:
+    balancer = LoadBalancer()
     yield balancer
     balancer.close()
 

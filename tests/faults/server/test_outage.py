@@ -28,7 +28,7 @@ WITH_A_SERVER_SECONDS = 50
 PATIENCE_SECONDS = 120.0
 
 
-class Job:
+class ReportingJob:
     """Reports as a training loop does, some seconds' worth at a time."""
 
     def __init__(self, link: ServerConnection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_nothing_that_happened_is_lost_and_what_was_thinned_is_told(
     server = serve()
     link = ServerConnection(server=server.url, token=None, job="char-gpt", uid="u", attempt=1, rank=0,
                 spool=tmp_path / "spool", flush_seconds=0.001)  # fmt: skip
-    job = Job(link, monkeypatch)
+    job = ReportingJob(link, monkeypatch)
     link.start()
     job.train(WITH_A_SERVER_SECONDS)
     server.kill()

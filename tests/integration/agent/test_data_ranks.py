@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from holdfast import DataLoader
-from tests.support.log_capture import Ledger, Noisy, epoch, indices
+from tests.support.recording_datasets import IndexRecordingDataset, RandomNumberDataset, epoch, indices
 
 
 def loaders(world_size, dataset=None, **options):
-    dataset = dataset if dataset is not None else Ledger(23)
+    dataset = dataset if dataset is not None else IndexRecordingDataset(23)
     return [
         DataLoader(dataset, **{"shuffle": True, "seed": 3} | options, rank=rank, world_size=world_size)
         for rank in range(world_size)
@@ -34,7 +34,9 @@ def iterate(ranks, iterations=None):
 
 def order(size=23, **options):
     return [
-        i for batch in indices(DataLoader(Ledger(size), **{"shuffle": True, "seed": 3} | options)) for i in batch
+        i
+        for batch in indices(DataLoader(IndexRecordingDataset(size), **{"shuffle": True, "seed": 3} | options))
+        for i in batch
     ]
 
 
@@ -48,7 +50,7 @@ def test_the_global_order_is_that_of_one_rank(world_size):
 def test_ranks_that_become_fewer_and_more_go_on_in_the_same_order_and_miss_no_sample():
     whole, seen, state = order(103), [], loaders(4)[0].state_dict()
     for world_size, iterations in ((4, 3), (2, 5), (3, 4), (4, None)):
-        ranks = loaders(world_size, Ledger(103), batch_size=3, tail="short")
+        ranks = loaders(world_size, IndexRecordingDataset(103), batch_size=3, tail="short")
         for loader in ranks:
             loader.load_state_dict(state)
         found, state = iterate(ranks, iterations)
@@ -61,9 +63,11 @@ def test_ranks_that_become_fewer_and_more_go_on_in_the_same_order_and_miss_no_sa
 @given(st.sampled_from([1, 2, 7, 23, 40, 103]), st.integers(1, 5), st.data(), st.sampled_from(["pad", "short"]))
 def test_wherever_the_number_of_ranks_changes_every_sample_comes_once(size, batch_size, data, tail):
     whole, seen = order(size), []
-    state = DataLoader(Ledger(size), shuffle=True, seed=3).state_dict()
+    state = DataLoader(IndexRecordingDataset(size), shuffle=True, seed=3).state_dict()
     while state["epoch"] == 0:
-        ranks = loaders(data.draw(st.integers(1, 5)), Ledger(size), batch_size=batch_size, tail=tail)
+        ranks = loaders(
+            data.draw(st.integers(1, 5)), IndexRecordingDataset(size), batch_size=batch_size, tail=tail
+        )
         for loader in ranks:
             loader.load_state_dict(state)
         taken, padded = state["taken"], state["padded"]
@@ -79,7 +83,8 @@ def test_wherever_the_number_of_ranks_changes_every_sample_comes_once(size, batc
 
 def test_a_worker_more_or_less_on_one_rank_changes_nothing():
     found = [
-        [epoch(loader) for loader in loaders(2, Noisy(), batch_size=4, num_workers=workers)] for workers in (0, 1)
+        [epoch(loader) for loader in loaders(2, RandomNumberDataset(), batch_size=4, num_workers=workers)]
+        for workers in (0, 1)
     ]
     assert found[0] == found[1]
 
@@ -94,12 +99,12 @@ def test_padding_gives_all_ranks_equally_many_and_is_counted_and_told():
     for loader in ranks:
         indices(loader)
     assert ranks[0].state_dict()["padded"] == 2
-    assert loaders(4, Ledger(24))[0].limitation is None
+    assert loaders(4, IndexRecordingDataset(24))[0].limitation is None
     assert loaders(1)[0].limitation is None
 
 
 def test_without_padding_ranks_at_the_tail_get_fewer_and_perhaps_none():
-    ranks = loaders(4, Ledger(18), batch_size=2, tail="short")
+    ranks = loaders(4, IndexRecordingDataset(18), batch_size=2, tail="short")
     found = [indices(loader) for loader in ranks]
     assert [[len(batch) for batch in batches] for batches in found] == [[2, 2, 1], [2, 2, 1], [2, 2], [2, 2]]
     assert [len(loader) for loader in ranks] == [3, 3, 2, 2]
@@ -115,25 +120,38 @@ def test_a_dropped_tail_is_dropped_on_all_ranks():
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_fewer_samples_than_ranks(size):
-    assert [len(indices(loader)) for loader in loaders(4, Ledger(size), batch_size=2)] == [1, 1, 1, 1]
-    short = loaders(4, Ledger(size), batch_size=2, tail="short")
+    assert [len(indices(loader)) for loader in loaders(4, IndexRecordingDataset(size), batch_size=2)] == [
+        1,
+        1,
+        1,
+        1,
+    ]
+    short = loaders(4, IndexRecordingDataset(size), batch_size=2, tail="short")
     assert [len(indices(loader)) for loader in short] == [1] * size + [0] * (4 - size)
     assert {loader.epoch for loader in short} == {1}
-    assert [len(indices(loader)) for loader in loaders(4, Ledger(size), drop_last=True)] == [0, 0, 0, 0]
+    assert [len(indices(loader)) for loader in loaders(4, IndexRecordingDataset(size), drop_last=True)] == [
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_no_samples_at_all():
-    assert [len(indices(loader)) for loader in loaders(2, Ledger(0))] == [0, 0]
+    assert [len(indices(loader)) for loader in loaders(2, IndexRecordingDataset(0))] == [0, 0]
 
 
 def test_single_samples_are_shared_too():
-    found = [list(loader) for loader in loaders(2, Ledger(5), batch_size=None, shuffle=False, tail="short")]
+    found = [
+        list(loader)
+        for loader in loaders(2, IndexRecordingDataset(5), batch_size=None, shuffle=False, tail="short")
+    ]
     assert found == [[0, 2, 4], [1, 3]]
 
 
 @pytest.mark.parametrize("size", [23, 24, 3])
 def test_a_sampler_that_shares_by_itself_is_not_shared_again_and_gives_what_it_gives_torch(size):
-    data, found = Ledger(size), []
+    data, found = IndexRecordingDataset(size), []
     for rank in range(4):
         sampler = DistributedSampler(data, num_replicas=4, rank=rank, seed=5)
         ours = DataLoader(data, batch_size=2, sampler=sampler, rank=rank, world_size=4)
@@ -148,7 +166,7 @@ def test_a_sampler_that_shares_by_itself_is_not_shared_again_and_gives_what_it_g
 
 
 def test_a_sampler_that_shares_by_itself_goes_on_where_all_ranks_stood():
-    data = Ledger(24)
+    data = IndexRecordingDataset(24)
 
     def make(rank, world_size):
         sampler = DistributedSampler(data, num_replicas=world_size, rank=rank)
@@ -165,7 +183,7 @@ def test_a_sampler_that_shares_by_itself_goes_on_where_all_ranks_stood():
 
 
 def test_our_padding_is_torchs():
-    data = Ledger(22)
+    data = IndexRecordingDataset(22)
     for rank in range(4):
         sampler = DistributedSampler(data, num_replicas=4, rank=rank, shuffle=False)
         (ours,) = [loaders(4, data, batch_size=2, shuffle=False)[rank]]
@@ -175,7 +193,12 @@ def test_our_padding_is_torchs():
 def test_any_other_sampler_gives_a_global_order_that_the_ranks_share():
     def make(world_size):
         return loaders(
-            world_size, Ledger(23), shuffle=False, sampler=RandomSampler(range(23)), batch_size=2, tail="short"
+            world_size,
+            IndexRecordingDataset(23),
+            shuffle=False,
+            sampler=RandomSampler(range(23)),
+            batch_size=2,
+            tail="short",
         )
 
     whole = [i for batch in iterate(make(1))[0] for i in batch]
@@ -206,7 +229,7 @@ def test_ranks_take_the_batches_of_a_batch_sampler_in_turn():
 
 
 def test_batches_of_a_sampler_that_shares_by_itself_are_not_shared_again():
-    data = Ledger(8)
+    data = IndexRecordingDataset(8)
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     loader = DataLoader(data, batch_sampler=BatchSampler(sampler, 2, drop_last=False), rank=1, world_size=2)
     assert indices(loader) == [[1, 3], [5, 7]]
@@ -214,11 +237,11 @@ def test_batches_of_a_sampler_that_shares_by_itself_are_not_shared_again():
 
 def test_the_place_among_the_ranks_comes_from_the_environment_when_it_is_all_there(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert (DataLoader(Ledger(8)).rank, DataLoader(Ledger(8)).world_size) == (0, 1)
+    assert (DataLoader(IndexRecordingDataset(8)).rank, DataLoader(IndexRecordingDataset(8)).world_size) == (0, 1)
     monkeypatch.setenv("RANK", "3")
-    loader = DataLoader(Ledger(8))
+    loader = DataLoader(IndexRecordingDataset(8))
     assert (loader.rank, loader.world_size, indices(loader)) == (3, 4, [[3], [7]])
-    assert indices(DataLoader(Ledger(2), rank=0, world_size=1)) == [[0], [1]]
+    assert indices(DataLoader(IndexRecordingDataset(2), rank=0, world_size=1)) == [[0], [1]]
 
 
 def test_the_place_among_the_ranks_comes_from_torch_where_it_is_set_up(tmp_path, monkeypatch):
@@ -227,7 +250,10 @@ def test_the_place_among_the_ranks_comes_from_torch_where_it_is_set_up(tmp_path,
     store = torch.distributed.FileStore(str(tmp_path / "ranks"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        assert (DataLoader(Ledger(8)).rank, DataLoader(Ledger(8)).world_size) == (0, 1)
+        assert (DataLoader(IndexRecordingDataset(8)).rank, DataLoader(IndexRecordingDataset(8)).world_size) == (
+            0,
+            1,
+        )
     finally:
         torch.distributed.destroy_process_group()
 
@@ -237,9 +263,9 @@ def test_the_place_among_the_ranks_comes_from_torch_where_it_is_set_up(tmp_path,
 )
 def test_half_a_place_or_one_that_does_not_exist_is_refused(options):
     with pytest.raises(ValueError, match="give both, 0 <= rank < world_size"):
-        DataLoader(Ledger(8), **options)
+        DataLoader(IndexRecordingDataset(8), **options)
 
 
 def test_another_tail_is_refused_by_name():
     with pytest.raises(ValueError, match=r"tail='long'\): give 'pad' or 'short'"):
-        DataLoader(Ledger(8), tail="long")
+        DataLoader(IndexRecordingDataset(8), tail="long")

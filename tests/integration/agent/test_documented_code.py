@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
-from tests.support.stage import served
+from tests.support.job_processes import served
 
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {

@@ -29,9 +29,9 @@ from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.supervisor_channel import PublishedAttempt
-from tests.support import persisting
-from tests.support.persisting import JOB, small_state
-from tests.support.supervised_memory import flip, folder, lineage_of
+from tests.support import persist_job
+from tests.support.persist_job import JOB, small_state
+from tests.support.supervisor_memory import flip, folder, lineage_of
 from tests.support.tiny_job import Trainer
 
 __all__ = ["folder"]
@@ -44,7 +44,7 @@ def supervised(folder, monkeypatch):
     return folder
 
 
-class Dead:
+class DeadAttempt:
     """An attempt that has left sealed snapshots in memory, and a store with what it has made durable."""
 
     def __init__(self, folder, tmp_path, iterations=(3,), lineage=1):
@@ -58,8 +58,8 @@ class Dead:
             captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            origin = persisting.origin(attempt=self.attempt, uid="dead")
-            _seal(persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
+            origin = persist_job.origin(attempt=self.attempt, uid="dead")
+            _seal(persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
         snapshots.close()
 
     @property
@@ -78,31 +78,31 @@ def _seal(run):
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     saved = dead.rescue()
     assert (saved.task.id, saved.before) == ("000000000003-1", 0)
     manifest = restore.verify(dead.store, JOB, "000000000003-1")
     assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
-    assert persisting.committed_bytes(dead.store, "000000000003-1") == persisting.bytes_of(dead.tensors)
+    assert persist_job.committed_bytes(dead.store, "000000000003-1") == persist_job.bytes_of(dead.tensors)
     assert dead.rescue() is None, "it is durable by now"
 
 
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
-    dead = Dead(folder, tmp_path, iterations=(3, 6))
+    dead = DeadAttempt(folder, tmp_path, iterations=(3, 6))
     newest = next(marker for marker in markers_of(folder, JOB) if marker.task.iteration == 6)
     flip(SharedBuffer(folder, newest.number), 100)
     assert dead.rescue().task.iteration == 3
 
 
 def test_a_job_that_others_took_over_gets_nothing_committed(folder, tmp_path):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     dead.store.acquire_attempt(JOB, "elsewhere")
     assert dead.rescue() is None
     assert dead.store.checkpoints(JOB) == []
 
 
 def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(folder, tmp_path, monkeypatch):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     write = type(dead.store.begin(JOB, "000000000001-1", dead.attempt, 1)).write
 
     def overtaken(writer, *args, **options):
@@ -117,8 +117,8 @@ def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(folder, tmp_path
 
 @pytest.mark.parametrize("iteration", [3, 4])
 def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
-    dead = Dead(folder, tmp_path)
-    with persisting.running(dead.store, "thread") as job:
+    dead = DeadAttempt(folder, tmp_path)
+    with persist_job.running(dead.store, "thread") as job:
         job.iteration = iteration - 1
         job.checkpoint()
     assert dead.rescue() is None
@@ -126,14 +126,14 @@ def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
 
 
 def test_what_training_has_left_behind_is_not_rescued(folder, tmp_path):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     dead.store.append(JOB, lineage_of(2, dead.attempt))
     assert dead.rescue() is None
 
 
 @pytest.mark.parametrize("times", [60])
 def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     (slot,) = dead.slots
     marker = read_marker(slot)
     random_bytes = random.Random(0)
@@ -148,7 +148,7 @@ def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
 
 
 def test_a_seal_that_is_not_as_it_was_written_is_none(folder, tmp_path):
-    (slot,) = Dead(folder, tmp_path).slots
+    (slot,) = DeadAttempt(folder, tmp_path).slots
     written = slot.marker.read_bytes()
     for at in range(0, len(written), 37):
         slot.marker.write_bytes(written[:at] + bytes([written[at] ^ 4]) + written[at + 1 :])
@@ -158,7 +158,7 @@ def test_a_seal_that_is_not_as_it_was_written_is_none(folder, tmp_path):
 
 
 def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_path):
-    (slot,) = Dead(folder, tmp_path).slots
+    (slot,) = DeadAttempt(folder, tmp_path).slots
     fd = slot.open()
     os.ftruncate(fd, 4096)
     os.close(fd)
@@ -167,7 +167,7 @@ def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_p
 
 
 def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
-    (slot,) = Dead(folder, tmp_path).slots
+    (slot,) = DeadAttempt(folder, tmp_path).slots
     snapshots, seen = Snapshotter(arenas=[Arena(slot)]), []
 
     def fit(*_, **__):
@@ -177,7 +177,7 @@ def test_the_seal_goes_before_the_memory_changes(folder, tmp_path):
     tensors = {"w": torch.ones(5)}
     snapshots._layouts[0].fit = fit
     with pytest.raises(OSError, match="no room"):
-        persisting.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
+        persist_job.copied(snapshots, CapturedState(tensors=tensors), iteration=4)
     assert seen == [False]
 
 
@@ -208,7 +208,7 @@ def test_no_more_memory_than_the_state_takes(folder):
 
 
 def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_taken_unasked(folder, tmp_path):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
     (sealed,) = dead.slots
     sealed.release()
     others = claim(folder, [], SLOT_COUNT)
@@ -276,7 +276,7 @@ def test_a_folder_without_room_for_a_claim_leaves_a_session_memory_of_its_own(fo
 
 
 def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(folder, tmp_path, monkeypatch):
-    dead = Dead(folder, tmp_path)
+    dead = DeadAttempt(folder, tmp_path)
 
     def none_left(*_):
         raise RuntimeError("can't start new thread")
@@ -294,7 +294,7 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
 
 
 def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(supervised, tmp_path):
-    dead = Dead(supervised, tmp_path)
+    dead = DeadAttempt(supervised, tmp_path)
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
     supervisor_channel.publish_uid("mute")
@@ -396,7 +396,7 @@ def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
 
 
 def test_what_is_sealed_is_read_by_the_format_of_any_checkpoint(folder, tmp_path):
-    (slot,) = Dead(folder, tmp_path).slots
+    (slot,) = DeadAttempt(folder, tmp_path).slots
     marker = read_marker(slot)
     assert completion_marker.header_of(marker.task)[:8] == (marker.part.file.header_bytes - 8).to_bytes(
         8, "little"

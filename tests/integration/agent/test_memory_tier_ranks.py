@@ -26,16 +26,16 @@ from holdfast.supervisor.crash_commit import rescue
 from holdfast.system import supervisor_channel
 from holdfast.system.supervisor_channel import PublishedAttempt
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
-from tests.support import persisting
-from tests.support.persisting import JOB
-from tests.support.supervised_memory import flip, folder, lineage_of
+from tests.support import persist_job
+from tests.support.persist_job import JOB
+from tests.support.supervisor_memory import flip, folder, lineage_of
 
 __all__ = ["folder"]
 
 WORLD = 3
 
 
-class Dead:
+class DeadMultiRankAttempt:
     """An attempt of several ranks, of which some have left sealed parts in memory."""
 
     def __init__(self, folder, tmp_path, world_size=WORLD):
@@ -52,10 +52,10 @@ class Dead:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
             captured = CapturedState(**self._captured(rank, iteration) | changes)
-            origin = persisting.origin(
+            origin = persist_job.origin(
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, folder=folder
             )
-            run = persisting.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
+            run = persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
             _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
             snapshots.close()
             slot.release()
@@ -90,7 +90,7 @@ class Dead:
 
 @pytest.fixture
 def dead(folder, tmp_path):
-    return Dead(folder, tmp_path)
+    return DeadMultiRankAttempt(folder, tmp_path)
 
 
 def test_what_all_ranks_have_sealed_is_rescued_as_an_ordinary_checkpoint(dead):
@@ -142,7 +142,7 @@ def test_where_all_there_is_is_damaged_nothing_is_written(dead):
 
 @pytest.mark.parametrize("change", ["uid", "attempt", "folder", "world_size", "id"])
 def test_parts_of_two_checkpoints_are_never_mixed(folder, tmp_path, change):
-    dead = Dead(folder, tmp_path)
+    dead = DeadMultiRankAttempt(folder, tmp_path)
     dead.leave(3, [0, 1])
     match change:
         case "uid":
@@ -221,9 +221,9 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def expected(crowd, kind):
+def expected(launcher, kind):
     """What a job does that nothing disturbs, by rank."""
-    return crowd.run(2, "tests.support.tier_work.undisturbed", kind=kind)
+    return launcher.run(2, "tests.support.memory_tier_workloads.undisturbed", kind=kind)
 
 
 def _exact(ended, expected):
@@ -234,9 +234,13 @@ def _exact(ended, expected):
         assert sorted(found["before"] | found["log"]) == sorted(log)
 
 
-def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, crowd, kind, expected):
-    ended = crowd.run(
-        2, "tests.support.tier_work.ends_and_goes_on", store=str(tmp_path / "store"), folder=str(folder), kind=kind
+def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path, launcher, kind, expected):
+    ended = launcher.run(
+        2,
+        "tests.support.memory_tier_workloads.ends_and_goes_on",
+        store=str(tmp_path / "store"),
+        folder=str(folder),
+        kind=kind,
     )
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000006-1")] * 2
@@ -249,12 +253,16 @@ def test_several_ranks_go_on_from_memory_to_the_bit_and_save_it(folder, tmp_path
 @pytest.mark.parametrize("damage", [0, 1])
 @pytest.mark.parametrize("max_in_flight", [1, 2])
 def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
-    folder, tmp_path, crowd, kind, expected, damage, max_in_flight
+    folder, tmp_path, launcher, kind, expected, damage, max_in_flight
 ):
     """With one slot that is in the store, with two it is in memory as well."""
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = crowd.run(
-        2, "tests.support.tier_work.ends_and_goes_on", damage=damage, max_in_flight=max_in_flight, **options
+    ended = launcher.run(
+        2,
+        "tests.support.memory_tier_workloads.ends_and_goes_on",
+        damage=damage,
+        max_in_flight=max_in_flight,
+        **options,
     )
     _exact(ended, expected)
     assert [each["start"] for each in ended] == [3, 3]
@@ -266,10 +274,10 @@ def test_where_one_rank_s_bytes_are_damaged_all_go_on_from_the_one_before(
 
 @pytest.mark.parametrize("fails", [0, 1])
 def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
-    folder, tmp_path, crowd, kind, expected, fails
+    folder, tmp_path, launcher, kind, expected, fails
 ):
     options = {"store": str(tmp_path / "store"), "folder": str(folder), "kind": kind}
-    ended = crowd.run(2, "tests.support.tier_work.ends_and_goes_on", fails=fails, **options)
+    ended = launcher.run(2, "tests.support.memory_tier_workloads.ends_and_goes_on", fails=fails, **options)
     _exact(ended, expected)
     assert [(each["start"], each["saved"]) for each in ended] == [(6, "000000000003-1")] * 2
     store = open_store(tmp_path / "store")
@@ -279,13 +287,13 @@ def test_where_one_rank_cannot_save_what_it_went_on_from_all_train_on(
 
 
 @pytest.mark.parametrize("which", ["one each", "one of them", "none"])
-def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, crowd, which):
+def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder, launcher, which):
     other = tmp_path / "other"
     other.mkdir()
     held = SupervisorMemory(other)
     folders = {"one each": [str(folder), str(other)], "one of them": [str(folder), ""], "none": ["", ""]}[which]
-    (told, first), (_, second) = crowd.run(
-        2, "tests.support.tier_work.apart", store=str(tmp_path / "store"), folders=folders
+    (told, first), (_, second) = launcher.run(
+        2, "tests.support.memory_tier_workloads.apart", store=str(tmp_path / "store"), folders=folders
     )
     assert not any([*first, *second])
     about = [text for text in told if text.startswith("memory: ")]
@@ -298,7 +306,7 @@ def test_ranks_that_share_no_supervisor_keep_nothing_in_memory(tmp_path, folder,
     held.close()
 
 
-class Ranks(OneRank):
+class AgreeingRanks(OneRank):
     """One of several, of which all others are as it says."""
 
     def __init__(self, rank, others):
@@ -318,7 +326,7 @@ def tier(folder, tmp_path, monkeypatch):
         reporter = Reporter(JOB, TrainingPosition())
         reporter.notice = lambda level, code, message: told.append(message)
         made.told = told
-        return MemoryTier(JOB, "next", max_in_flight, Ranks(0, [None] * (world_size - 1)), reporter)
+        return MemoryTier(JOB, "next", max_in_flight, AgreeingRanks(0, [None] * (world_size - 1)), reporter)
 
     return made
 

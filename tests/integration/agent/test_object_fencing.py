@@ -23,7 +23,7 @@ FILE = "rank-0.safetensors"
 OLD, FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in range(4))
 
 
-class Bucket:
+class DictionaryBucket:
     """What `holdfast.store.s3_bucket` does, over a dictionary, one request at a time and without If-None-Match."""
 
     def __init__(self, world, place):
@@ -67,7 +67,7 @@ class Bucket:
         """Time passes only as requests are served."""
 
 
-class World:
+class FencingSimulation:
     """A bucket, the actors that use it, and what each was promised."""
 
     def __init__(self, *, long_lists=False):
@@ -84,7 +84,7 @@ class World:
 
     def store(self):
         store = ObjectStore("s3://bucket/prefix")
-        store.bucket = Bucket(self, store.bucket.place)
+        store.bucket = DictionaryBucket(self, store.bucket.place)
         return store
 
     def add(self, actor, *args, store=None):
@@ -150,7 +150,7 @@ def commit(world, store, checkpoint, attempt):
 
 def started(**options):
     """A job whose first attempt has a checkpoint."""
-    world = World(**options)
+    world = FencingSimulation(**options)
     store = world.store()
     store.acquire_attempt(JOB, "first")
     prepared(store, OLD, 1).commit(b"{}")
@@ -259,7 +259,7 @@ def test_three_attempts_begin_in_every_order_and_no_two_get_a_number(monkeypatch
     got = set()
 
     def run(choose):
-        world = World()
+        world = FencingSimulation()
         for uid in ("a", "b", "c"):
             world.add(claiming, uid)
         world.serve(choose)

@@ -6,7 +6,7 @@ import pytest
 
 import holdfast
 from holdfast.distributed import ranks
-from tests.support import ranks_talk
+from tests.support import rank_communication_workloads
 
 WORLD = 3
 
@@ -18,7 +18,7 @@ def test_a_process_by_itself_decides_alone(monkeypatch):
     assert (alone.rank, alone.world_size, alone.leads) == (0, 1, True)
     assert alone.decide(lambda: 5, int) == 5
     with pytest.raises(KeyError):
-        alone.run_on_all(lambda: ranks_talk.raise_(KeyError("mine")))
+        alone.run_on_all(lambda: rank_communication_workloads.raise_(KeyError("mine")))
 
 
 def test_a_session_made_before_the_process_group_says_the_way_out(tmp_path, monkeypatch):
@@ -34,14 +34,17 @@ def test_one_rank_that_is_started_like_several_is_alone(monkeypatch):
     assert ranks.join().world_size == 1
 
 
-def test_all_have_the_answer_of_rank_0(crowd):
-    assert crowd.run(WORLD, "tests.support.ranks_talk.decide") == [[True] * len(ranks_talk.VALUES)] * WORLD
+def test_all_have_the_answer_of_rank_0(launcher):
+    assert (
+        launcher.run(WORLD, "tests.support.rank_communication_workloads.decide")
+        == [[True] * len(rank_communication_workloads.VALUES)] * WORLD
+    )
 
 
 @pytest.mark.parametrize("failing", [[0], [1], [2], [1, 2], [0, 1, 2]])
-def test_an_error_is_the_same_on_all_ranks_and_names_the_rank(crowd, failing):
-    found = crowd.run(WORLD, "tests.support.ranks_talk.errors", failing=failing)
-    for kind, error in ranks_talk.ERRORS.items():
+def test_an_error_is_the_same_on_all_ranks_and_names_the_rank(launcher, failing):
+    found = launcher.run(WORLD, "tests.support.rank_communication_workloads.errors", failing=failing)
+    for kind, error in rank_communication_workloads.ERRORS.items():
         expected = "RemoteError" if kind == "other" else type(error).__name__
         for rank, told in enumerate(found):
             (decided, decided_text), (worked, worked_text) = told[kind]
@@ -55,9 +58,9 @@ def test_an_error_is_the_same_on_all_ranks_and_names_the_rank(crowd, failing):
 
 @pytest.mark.parametrize("how", ["dies", "closes"])
 @pytest.mark.parametrize("loser", range(WORLD))
-def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(crowd, how, loser):
+def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(launcher, how, loser):
     """Each waits in several threads, for those that are left as well."""
-    with crowd.start(WORLD, "tests.support.ranks_talk.lose", loser=loser, how=how) as members:
+    with launcher.start(WORLD, "tests.support.rank_communication_workloads.lose", loser=loser, how=how) as members:
         for member in members:
             member.hear("ready")
         for member in members:
@@ -74,8 +77,8 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(crowd, how, loser):
                 assert texts[0].startswith("another rank of this job has ended or does not respond"), texts
 
 
-def test_all_that_wait_are_told_where_gloo_is_stuck(crowd):
-    with crowd.start(2, "tests.support.ranks_talk.let_go_while_stuck") as members:
+def test_all_that_wait_are_told_where_gloo_is_stuck(launcher):
+    with launcher.start(2, "tests.support.rank_communication_workloads.let_go_while_stuck") as members:
         for member in members:
             member.hear("ready")
         members[0].go_on()
@@ -85,14 +88,14 @@ def test_all_that_wait_are_told_where_gloo_is_stuck(crowd):
         members[1].go_on()
 
 
-def test_a_word_that_is_here_is_not_late(crowd):
-    assert crowd.run(2, "tests.support.ranks_talk.hear_late") == [5, 5]
+def test_a_word_that_is_here_is_not_late(launcher):
+    assert launcher.run(2, "tests.support.rank_communication_workloads.hear_late") == [5, 5]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("where", ["join", "gather", "decide"])
-def test_waiting_for_the_others_can_be_interrupted(crowd, where):
-    with crowd.start(2, "tests.support.ranks_talk.interrupted", where=where) as members:
+def test_waiting_for_the_others_can_be_interrupted(launcher, where):
+    with launcher.start(2, "tests.support.rank_communication_workloads.interrupted", where=where) as members:
         members[1].hear("waits")
         members[1].kill(signal.SIGINT)
         assert members[1].wait() == 0
@@ -104,26 +107,30 @@ def test_waiting_for_the_others_can_be_interrupted(crowd, where):
 def test_ranks_that_cannot_connect_are_told_of_the_interface(monkeypatch, text):
     monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(ranks.dist, "new_group", lambda **_: ranks_talk.raise_(RuntimeError(text)))
+    monkeypatch.setattr(
+        ranks.dist, "new_group", lambda **_: rank_communication_workloads.raise_(RuntimeError(text))
+    )
     told = "other ranks over gloo.*" + ("Connection refused" if text else "RuntimeError") + ".*GLOO_SOCKET_IFNAME"
     with pytest.raises(holdfast.HoldfastError, match=told):
         ranks.SideGroup()
 
 
-def test_an_error_of_its_own_is_not_lost_with_a_rank(crowd):
-    assert crowd.run(WORLD, "tests.support.ranks_talk.own_error_first") == [
+def test_an_error_of_its_own_is_not_lost_with_a_rank(launcher):
+    assert launcher.run(WORLD, "tests.support.rank_communication_workloads.own_error_first") == [
         ("KeyError", "'mine'"),
         None,
         ("KeyError", "'mine'"),
     ]
 
 
-def test_the_ranks_talk_on_when_the_script_has_destroyed_its_process_group(crowd):
-    assert crowd.run(WORLD, "tests.support.ranks_talk.destroy") == [(7, ["0", "1", "2"])] * WORLD
+def test_the_ranks_talk_on_when_the_script_has_destroyed_its_process_group(launcher):
+    assert (
+        launcher.run(WORLD, "tests.support.rank_communication_workloads.destroy") == [(7, ["0", "1", "2"])] * WORLD
+    )
 
 
-def test_a_long_wait_is_told(crowd):
-    with crowd.start(2, "tests.support.ranks_talk.wait_long") as members:
+def test_a_long_wait_is_told(launcher):
+    with launcher.start(2, "tests.support.rank_communication_workloads.wait_long") as members:
         assert (
             members[1]
             .hear("told ")

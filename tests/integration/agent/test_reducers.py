@@ -20,43 +20,51 @@ WAYS = {
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
-def test_a_fresh_module_sums_in_another_order_than_one_that_has_trained(crowd, world_size):
-    for same in crowd.run(world_size, "tests.support.reducing.resume", warm=False):
+def test_a_fresh_module_sums_in_another_order_than_one_that_has_trained(launcher, world_size):
+    for same in launcher.run(world_size, "tests.support.ddp_bucket_workloads.resume", warm=False):
         assert not same[0]
 
 
 @pytest.mark.parametrize("world_size", [3, 4])
-def test_a_warmed_module_goes_on_to_the_last_bit(crowd, world_size):
-    assert crowd.run(world_size, "tests.support.reducing.resume", warm=True) == [[True] * 6] * world_size
+def test_a_warmed_module_goes_on_to_the_last_bit(launcher, world_size):
+    assert (
+        launcher.run(world_size, "tests.support.ddp_bucket_workloads.resume", warm=True)
+        == [[True] * 6] * world_size
+    )
 
 
 @pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
-def test_it_does_so_however_the_module_is_set_up(crowd, how):
-    assert crowd.run(3, "tests.support.reducing.resume", warm=True, **how) == [[True] * 6] * 3
+def test_it_does_so_however_the_module_is_set_up(launcher, how):
+    assert launcher.run(3, "tests.support.ddp_bucket_workloads.resume", warm=True, **how) == [[True] * 6] * 3
 
 
-def test_a_job_in_a_part_of_all_ranks_is_warmed_by_these_alone(crowd):
-    assert crowd.run(4, "tests.support.reducing.resume", warm=True, subgroup=[0, 2, 3]) == [[True] * 6] * 4
-    assert not crowd.run(4, "tests.support.reducing.resume", warm=False, subgroup=[0, 2, 3])[2][0]
+def test_a_job_in_a_part_of_all_ranks_is_warmed_by_these_alone(launcher):
+    assert (
+        launcher.run(4, "tests.support.ddp_bucket_workloads.resume", warm=True, subgroup=[0, 2, 3])
+        == [[True] * 6] * 4
+    )
+    assert not launcher.run(4, "tests.support.ddp_bucket_workloads.resume", warm=False, subgroup=[0, 2, 3])[2][0]
 
 
-def test_there_is_a_layout_from_the_first_backward_pass_that_sums_on(crowd):
-    for fresh, accumulating, *later, reported in crowd.run(2, "tests.support.reducing.layouts"):
+def test_there_is_a_layout_from_the_first_backward_pass_that_sums_on(launcher):
+    for fresh, accumulating, *later, reported in launcher.run(2, "tests.support.ddp_bucket_workloads.layouts"):
         assert (fresh, accumulating) == (None, None)
         assert later == [reported] * 3
         assert len(reported) > 2
 
 
-def test_buckets_that_are_never_rebuilt_have_no_layout(crowd):
-    for layout, why in crowd.run(2, "tests.support.reducing.never_rebuilt"):
+def test_buckets_that_are_never_rebuilt_have_no_layout(launcher):
+    for layout, why in launcher.run(2, "tests.support.ddp_bucket_workloads.never_rebuilt"):
         assert layout is None
         assert "find_unused_parameters" in why
 
 
 @pytest.mark.parametrize("views", [False, True])
-def test_asking_for_the_layout_changes_no_bit(crowd, views):
+def test_asking_for_the_layout_changes_no_bit(launcher, views):
     asked, not_asked = (
-        crowd.run(3, "tests.support.reducing.asked_or_not", asked=asked, gradient_as_bucket_view=views)
+        launcher.run(
+            3, "tests.support.ddp_bucket_workloads.asked_or_not", asked=asked, gradient_as_bucket_view=views
+        )
         for asked in (True, False)
     )
     assert asked == not_asked
@@ -64,24 +72,28 @@ def test_asking_for_the_layout_changes_no_bit(crowd, views):
 
 @pytest.mark.parametrize("in_no_sync", [False, True])
 @pytest.mark.parametrize("static_graph", [False, True])
-def test_warming_up_leaves_gradients_hooks_and_random_numbers_alone(crowd, static_graph, in_no_sync):
-    crowd.run(2, "tests.support.reducing.disturbed", static_graph=static_graph, in_no_sync=in_no_sync)
+def test_warming_up_leaves_gradients_hooks_and_random_numbers_alone(launcher, static_graph, in_no_sync):
+    launcher.run(
+        2, "tests.support.ddp_bucket_workloads.disturbed", static_graph=static_graph, in_no_sync=in_no_sync
+    )
 
 
-def test_a_module_that_has_trained_needs_no_other_rank_to_be_as_it_is(crowd):
-    as_it_is, in_another_order, otherwise = crowd.run(3, "tests.support.reducing.warmed_before")[0]
+def test_a_module_that_has_trained_needs_no_other_rank_to_be_as_it_is(launcher):
+    as_it_is, in_another_order, otherwise = launcher.run(3, "tests.support.ddp_bucket_workloads.warmed_before")[0]
     assert (as_it_is, in_another_order) == (None, None)
     assert "contain other parameters" in otherwise
 
 
 @pytest.mark.parametrize("hook", ["allreduce_hook", "fp16_compress_hook"])
-def test_hooks_of_torch_that_keep_no_state_are_no_obstacle(crowd, hook):
-    assert crowd.run(2, "tests.support.reducing.with_hook", hook=hook) == [None, None]
+def test_hooks_of_torch_that_keep_no_state_are_no_obstacle(launcher, hook):
+    assert launcher.run(2, "tests.support.ddp_bucket_workloads.with_hook", hook=hook) == [None, None]
 
 
 @pytest.mark.parametrize("static_graph", [False, True])
-def test_a_communication_hook_that_may_keep_a_state_is_not_called(crowd, static_graph):
-    for why in crowd.run(2, "tests.support.reducing.with_hook", hook="keep", static_graph=static_graph):
+def test_a_communication_hook_that_may_keep_a_state_is_not_called(launcher, static_graph):
+    for why in launcher.run(
+        2, "tests.support.ddp_bucket_workloads.with_hook", hook="keep", static_graph=static_graph
+    ):
         assert why.startswith("its communication hook keep ")
 
 
@@ -94,9 +106,9 @@ def test_a_communication_hook_that_may_keep_a_state_is_not_called(crowd, static_
         ("all delayed", "it has no buckets"),
     ],
 )
-def test_what_cannot_be_brought_about_is_told(crowd, what, why):
-    assert crowd.run(2, "tests.support.reducing.refused", what=what) == [why, why]
+def test_what_cannot_be_brought_about_is_told(launcher, what, why):
+    assert launcher.run(2, "tests.support.ddp_bucket_workloads.refused", what=what) == [why, why]
 
 
-def test_parameters_that_are_not_the_reducers_are_not_counted(crowd):
-    assert crowd.run(3, "tests.support.reducing.delayed_in_part") == [16, 16, 16]
+def test_parameters_that_are_not_the_reducers_are_not_counted(launcher):
+    assert launcher.run(3, "tests.support.ddp_bucket_workloads.delayed_in_part") == [16, 16, 16]

@@ -18,7 +18,7 @@ from holdfast.store import Lineage, open_store, read_manifest, s3_bucket, s3_con
 from holdfast.store.s3_connection import Unanswered
 from holdfast.system import io_pool
 from tests.support import object_servers
-from tests.support.object_servers import BUCKET, KEY, Proxy, Rclone, running
+from tests.support.object_servers import BUCKET, KEY, Rclone, S3FaultProxy, running
 from tests.support.small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
 
 MIB = 1 << 20
@@ -48,7 +48,7 @@ def store(at, moto):
 
 @pytest.fixture
 def proxy(moto):
-    with Proxy(moto.address) as proxy:
+    with S3FaultProxy(moto.address) as proxy:
         yield proxy
 
 
@@ -274,7 +274,7 @@ def test_a_server_that_knows_no_conditions_is_asked_without(impatient, proxy, at
 )
 @pytest.mark.parametrize("server", ["rclone", "moto"])
 def test_an_upload_survives_a_server_that_fails_for_a_while(trouble, server, request, at):
-    with Proxy(request.getfixturevalue(server).address) as proxy:
+    with S3FaultProxy(request.getfixturevalue(server).address) as proxy:
         store = at(proxy.address)
         store.acquire_attempt(JOB, "first")
         proxy.rules.append(trouble())
@@ -298,7 +298,7 @@ def test_reading_survives_a_server_that_fails_for_a_while(trouble, proxy, behind
 
 
 def test_reading_survives_it_where_a_server_answers_200_to_ranges(rclone, at):
-    with Proxy(rclone.address) as proxy:
+    with S3FaultProxy(rclone.address) as proxy:
         store = at(proxy.address)
         store.acquire_attempt(JOB, "first")
         commit(store, data=LARGE)

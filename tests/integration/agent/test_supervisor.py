@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,8 @@ import pytest
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
 from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
 from holdfast.system import supervisor_channel
-from tests.support.other_servers import other_server
+from tests.support.eventually import eventually
+from tests.support.foreign_servers import other_server
 
 pytestmark = pytest.mark.processes
 
@@ -55,13 +55,13 @@ QUICK = {"first_backoff_seconds": 0.01, "longest_backoff_seconds": 0.05, "poll_s
 
 
 @dataclass
-class Ended:
+class SupervisorResult:
     status: int
     lines: list[str]
 
 
 @dataclass
-class Stage:
+class SupervisedTrainer:
     """A folder with a trainer in it, and the supervisor of that trainer as a process of its own."""
 
     folder: Path
@@ -83,14 +83,14 @@ class Stage:
         )
         return self.running
 
-    def run(self, body: str, **limits: float) -> Ended:
+    def run(self, body: str, **limits: float) -> SupervisorResult:
         self.start(body, **limits)
         return self.end()
 
-    def end(self) -> Ended:
+    def end(self) -> SupervisorResult:
         assert self.running is not None
         _, errors = self.running.communicate()
-        return Ended(self.running.returncode, errors.splitlines())
+        return SupervisorResult(self.running.returncode, errors.splitlines())
 
     def started(self, number: int) -> tuple[int, str]:
         pid, previous_exit = (self.folder / f"start-{number}").read_text().split(" ", 1)
@@ -101,14 +101,7 @@ class Stage:
         return len(list(self.folder.glob("start-*")))
 
     def wait_for(self, name: str) -> None:
-        until((self.folder / name).exists)
-
-
-def until(happened: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
-        time.sleep(0.01)
+        eventually((self.folder / name).exists)
 
 
 def is_gone(pid: int) -> bool:
@@ -119,58 +112,58 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
+def stage(tmp_path: Path) -> Iterator[SupervisedTrainer]:
+    stage = SupervisedTrainer(tmp_path)
     yield stage
     if stage.running and stage.running.poll() is None:
         stage.running.kill()
         stage.running.communicate()
 
 
-def test_a_trainer_that_finishes_is_started_once(stage: Stage) -> None:
+def test_a_trainer_that_finishes_is_started_once(stage: SupervisedTrainer) -> None:
     ended = stage.run("progress(7, 7)")
     assert (ended.status, stage.starts) == (0, 1)
     assert ended.lines[-1].endswith("exit status 0 at iteration 7")
 
 
-def test_a_killed_trainer_is_started_again_and_told_how_it_ended(stage: Stage) -> None:
+def test_a_killed_trainer_is_started_again_and_told_how_it_ended(stage: SupervisedTrainer) -> None:
     ended = stage.run("progress(start, 1)\nif start < 3: die()")
     assert (ended.status, stage.starts) == (0, 3)
     assert stage.started(1)[1] == "None"
     assert stage.started(2)[1] == "killed by SIGKILL"
 
 
-def test_an_exit_status_is_told_as_well(stage: Stage) -> None:
+def test_an_exit_status_is_told_as_well(stage: SupervisedTrainer) -> None:
     assert stage.run("if start == 1: sys.exit(41)").status == 0
     assert stage.started(2)[1] == "exit status 41"
 
 
-def test_starts_that_get_nowhere_end_with_the_trainers_own_status(stage: Stage) -> None:
+def test_starts_that_get_nowhere_end_with_the_trainers_own_status(stage: SupervisedTrainer) -> None:
     ended = stage.run("sys.exit(9)", fruitless_starts=3)
     assert (ended.status, stage.starts) == (9, 3)
     assert "giving up: 3 starts in a row ended without a new iteration" in ended.lines[-1]
 
 
 @pytest.mark.parametrize("status", [2, 126, 127])
-def test_a_command_that_cannot_start_is_started_once(stage: Stage, status: int) -> None:
+def test_a_command_that_cannot_start_is_started_once(stage: SupervisedTrainer, status: int) -> None:
     """2 is what Python ends with for a script that is not there."""
     ended = stage.run(f"sys.exit({status})")
     assert (ended.status, stage.starts) == (status, 1)
     assert f"giving up: the command cannot start (exit status {status}, before a" in ended.lines[-1]
 
 
-def test_a_status_of_a_trainer_that_has_trained_is_no_failed_start(stage: Stage) -> None:
+def test_a_status_of_a_trainer_that_has_trained_is_no_failed_start(stage: SupervisedTrainer) -> None:
     assert stage.run(TRAINS + "if start < 3: sys.exit(2)").status == 0
     assert stage.starts == 3
 
 
-def test_where_no_session_began_no_checkpoint_is_promised(stage: Stage) -> None:
+def test_where_no_session_began_no_checkpoint_is_promised(stage: SupervisedTrainer) -> None:
     ended = stage.run("sys.exit(9)", fruitless_starts=2)
     assert "before a session began" in ended.lines[-1]
     assert "checkpoint" not in ended.lines[-1]
 
 
-def test_each_line_has_a_time_and_a_level(stage: Stage) -> None:
+def test_each_line_has_a_time_and_a_level(stage: SupervisedTrainer) -> None:
     ended = stage.run("die()", fruitless_starts=2)
     levels = [
         re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ([A-Z]+) holdfast run: .*", line) for line in ended.lines
@@ -178,7 +171,7 @@ def test_each_line_has_a_time_and_a_level(stage: Stage) -> None:
     assert [each and each[1] for each in levels] == ["INFO", "WARNING", "INFO", "ERROR"]
 
 
-def test_the_page_of_the_job_is_named_and_whether_the_server_answers(stage: Stage) -> None:
+def test_the_page_of_the_job_is_named_and_whether_the_server_answers(stage: SupervisedTrainer) -> None:
     with other_server(UNKNOWN_JOB) as address:
         body = TRAINS.replace("server=None", f"server={address!r}") + "wait_for('continue')"
         supervisor = stage.start(body)
@@ -189,7 +182,7 @@ def test_the_page_of_the_job_is_named_and_whether_the_server_answers(stage: Stag
     assert stage.end().status == 0
 
 
-def test_a_server_that_does_not_answer_is_named_and_changes_nothing(stage: Stage) -> None:
+def test_a_server_that_does_not_answer_is_named_and_changes_nothing(stage: SupervisedTrainer) -> None:
     body = TRAINS.replace("server=None", "server='http://127.0.0.1:1'") + "wait_for('continue')"
     supervisor = stage.start(body)
     assert supervisor.stderr is not None
@@ -199,32 +192,32 @@ def test_a_server_that_does_not_answer_is_named_and_changes_nothing(stage: Stage
     assert stage.end().status == 0
 
 
-def test_a_signal_that_always_comes_back_is_reported_as_a_shell_would(stage: Stage) -> None:
+def test_a_signal_that_always_comes_back_is_reported_as_a_shell_would(stage: SupervisedTrainer) -> None:
     assert stage.run("die()", fruitless_starts=2).status == 128 + signal.SIGKILL
 
 
-def test_a_crash_at_the_same_iteration_every_time_is_a_crash_loop(stage: Stage) -> None:
+def test_a_crash_at_the_same_iteration_every_time_is_a_crash_loop(stage: SupervisedTrainer) -> None:
     ended = stage.run("progress(400, 10)\ndie()", fruitless_starts=3)
     assert stage.starts == 1 + 3  # the first start did finish new iterations
     assert "at iteration 400" in ended.lines[-1]
 
 
-def test_a_crash_loop_whose_checkpoints_come_closer_to_the_crash_is_one(stage: Stage) -> None:
+def test_a_crash_loop_whose_checkpoints_come_closer_to_the_crash_is_one(stage: SupervisedTrainer) -> None:
     ended = stage.run("progress(100, 100 if start == 1 else 6 - start)\ndie()", fruitless_starts=3)
     assert stage.starts == 1 + 3
     assert "giving up: 3 starts in a row ended without a new iteration" in ended.lines[-1]
 
 
-def test_one_start_is_told_as_one(stage: Stage) -> None:
+def test_one_start_is_told_as_one(stage: SupervisedTrainer) -> None:
     assert "giving up: 1 start ended without a new iteration" in stage.run("die()", fruitless_starts=1).lines[-1]
 
 
-def test_progress_starts_the_count_again(stage: Stage) -> None:
+def test_progress_starts_the_count_again(stage: SupervisedTrainer) -> None:
     ended = stage.run("progress(start // 2, 1)\nif start < 9: die()", fruitless_starts=2)
     assert (ended.status, stage.starts) == (0, 9)
 
 
-def test_sigterm_reaches_the_trainer_which_ends_in_its_own_way(stage: Stage) -> None:
+def test_sigterm_reaches_the_trainer_which_ends_in_its_own_way(stage: SupervisedTrainer) -> None:
     supervisor = stage.start(
         """
         def leave(*_):
@@ -242,7 +235,7 @@ def test_sigterm_reaches_the_trainer_which_ends_in_its_own_way(stage: Stage) -> 
     assert (stage.folder / "asked").exists()
 
 
-def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage: Stage) -> None:
+def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage: SupervisedTrainer) -> None:
     supervisor = stage.start("note('ready')\nwhile True: time.sleep(0.05)")
     stage.wait_for("ready")
     supervisor.send_signal(signal.SIGTERM)
@@ -252,7 +245,7 @@ def test_a_trainer_that_dies_of_the_signal_passed_on_is_not_started_again(stage:
 
 @pytest.mark.parametrize(("own", "expected"), [(1, 128 + signal.SIGTERM), (7, 7)])
 def test_a_trainer_in_which_the_signal_raised_is_reported_as_ended_by_it(
-    stage: Stage, own: int, expected: int
+    stage: SupervisedTrainer, own: int, expected: int
 ) -> None:
     supervisor = stage.start(
         f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({own}))\nnote('ready')\nwhile True: time.sleep(0.05)"
@@ -262,7 +255,7 @@ def test_a_trainer_in_which_the_signal_raised_is_reported_as_ended_by_it(
     assert stage.end().status == expected
 
 
-def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: Stage) -> None:
+def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: SupervisedTrainer) -> None:
     body = "note('ready')\nwait_for('go')"
     supervisor = stage.start(body, setup="signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     stage.wait_for("ready")
@@ -271,7 +264,7 @@ def test_a_hangup_that_nohup_ignores_is_not_taken_for_an_order(stage: Stage) -> 
     assert stage.end().status == 0
 
 
-def test_a_message_for_the_trainer_reaches_it_and_ends_nothing(stage: Stage) -> None:
+def test_a_message_for_the_trainer_reaches_it_and_ends_nothing(stage: SupervisedTrainer) -> None:
     supervisor = stage.start(
         "signal.signal(signal.SIGUSR1, lambda *_: note('continue'))\nnote('ready')\nwait_for('continue')"
     )
@@ -284,13 +277,13 @@ def test_a_message_for_the_trainer_reaches_it_and_ends_nothing(stage: Stage) -> 
 @pytest.mark.parametrize(
     "harm", ["os.unlink(os.environ['HOLDFAST_PROGRESS'])", "os.truncate(os.environ['HOLDFAST_PROGRESS'], 3)"]
 )
-def test_a_progress_file_that_somebody_removed_harms_nobody(stage: Stage, harm: str) -> None:
+def test_a_progress_file_that_somebody_removed_harms_nobody(stage: SupervisedTrainer, harm: str) -> None:
     ended = stage.run(f"{harm}\nnote('ready')\ntime.sleep(0.2)\nif start == 1: die()")
     assert ended.status == 0
     assert stage.starts == 2
 
 
-def test_a_real_time_signal_is_a_crash_like_any_other(stage: Stage) -> None:
+def test_a_real_time_signal_is_a_crash_like_any_other(stage: SupervisedTrainer) -> None:
     ended = stage.run("if start == 1: os.kill(os.getpid(), 40)")
     assert ended.status == 0
     assert stage.started(2)[1] == "killed by signal 40"
@@ -299,7 +292,7 @@ def test_a_real_time_signal_is_a_crash_like_any_other(stage: Stage) -> None:
 DEAF = "signal.signal(signal.SIGINT, lambda *_: note('asked'))\nnote('ready')\nwhile True: time.sleep(0.05)"
 
 
-def test_a_deaf_trainer_is_killed_when_its_grace_is_over(stage: Stage) -> None:
+def test_a_deaf_trainer_is_killed_when_its_grace_is_over(stage: SupervisedTrainer) -> None:
     supervisor = stage.start(DEAF, grace_seconds=0.2)
     stage.wait_for("ready")
     supervisor.send_signal(signal.SIGINT)
@@ -309,7 +302,7 @@ def test_a_deaf_trainer_is_killed_when_its_grace_is_over(stage: Stage) -> None:
     assert is_gone(stage.started(1)[0])
 
 
-def test_a_second_signal_kills_at_once(stage: Stage) -> None:
+def test_a_second_signal_kills_at_once(stage: SupervisedTrainer) -> None:
     supervisor = stage.start(DEAF, grace_seconds=1000, repeat_seconds=0)
     stage.wait_for("ready")
     supervisor.send_signal(signal.SIGINT)
@@ -323,7 +316,7 @@ def test_a_second_signal_kills_at_once(stage: Stage) -> None:
     ]
 
 
-def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
+def test_the_same_signal_on_two_ways_is_one(stage: SupervisedTrainer) -> None:
     supervisor = stage.start(
         """
         def leave(*_):
@@ -344,7 +337,7 @@ def test_the_same_signal_on_two_ways_is_one(stage: Stage) -> None:
     assert stage.end().status == 0
 
 
-def test_a_stop_while_waiting_to_start_again_is_heeded(stage: Stage) -> None:
+def test_a_stop_while_waiting_to_start_again_is_heeded(stage: SupervisedTrainer) -> None:
     supervisor = stage.start("sys.exit(1)", first_backoff_seconds=1000, longest_backoff_seconds=1000)
     assert supervisor.stderr is not None
     assert any("restarting it in" in line for line in supervisor.stderr)
@@ -359,7 +352,7 @@ child = subprocess.Popen([sys.executable, "-c", "import signal, time\\nsignal.si
 """
 
 
-def test_what_a_dead_trainer_leaves_behind_dies_too(stage: Stage) -> None:
+def test_what_a_dead_trainer_leaves_behind_dies_too(stage: SupervisedTrainer) -> None:
     ended = stage.run(CHILDREN + "progress(start, 1)\nif start < 3: die()")
     assert ended.status == 0
     for start in (1, 2, 3):
@@ -367,15 +360,15 @@ def test_what_a_dead_trainer_leaves_behind_dies_too(stage: Stage) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux signals the death of a parent")
-def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: Stage) -> None:
+def test_a_supervisor_that_is_killed_takes_its_trainer_along(stage: SupervisedTrainer) -> None:
     supervisor = stage.start("note('ready')\nwhile True: time.sleep(0.05)")
     stage.wait_for("ready")
     supervisor.kill()
     supervisor.communicate()
-    until(lambda: is_gone(stage.started(1)[0]))
+    eventually(lambda: is_gone(stage.started(1)[0]))
 
 
-def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(stage: Stage) -> None:
+def test_a_trainer_runs_in_a_group_of_its_own_and_knows_that_it_is_supervised(stage: SupervisedTrainer) -> None:
     found = "os.getpgid(0) == os.getpid(), os.environ['HOLDFAST_SUPERVISED']"
     assert stage.run(f"(folder / 'continue').write_text(repr(({found})))").status == 0
     assert (stage.folder / "continue").read_text() == "(True, '1')"
@@ -453,7 +446,7 @@ def stuck_for_ever():
 HANGS = {"hang_factor": 5.0, "hang_least_seconds": 0.3}
 
 
-def test_a_trainer_that_hangs_tells_where_and_is_started_again(stage: Stage) -> None:
+def test_a_trainer_that_hangs_tells_where_and_is_started_again(stage: SupervisedTrainer) -> None:
     ended = stage.run(STUCK + "step_quickly()\nif start == 1: stuck_for_ever()", **HANGS)
     assert (ended.status, stage.starts) == (0, 2)
     assert stage.started(2)[1] == "killed by SIGKILL because it hung"
@@ -462,14 +455,14 @@ def test_a_trainer_that_hangs_tells_where_and_is_started_again(stage: Stage) -> 
     assert log.index("rank 0:") < log.index("in stuck_for_ever") < log.index(": killed")
 
 
-def test_a_rank_that_cannot_answer_holds_nobody_up(stage: Stage) -> None:
+def test_a_rank_that_cannot_answer_holds_nobody_up(stage: SupervisedTrainer) -> None:
     body = STUCK + "step_quickly()\nif start == 1: os.kill(os.getpid(), signal.SIGSTOP)"
     ended = stage.run(body, **HANGS)
     assert (ended.status, stage.starts) == (0, 2)
     assert any("no response to the signal" in line for line in ended.lines)
 
 
-def test_of_a_rank_the_thread_that_trains_is_told_first(stage: Stage) -> None:
+def test_of_a_rank_the_thread_that_trains_is_told_first(stage: SupervisedTrainer) -> None:
     """Others may be many, and a notice is of limited length."""
     other = "import threading\nthreading.Thread(target=lambda: time.sleep(600), daemon=True).start()\n"
     hangs = STUCK + other + "step_quickly()\nif start == 1: stuck_for_ever()"
@@ -477,16 +470,16 @@ def test_of_a_rank_the_thread_that_trains_is_told_first(stage: Stage) -> None:
     assert log.index("in stuck_for_ever") < log.index("in <lambda>")
 
 
-def test_a_trainer_that_has_ended_training_may_take_its_time(stage: Stage) -> None:
+def test_a_trainer_that_has_ended_training_may_take_its_time(stage: SupervisedTrainer) -> None:
     body = STUCK + "step_quickly()\nprogress(8, -8)\ntime.sleep(1.0)"
     assert (stage.run(body, **HANGS).status, stage.starts) == (0, 1)
 
 
-def test_what_never_stepped_is_no_hang(stage: Stage) -> None:
+def test_what_never_stepped_is_no_hang(stage: SupervisedTrainer) -> None:
     assert (stage.run("time.sleep(1.0)", **HANGS).status, stage.starts) == (0, 1)
 
 
-def test_a_stop_that_was_asked_for_is_no_hang(stage: Stage) -> None:
+def test_a_stop_that_was_asked_for_is_no_hang(stage: SupervisedTrainer) -> None:
     body = STUCK + "signal.signal(signal.SIGTERM, lambda *_: note('asked'))\nstep_quickly()\nstuck_for_ever()"
     supervisor = stage.start(body, hang_factor=5.0, hang_least_seconds=60.0, grace_seconds=0.5)
     stage.wait_for("stuck")
@@ -495,7 +488,7 @@ def test_a_stop_that_was_asked_for_is_no_hang(stage: Stage) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the supervisor")
-def test_what_a_trainer_has_put_into_sessions_of_their_own_dies_too(stage: Stage) -> None:
+def test_what_a_trainer_has_put_into_sessions_of_their_own_dies_too(stage: SupervisedTrainer) -> None:
     """As torchrun does with every rank."""
     apart = CHILDREN.replace('"])', '"], start_new_session=True)')
     assert apart != CHILDREN
@@ -505,7 +498,7 @@ def test_what_a_trainer_has_put_into_sessions_of_their_own_dies_too(stage: Stage
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the supervisor")
-def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None:
+def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: SupervisedTrainer) -> None:
     body = """
     helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
     helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
@@ -518,7 +511,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: Stage) -> None
     assert stage.run(body).status == 0
 
 
-def test_a_trainer_that_was_fenced_is_not_started_again(stage: Stage) -> None:
+def test_a_trainer_that_was_fenced_is_not_started_again(stage: SupervisedTrainer) -> None:
     ended = stage.run("sys.exit(75)")
     assert (ended.status, stage.starts) == (75, 1)
     assert ended.lines[-1].endswith("run: the trainer was fenced; this supervisor ends")
@@ -535,18 +528,20 @@ supervision.publish_attempt(supervision.PublishedAttempt(
 """
 
 
-def test_a_job_that_others_have_taken_over_is_left_to_them(stage: Stage) -> None:
+def test_a_job_that_others_have_taken_over_is_left_to_them(stage: SupervisedTrainer) -> None:
     ended = stage.run(TRAINS + "store.acquire_attempt('job', 'elsewhere')\ndie()")
     assert (ended.status, stage.starts) == (75, 1)
     assert "attempt 2 of job was started on" in ended.lines[-1]
 
 
-def test_a_job_that_nobody_has_taken_over_is_started_again(stage: Stage) -> None:
+def test_a_job_that_nobody_has_taken_over_is_started_again(stage: SupervisedTrainer) -> None:
     assert stage.run(TRAINS + "progress(start, 1)\nif start < 3: die()").status == 0
     assert stage.starts == 3
 
 
-def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_else(stage: Stage) -> None:
+def test_a_trainer_that_dies_before_it_has_said_which_attempt_it_is_is_nobody_else(
+    stage: SupervisedTrainer,
+) -> None:
     cut_short = "supervision.publish_uid(f'uid-{start}')\nif start == 3: die()\n"
     begun = TRAINS.replace("attempt = ", cut_short + "attempt = ").replace(
         "supervision.publish_attempt(", "if start == 2: die()\nsupervision.publish_attempt("

@@ -162,7 +162,7 @@ class Moody(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, *replies: tuple[int, bytes, dict[str, str]]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _MoodyHandler)
         self.replies, self.asked = list(replies), []
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -171,7 +171,7 @@ class Moody(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _MoodyHandler(BaseHTTPRequestHandler):
     server: Moody
 
     def _answer(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import nullcontext
 from html.parser import HTMLParser
 from itertools import product
 
@@ -23,7 +22,9 @@ from holdfast_server import models
 from holdfast_server.accounts import policy, sign_ins
 from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.records import audit
-from tests.support.accounts_stage import Stage
+from tests.support.accounts_server import AccountsServer
+
+pytestmark = pytest.mark.usefixtures("no_background_jobs")
 
 BREAKING_OUT = [
     "",
@@ -137,14 +138,8 @@ def database_kind():
     return "sqlite"  # what is stored is the same on both, and this is about pages
 
 
-@pytest.fixture(autouse=True)
-def no_chores(monkeypatch):
-    """What the server does by itself would change what is compared."""
-    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
-
-
 class Site:
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: AccountsServer) -> None:
         self.stage = stage
         stage.person("root", admin=True)
         self.key = stage.key("report", project="default")
@@ -204,12 +199,12 @@ class Site:
     def job(self, make_agent, name: str, said: str) -> None:
         """A job of whose agent every word that it may choose is `said`."""
 
-        class Client:
+        class AuthorizedClient:
             def post(_, url, **named):  # noqa: N805 - it closes over the site
                 named["headers"] |= {"Authorization": f"Bearer {self.key}"}
                 return self.stage.client.post(url, **named)
 
-        agent = make_agent(Client(), job=name)
+        agent = make_agent(AuthorizedClient(), job=name)
         started = {"at": agent.at, "iteration": 0, "lineage": 1}
         agent.say(AttemptStarted(host=said, previous_exit=said, versions={said: said}, **started))
         agent.train(4)
@@ -275,7 +270,7 @@ def judged(site: Site, make_agent, payloads) -> list[tuple[str, str]]:
     return wrong
 
 
-async def _forget_browsers(stage: Stage) -> None:
+async def _forget_browsers(stage: AccountsServer) -> None:
     async def work(session):
         await session.execute(delete(models.SignInRecord))
 
@@ -292,14 +287,14 @@ def test_every_column_that_holds_words_is_one_of_these():
     assert unknown == [], "say whether somebody chooses what is in it: then no page may take it for markup"
 
 
-def test_a_few_payloads_change_no_page(stage: Stage, fresh_agent):
+def test_a_few_payloads_change_no_page(stage: AccountsServer, fresh_agent):
     wrong = judged(Site(stage), fresh_agent, PAYLOADS[::52])
     assert {template for template, _ in wrong} == set(), wrong
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(3))
-def test_no_payload_changes_any_page(stage: Stage, fresh_agent, part):
+def test_no_payload_changes_any_page(stage: AccountsServer, fresh_agent, part):
     assert len(PAYLOADS) >= 200
     site = Site(stage)
     assert judged(site, fresh_agent, PAYLOADS[part::3]) == []
@@ -320,7 +315,7 @@ TRAVERSALS = ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "..%252f..%252fetc/p
 
 
 @pytest.mark.parametrize("prefix", ["/static/", "/jobs/", "/api/v1/jobs/", "/audit/", "/settings/projects/"])
-def test_no_address_leads_to_a_file(stage: Stage, prefix):
+def test_no_address_leads_to_a_file(stage: AccountsServer, prefix):
     site = Site(stage)
     for traversal in TRAVERSALS:
         reply = stage.client.get(prefix + traversal, headers=site.browser("x"))

@@ -6,7 +6,6 @@ import json
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -17,14 +16,16 @@ from anyio.from_thread import start_blocking_portal
 
 from holdfast_server.accounts import policy
 from holdfast_web import create_app
-from tests.support.accounts_stage import OTHER, OWN, Stage
+from tests.support.accounts_server import OTHER, OWN, AccountsServer
 from tests.support.postgres import ON_SQLITE
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import CAST, STATUS, expected
 from tests.unit.server.accounts.test_policy import cast as cast
 
+pytestmark = pytest.mark.usefixtures("no_background_jobs")
+
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
-SIGNED_IN = {"stranger": "stranger", "viewer": "viewer", "operator": "operators", "admin": "admin",
+SIGNED_IN = {"outsider": "outsider", "viewer": "viewer", "operator": "operators", "admin": "admin",
              "server admin": "root"}  # fmt: skip
 JUDGED_AGAIN = {
     ("POST", "/api/v1/ingest"),
@@ -38,14 +39,8 @@ DELETES_THE_JOB = {("DELETE", "/api/v1/jobs/{job}"), ("POST", "/jobs/{job}/delet
 """Asked last: what is asked of a job that is gone is answered by nothing but a 404."""
 
 
-@pytest.fixture(autouse=True)
-def no_chores(monkeypatch):
-    """What the server does by itself would look like what was refused and done."""
-    monkeypatch.setattr("holdfast_server.app.background_jobs_running", lambda *_: nullcontext())
-
-
 class OverHttp(httpx2.Client):
-    """What `Stage` asks of a client, by a socket."""
+    """What `AccountsServer` asks of a client, by a socket."""
 
     def __init__(self, app, portal, url) -> None:
         super().__init__(base_url=url, timeout=60)
@@ -53,7 +48,7 @@ class OverHttp(httpx2.Client):
 
 
 @pytest.fixture
-def stage(settings, clock) -> Iterator[Stage]:
+def stage(settings, clock) -> Iterator[AccountsServer]:
     """A server with accounts, on a port of its own."""
     app = create_app(replace(settings, accounts=True), clock=clock)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
@@ -61,7 +56,7 @@ def stage(settings, clock) -> Iterator[Stage]:
         serving = portal.start_task_soon(server.serve, [listener])
         with OverHttp(app, portal, f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             assert client.get("/readyz").status_code == 200
-            yield Stage(client, clock)
+            yield AccountsServer(client, clock)
         server.should_exit = True
         serving.result()
 
@@ -69,7 +64,7 @@ def stage(settings, clock) -> Iterator[Stage]:
 class Asking:
     """Requests that would do something, if they may."""
 
-    def __init__(self, stage: Stage, cast) -> None:
+    def __init__(self, stage: AccountsServer, cast) -> None:
         self._stage, self._cast = stage, cast
         self._document = stage.client.app.openapi()["paths"]
 
@@ -103,7 +98,7 @@ def cells(routes, *, allowed: bool):
                     yield method, path, project, who, meant
 
 
-def refused_without_a_trace(stage: Stage, cast, routes) -> int:
+def refused_without_a_trace(stage: AccountsServer, cast, routes) -> int:
     """How many were refused, each as it is meant and all of them together without a change in the database."""
     asking = Asking(stage, cast)
     for who in CAST:  # from here on, that somebody was there is no news
@@ -116,7 +111,7 @@ def refused_without_a_trace(stage: Stage, cast, routes) -> int:
     return len(asked)
 
 
-def let_in_and_answered(stage: Stage, cast, routes) -> int:
+def let_in_and_answered(stage: AccountsServer, cast, routes) -> int:
     """How many were let in; none of them failed."""
     asked, wrong = 0, []
     for method, path, project, who, _ in sorted(
@@ -136,7 +131,7 @@ def let_in_and_answered(stage: Stage, cast, routes) -> int:
 @pytest.mark.parametrize("routes", [sorted({rule: route for route, rule in policy.TABLE.items()}.values()),
                                     pytest.param(sorted(policy.TABLE), marks=pytest.mark.long)],
                          ids=["one-of-each-rule", "every-route"])  # fmt: skip
-def test_no_route_is_open_to_whom_it_is_not_meant_for_and_none_fails(stage: Stage, cast, routes):
+def test_no_route_is_open_to_whom_it_is_not_meant_for_and_none_fails(stage: AccountsServer, cast, routes):
     refused = refused_without_a_trace(stage, cast, routes)
     allowed = let_in_and_answered(stage, cast, routes)
     assert refused + allowed == len(routes) * 2 * len(CAST)

@@ -54,7 +54,7 @@ pytestmark = [pytest.mark.processes, ON_SQLITE]
 
 
 @dataclass(frozen=True)
-class Proxy:
+class NginxProxy:
     port: int
     certificate: Path
 
@@ -72,7 +72,7 @@ class Proxy:
 
 
 @pytest.fixture
-def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
+def proxied(fast_path: Path) -> Iterator[Callable[[str, str], NginxProxy]]:
     """Starts nginx with a `server` block, in front of the server at a URL."""
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if nginx is None:
@@ -88,7 +88,7 @@ def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
     )  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(block: str, url: str) -> Proxy:
+    def start(block: str, url: str) -> NginxProxy:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         for written, here in (
@@ -109,7 +109,7 @@ def proxied(fast_path: Path) -> Iterator[Callable[[str, str], Proxy]]:
                 socket.create_connection(("127.0.0.1", port)).close()
             except ConnectionRefusedError:
                 continue
-            return Proxy(port, certificate)
+            return NginxProxy(port, certificate)
 
     yield start
     for process in running:
@@ -128,11 +128,11 @@ def test_the_documented_set_up_asks_everybody_who_they_are(serve, proxied, docum
     server = serve("--address", ADDRESS)
     proxy = proxied(documented, server.url)
     link = re.search(rf"at {ADDRESS}/setup#(hfl_\w+)", server.output)[1]
-    with proxy.client() as ada, proxy.client() as agent, proxy.client() as stranger:
-        assert [stranger.get(path).status_code for path in (JOBS, "/metrics", "/docs")] == [401, 401, 401]
-        assert stranger.patch(f"{JOBS}/char-gpt/desired", json={"paused": True}).status_code == 401
+    with proxy.client() as ada, proxy.client() as agent, proxy.client() as outsider:
+        assert [outsider.get(path).status_code for path in (JOBS, "/metrics", "/docs")] == [401, 401, 401]
+        assert outsider.patch(f"{JOBS}/char-gpt/desired", json={"paused": True}).status_code == 401
         assert (
-            stranger.post("/setup", data={"code": link}, headers={"Origin": "https://evil.example"}).status_code
+            outsider.post("/setup", data={"code": link}, headers={"Origin": "https://evil.example"}).status_code
             == 403
         )
 
@@ -180,13 +180,13 @@ def test_a_batch_as_large_as_the_server_takes_passes(serve, proxied, documented)
 def test_a_server_without_authentication_serves_nothing_through_a_proxy(serve, proxied, documented, kind):
     server = serve()
     block = documented if kind == "as documented" else WITHOUT_HEADERS
-    with proxied(block, server.url).client() as stranger, server.client() as here:
+    with proxied(block, server.url).client() as outsider, server.client() as here:
         for path in ("/", JOBS, "/metrics", "/login", "/static/app.css"):
-            reply = stranger.get(path)
+            reply = outsider.get(path)
             assert (reply.status_code, reply.json()["error"]) == (403, "behind_a_proxy"), path
             assert "--address" in reply.json()["message"]
-        health = stranger.get("/healthz").status_code
+        health = outsider.get("/healthz").status_code
         assert health == (421 if kind == "as documented" else 200), "a health check, but under no other name"
-        assert stranger.post("/api/v1/ingest", content=b"").status_code == 403
-        assert stranger.patch(f"{JOBS}/x/desired", json={"paused": True}, headers=FORM).status_code == 403
+        assert outsider.post("/api/v1/ingest", content=b"").status_code == 403
+        assert outsider.patch(f"{JOBS}/x/desired", json={"paused": True}, headers=FORM).status_code == 403
         assert here.get(JOBS).status_code == 200, "and its own machine everything"

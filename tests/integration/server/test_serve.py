@@ -27,11 +27,11 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def refused(hatch):
+def refused(spawn_server):
     """What a server that does not start says."""
 
     def said(*arguments, **environment):
-        server = hatch(*arguments, **environment)
+        server = spawn_server(*arguments, **environment)
         assert server.wait() == 2
         assert "Traceback" not in server.output
         return server.output
@@ -208,7 +208,7 @@ def test_a_place_that_cannot_be_stored_in_is_named(refused, database):
         ("postgresql://me:hidden@127.0.0.1:1/x", ("refused", "start PostgreSQL there")),
         ("postgresql://me:hidden@nowhere.invalid/x", ("nowhere.invalid", "correct the host")),
         ("postgresql://postgres@/nowhere?host={folder}", ('database "nowhere" does not exist', "createdb")),
-        ("postgresql://stranger@/postgres?host={folder}", ('role "stranger" does not exist', "createuser")),
+        ("postgresql://outsider@/postgres?host={folder}", ('role "outsider" does not exist', "createuser")),
         ("postgresql://guarded:hidden@/postgres?host={folder}", ("password authentication failed", "PGPASSWORD")),
         ("postgresql://guarded@/postgres?host={folder}", ("no password supplied", "PGPASSWORD")),
         ("postgresql://me:hidden@127.0.0.1", ("the name is missing", "postgresql://USER@HOST/NAME")),
@@ -398,13 +398,15 @@ def test_the_address_that_a_proxy_forwards_is_the_clients_and_other_text_is_none
 # ---- slow headers ---------------------------------------------------------------------------
 
 
-class Waiting:
+class SlowApplication:
     """An application that answers `/slow` when it is told to, and anything else at once."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
-        self.config = uvicorn.Config(self.answer, interface="asgi3", http=Hasty, log_config=None, lifespan="off")
+        self.config = uvicorn.Config(
+            self.answer, interface="asgi3", http=ShortHeaderTimeoutProtocol, log_config=None, lifespan="off"
+        )
         self.server = uvicorn.Server(self.config)
         self.thread = threading.Thread(target=self.server.run, args=([self.listener],))
         self.thread.start()
@@ -424,14 +426,14 @@ class Waiting:
         self.thread.join()
 
 
-class Hasty(_HttpProtocol):
+class ShortHeaderTimeoutProtocol(_HttpProtocol):
     """Waits for headers for as long as a test wants."""
 
 
 @pytest.fixture
 def waiting(monkeypatch):
-    monkeypatch.setattr(Hasty, "header_seconds", 3.0)
-    waiting = Waiting()
+    monkeypatch.setattr(ShortHeaderTimeoutProtocol, "header_seconds", 3.0)
+    waiting = SlowApplication()
     yield waiting
     waiting.close()
 
@@ -446,7 +448,7 @@ REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 @pytest.mark.parametrize("sent", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "])
 def test_a_header_that_does_not_come_is_not_waited_for(waiting, sent, monkeypatch):
-    monkeypatch.setattr(Hasty, "header_seconds", 0.01)
+    monkeypatch.setattr(ShortHeaderTimeoutProtocol, "header_seconds", 0.01)
     with waiting.connect() as connection:
         connection.sendall(sent)
         assert is_closed(connection)
@@ -457,7 +459,7 @@ def test_nor_is_that_of_a_later_request(waiting, sent, monkeypatch):
     with waiting.connect() as connection:
         connection.sendall(REQUEST)
         assert connection.recv(1000).endswith(b"ok")
-        monkeypatch.setattr(Hasty, "header_seconds", 0.01)
+        monkeypatch.setattr(ShortHeaderTimeoutProtocol, "header_seconds", 0.01)
         connection.sendall(sent)
         assert is_closed(connection)
 

@@ -12,8 +12,9 @@ from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 
 from holdfast.protocol import messages
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
-from tests.support.web_fixtures import Served, SetClock
+from tests.support.web_fixtures import Served
 
 POINT = "000000000120-1"
 JOB = "/jobs/char-gpt"
@@ -179,7 +180,7 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
 
 
 def test_with_no_one_in_contact_the_page_says_when_it_is_read_and_how_to_do_it_by_hand(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     clock.now += 3600
     client.post(f"{PAGE}/verify")

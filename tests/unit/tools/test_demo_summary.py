@@ -19,7 +19,7 @@ MEASURED = [(0.035, 0.021), (0.02, None), (0.02, 0.05), (0.02, None)]
 """Budgets, and the overheads under them."""
 
 
-class Server:
+class SummaryClient:
     """Answers like a client whose job was killed after iteration 5, and restored from 7 to 4."""
 
     def __init__(self) -> None:
@@ -87,12 +87,12 @@ def within(line: dict[str, Any], wanted: range) -> dict[str, Any]:
 
 
 @pytest.fixture
-def server() -> Server:
-    return Server()
+def server() -> SummaryClient:
+    return SummaryClient()
 
 
 @pytest.fixture
-def events(server: Server) -> DemoEvents:
+def events(server: SummaryClient) -> DemoEvents:
     order = Order(
         id="o",
         job="j",
@@ -116,7 +116,7 @@ def events(server: Server) -> DemoEvents:
     )
 
 
-def rows(server: Server, events: DemoEvents) -> dict[str, list[str]]:
+def rows(server: SummaryClient, events: DemoEvents) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in summary(server, "j", events).splitlines()[1:]:  # type: ignore[arg-type]
         name, _, value = line.strip().partition("  ")
@@ -124,7 +124,7 @@ def rows(server: Server, events: DemoEvents) -> dict[str, list[str]]:
     return found
 
 
-def test_each_figure_comes_from_the_timeline(server: Server, events: DemoEvents) -> None:
+def test_each_figure_comes_from_the_timeline(server: SummaryClient, events: DemoEvents) -> None:
     assert rows(server, events) == {
         "iterations": ["10 on 2 lineages"],
         "checkpoints": ["2 taken, 1 kept, 109 MB each"],
@@ -151,14 +151,14 @@ def test_each_figure_comes_from_the_timeline(server: Server, events: DemoEvents)
     ],
 )
 def test_the_interval_is_given_as_the_interval_history_has_it(
-    server: Server, events: DemoEvents, intervals: list[int | None], expected: str
+    server: SummaryClient, events: DemoEvents, intervals: list[int | None], expected: str
 ) -> None:
     server.intervals = intervals
     assert rows(server, events)["interval"] == [expected]
 
 
 def test_a_run_longer_than_one_answer_is_read_in_windows(
-    server: Server, events: DemoEvents, monkeypatch: pytest.MonkeyPatch
+    server: SummaryClient, events: DemoEvents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("demo_summary.POINTS", 3)
     server.most_points = 3
@@ -166,16 +166,16 @@ def test_a_run_longer_than_one_answer_is_read_in_windows(
     assert rows(server, events)["losses replayed"] == ["all 3 after the restore equal the first ones, bit for bit"]
 
 
-def test_a_loss_that_differs_in_its_last_bit_is_told(server: Server, events: DemoEvents) -> None:
+def test_a_loss_that_differs_in_its_last_bit_is_told(server: SummaryClient, events: DemoEvents) -> None:
     server.again[1] = 0.4000000000000001
     assert rows(server, events)["losses replayed"] == ["1 of 3 DIFFER after the restore, first at iteration 6"]
 
 
-def test_a_loss_that_differs_after_the_kill_is_told(server: Server, events: DemoEvents) -> None:
+def test_a_loss_that_differs_after_the_kill_is_told(server: SummaryClient, events: DemoEvents) -> None:
     events.losses_before_kill[1, 5] = 0.6
     assert rows(server, events)["losses repeated"] == ["1 of 1 DIFFER after the kill, first at iteration 5"]
 
 
-def test_nothing_to_compare_is_not_success(server: Server, events: DemoEvents) -> None:
+def test_nothing_to_compare_is_not_success(server: SummaryClient, events: DemoEvents) -> None:
     events.losses_before_kill = {}
     assert rows(server, events)["losses repeated"] == ["none were repeated after the kill"]

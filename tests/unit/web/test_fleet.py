@@ -6,8 +6,9 @@ from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import Paced
 from holdfast_web.shared.filters import share
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
-from tests.support.web_fixtures import NOW, SetClock
+from tests.support.web_fixtures import NOW
 
 
 def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
@@ -101,7 +102,7 @@ def order_in(page: str) -> list[str]:
     return re.findall(r'<tr id="job-([^"]+)"', page)
 
 
-def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
     """`agent` risks 40 iterations; `rushed` is over its budget; `bare` has no checkpoint at all."""
     rushed = FakeAgent(over_client(client), job="rushed", started_at=NOW - 60, budget=0.005)
     rushed.start()
@@ -141,7 +142,7 @@ def test_an_overhead_that_was_not_measured_yet_is_shown_to_be_so(client: TestCli
     assert "last 0 iterations" not in page
 
 
-def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
     clock.now = agent.at
     assert "late" not in client.get("/").text
     agent.interval = 20
@@ -155,7 +156,7 @@ def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: Fa
 
 
 def test_the_goodput_of_the_fleet_is_that_of_each_job(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     agent.crash(7)
     agent.train(30)

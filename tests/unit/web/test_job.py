@@ -8,8 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import AttemptFinished, Inventory, Paced
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
-from tests.support.web_fixtures import SetClock
 
 JOB = "/jobs/char-gpt"
 
@@ -162,7 +162,7 @@ def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
 
 
 def test_what_went_well_is_history_after_two_minutes(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     client.post(f"{JOB}/restores", data={"checkpoint": "000000000120-1", "key": "once"})
     agent.obey(agent.desired())

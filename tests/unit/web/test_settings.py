@@ -11,8 +11,8 @@ from starlette.testclient import TestClient
 
 from holdfast.pacing import MAX_BUDGET, MIN_BUDGET
 from holdfast_server.records import desired_state
+from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent
-from tests.support.web_fixtures import SetClock
 
 JOB = "/jobs/char-gpt"
 HTMX = {"HX-Request": "true"}
@@ -201,7 +201,7 @@ def test_an_unknown_policy_is_refused(client: TestClient, agent: FakeAgent) -> N
     assert agent.desired().version == 0
 
 
-def test_an_interval_for_a_while_ends_by_itself(client: TestClient, agent: FakeAgent, clock: SetClock) -> None:
+def test_an_interval_for_a_while_ends_by_itself(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
     asked = {"version": "0", "every": "50", "hold": "2 h"}
     answer = client.post(f"{JOB}/interval", data=asked, headers=HTMX)
     assert "Fixed at every 50 iterations until" in answer.text
@@ -278,7 +278,7 @@ def hold(client: TestClient, version: str, every: str, for_time: str = "") -> No
 
 
 def test_an_interval_for_a_while_comes_back_for_what_is_left_of_it(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     begun = clock.now
     hold(client, "0", "50", "2 h")
@@ -294,7 +294,7 @@ def test_an_interval_for_a_while_comes_back_for_what_is_left_of_it(
 
 
 def test_an_interval_whose_time_is_over_does_not_come_back(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     hold(client, "0", "50", "2 h")
     hold(client, "1", "20")
@@ -304,7 +304,7 @@ def test_an_interval_whose_time_is_over_does_not_come_back(
 
 
 def test_what_the_server_ended_does_not_come_back_without_end(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     hold(client, "0", "50", "2 h")
     clock.now += 7200
@@ -314,7 +314,7 @@ def test_what_the_server_ended_does_not_come_back_without_end(
 
 
 def test_to_hold_an_interval_without_end_is_a_change_that_can_be_undone(
-    client: TestClient, agent: FakeAgent, clock: SetClock
+    client: TestClient, agent: FakeAgent, clock: FakeClock
 ) -> None:
     hold(client, "0", "50", "2 h")
     hold(client, "1", "50")

@@ -13,11 +13,11 @@ from holdfast.checkpoint.export import export
 from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint
 from holdfast.state.registry import Registry
-from tests.support.many_ranks import Own, Shared, by_rows, commit
-from tests.support.written import commit_objects
+from tests.support.handmade_checkpoints import commit_objects
+from tests.support.sharded_checkpoints import RankTensors, ReplicatedTensor, by_rows, commit
 
 
-class Tied(torch.nn.Module):
+class ExportedModel(torch.nn.Module):
     """Shared weights, a buffer that state_dict() leaves out, extra state, odd dtypes."""
 
     def __init__(self):
@@ -36,7 +36,7 @@ class Tied(torch.nn.Module):
 
 def trained(seed=0):
     torch.manual_seed(seed)
-    model = Tied()
+    model = ExportedModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.125)
     for _ in range(2):
         model(torch.arange(20)).square().sum().backward()
@@ -220,9 +220,9 @@ def of_three_ranks(tmp_path):
     tensors = {}
     for name, tensor in captured.tensors.items():
         if name in buffers or name.startswith("rng"):
-            tensors[name] = Own([tensor, tensor + 100, tensor])
+            tensors[name] = RankTensors([tensor, tensor + 100, tensor])
         else:
-            tensors[name] = by_rows(tensor, 3) if tensor.dim() else Shared(tensor, by=2)
+            tensors[name] = by_rows(tensor, 3) if tensor.dim() else ReplicatedTensor(tensor, by=2)
     states = [captured.trees | {"loop": {"rank": rank}} for rank in range(3)]
     return commit(tmp_path / "store", 3, tensors, states), model, optimizer
 

@@ -17,7 +17,7 @@ from holdfast.protocol.messages import checkpoint_id
 from holdfast.protocol.retention import parse_retention
 from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Store, open_store
 from holdfast.system.files import Files
-from tests.support.written import commit
+from tests.support.handmade_checkpoints import commit
 
 POINT = checkpoint_id(20, 1)
 

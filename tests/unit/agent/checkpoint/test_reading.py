@@ -14,8 +14,8 @@ from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.state.registry import Registry
-from tests.support.watching import Watching
-from tests.support.written import Shard, commit, commit_objects
+from tests.support.handmade_checkpoints import TensorShard, commit, commit_objects
+from tests.support.read_recording_store import ReadRecordingStore
 
 MIB = 1 << 20
 
@@ -55,7 +55,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path, small_blocks, ten
 def test_thousands_of_tiny_tensors_cost_a_few_reads(tmp_path):
     tensors = {f"model.{i}": torch.full((1 + i % 7,), float(i)) for i in range(2000)}
     written = commit(tmp_path, tensors)
-    store = Watching(tmp_path)
+    store = ReadRecordingStore(tmp_path)
     found = restore.load(store, "job", written.id).tensors
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert len(store.reads) <= 4
@@ -63,7 +63,7 @@ def test_thousands_of_tiny_tensors_cost_a_few_reads(tmp_path):
 
 def test_reads_are_aligned_in_the_file_and_in_memory(tmp_path, small_blocks):
     written = commit(tmp_path, ODD)
-    store = Watching(tmp_path)
+    store = ReadRecordingStore(tmp_path)
     restore.load(store, "job", written.id)
     size = written.path().stat().st_size
     for _, start, length, address in store.reads:
@@ -83,7 +83,7 @@ def test_blocks_may_arrive_in_any_order(tmp_path, small_blocks):
         elif start + size == written.path().stat().st_size:
             others.set()
 
-    found = restore.load(Watching(tmp_path, hold_the_first_back, readers=3), "job", written.id).tensors
+    found = restore.load(ReadRecordingStore(tmp_path, hold_the_first_back, readers=3), "job", written.id).tensors
     assert torch.equal(found["model.w"], tensors["model.w"])
 
 
@@ -104,9 +104,9 @@ def test_every_rank_is_read_and_a_tensor_of_several_put_together(tmp_path):
     whole = torch.arange(24.0).reshape(6, 4)
     written = commit(
         tmp_path,
-        {"model.w": Shard(whole[:2], (6, 4), (0, 0)), "rank0": torch.ones(3)},
-        {"model.w": Shard(whole[2:, :1], (6, 4), (2, 0)), "rank1": torch.zeros(2)},
-        {"model.w": Shard(whole[2:, 1:], (6, 4), (2, 1))},
+        {"model.w": TensorShard(whole[:2], (6, 4), (0, 0)), "rank0": torch.ones(3)},
+        {"model.w": TensorShard(whole[2:, :1], (6, 4), (2, 0)), "rank1": torch.zeros(2)},
+        {"model.w": TensorShard(whole[2:, 1:], (6, 4), (2, 1))},
     )
     found = restore.load(written.store, "job", written.id).tensors
     assert torch.equal(found["model.w"], whole)
@@ -115,7 +115,7 @@ def test_every_rank_is_read_and_a_tensor_of_several_put_together(tmp_path):
 
 def test_a_checkpoint_may_have_more_files_than_can_be_open(tmp_path):
     written = commit(tmp_path, *({f"w{rank}": torch.full((5,), rank)} for rank in range(40)))
-    store = Watching(tmp_path, readers=2)
+    store = ReadRecordingStore(tmp_path, readers=2)
     found = restore.load(store, "job", written.id).tensors
     assert [int(found[f"w{rank}"][0]) for rank in range(40)] == list(range(40))
     assert (store.open, store.most_open <= 3) == (0, True)
@@ -128,7 +128,7 @@ def test_a_store_that_cannot_be_read_is_not_a_damaged_checkpoint(tmp_path, small
         if start:
             raise TimeoutError("the store does not answer")
 
-    store = Watching(tmp_path, break_off)
+    store = ReadRecordingStore(tmp_path, break_off)
     for attempt in (restore.load, restore.verify):
         with pytest.raises(TimeoutError, match="does not answer"):
             attempt(store, "job", written.id)
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_the_threads_and_closes_the_files(tmp_path, small_blocks):
         interrupted.set()
         raise KeyboardInterrupt
 
-    store = Watching(tmp_path, hold_back)
+    store = ReadRecordingStore(tmp_path, hold_back)
     with pytest.raises(KeyboardInterrupt):
         restore.load(store, "job", written.id, progress=interrupt)
     returned.set()
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_the_threads_and_closes_the_files(tmp_path, small_blocks):
 def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_blocks):
     written = commit(tmp_path, ODD)
     looked = threading.Event()
-    store = Watching(tmp_path, lambda start, size: looked.wait(30))
+    store = ReadRecordingStore(tmp_path, lambda start, size: looked.wait(30))
     (file,) = written.manifest.files
     wanted = list(reading.ranges_to_load(written.manifest, file))
     memories = []
@@ -189,7 +189,7 @@ def test_a_long_load_says_in_the_log_how_far_it_is(tmp_path, small_blocks, monke
             assert told.wait(30)
 
     try:
-        restore.load(Watching(tmp_path, wait_for_the_log), "job", written.id)
+        restore.load(ReadRecordingStore(tmp_path, wait_for_the_log), "job", written.id)
     finally:
         logging.getLogger("holdfast").removeFilter(allow)
     assert f"reading {written.id}: " in caplog.text
@@ -270,14 +270,14 @@ def test_verifying_keeps_little_in_memory(tmp_path, memories, monkeypatch):
         nonlocal most
         most = max(most, sum(memories()))
 
-    restore.verify(Watching(tmp_path, look), "job", written.id)
+    restore.verify(ReadRecordingStore(tmp_path, look), "job", written.id)
     assert 0 < most <= 4 * (256 << 10)
 
 
 def test_one_tensor_is_read_and_verified_without_the_others(tmp_path):
     tensors = {f"model.{name}": torch.randn(100_000) for name in "abc"}
     written = commit(tmp_path, tensors)
-    store = Watching(tmp_path)
+    store = ReadRecordingStore(tmp_path)
     ((tensor, data),) = reading.read_tensor(store, "job", written.id, written.manifest, "model.b")
     assert bytes(data) == tensors["model.b"].numpy().tobytes()
     assert sum(length for _, _, length, _ in store.reads) <= 400_000 + 2 * fmt.BLOCK_BYTES
@@ -294,7 +294,7 @@ def test_one_tensor_is_read_and_verified_without_the_others(tmp_path):
 def test_one_object_is_loaded_without_the_others(tmp_path):
     model, optimizer = trained()
     written = commit_objects(tmp_path, model=model, optimizer=optimizer)
-    store = Watching(tmp_path)
+    store = ReadRecordingStore(tmp_path)
     found = restore.load(store, "job", written.id, only=["model.bias", "model.weight"]).tensors
     assert sorted(found) == ["model.bias", "model.weight"]
     assert torch.equal(found["model.weight"], model.weight)

@@ -4,16 +4,11 @@ import json
 
 import pytest
 
-from holdfast.commands import control
 from tests.support.fake_server import FakeServer, Holdfast, requested
 
+pytestmark = pytest.mark.usefixtures("no_polling_delay")
+
 FULL = "No space left on device"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.commands.requests.POLL_SECONDS", 0.0)
-    monkeypatch.setattr(control, "POLL_SECONDS", 0.0)
 
 
 def test_a_checkpoint_is_asked_for_and_followed_until_it_is_durable(

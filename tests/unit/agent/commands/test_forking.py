@@ -8,7 +8,7 @@ import torch
 
 from holdfast.store import open_store
 from tests.support.fake_server import FakeServer, Holdfast
-from tests.support.written import commit
+from tests.support.handmade_checkpoints import commit
 
 
 @pytest.fixture

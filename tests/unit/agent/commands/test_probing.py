@@ -4,17 +4,12 @@ import json
 
 import pytest
 
-from holdfast.commands import control
 from tests.support.fake_server import FakeServer, Holdfast, notice
+
+pytestmark = pytest.mark.usefixtures("no_polling_delay")
 
 FOUND = "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing. An iteration computes for 25 ms"
 WHY_NOT = "data loading cannot be measured: Stream is iterable"
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.commands.requests.POLL_SECONDS", 0.0)
-    monkeypatch.setattr(control, "POLL_SECONDS", 0.0)
 
 
 def test_a_probe_is_asked_for_and_its_answer_waited_for(holdfast: Holdfast, server: FakeServer) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.fake_server import FakeServer, Holdfast
-from tests.support.other_servers import SILENT, SSH, other_server
+from tests.support.foreign_servers import SILENT, SSH, other_server
 
 
 def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:

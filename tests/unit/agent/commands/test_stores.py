@@ -15,7 +15,7 @@ from holdfast.commands.console import size
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store.local import LocalStore
 from holdfast.store.local_reader import LocalReader
-from tests.support import many_ranks, written
+from tests.support import handmade_checkpoints, sharded_checkpoints
 from tests.support.fake_server import Holdfast
 
 
@@ -23,7 +23,7 @@ def commit(root: Path, job: str, *iterations: int) -> None:
     """Checkpoints with one tensor of four bytes each."""
     for iteration in iterations:
         data = torch.tensor([iteration, 0, 0, 0], dtype=torch.uint8)
-        written.commit(root, {"w": data}, job=job, iteration=iteration)
+        handmade_checkpoints.commit(root, {"w": data}, job=job, iteration=iteration)
 
 
 def payload(root: Path, job: str, iteration: int) -> Path:
@@ -96,9 +96,11 @@ def test_a_flipped_bit_is_found_and_named(holdfast: Holdfast, store: Path) -> No
 
 
 def test_a_flipped_bit_in_any_ranks_file_is_found(holdfast: Holdfast, tmp_path: Path) -> None:
-    made = many_ranks.commit(tmp_path, 3, {"w": many_ranks.Own([torch.ones(4)] * 3)}, job="gpt", iteration=10)
+    made = sharded_checkpoints.commit(
+        tmp_path, 3, {"w": sharded_checkpoints.RankTensors([torch.ones(4)] * 3)}, job="gpt", iteration=10
+    )
     assert holdfast("store", "verify", tmp_path).exit_code == 0
-    many_ranks.flip(made, made.manifest.tensors[2])
+    sharded_checkpoints.flip(made, made.manifest.tensors[2])
     result = holdfast("store", "verify", tmp_path)
     assert (result.exit_code, "rank-2.safetensors: tensor w does not match" in result.stdout) == (1, True)
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.fake_server import Holdfast
-from tests.support.written import commit_objects
+from tests.support.handmade_checkpoints import commit_objects
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 
 from holdfast.store import Attempt, Lineage, Pins, open_store
 from tests.support.fake_server import FakeServer, Holdfast
-from tests.support.written import commit
+from tests.support.handmade_checkpoints import commit
 
 JOB = "gpt"
 

@@ -11,9 +11,9 @@ import torch
 from holdfast import Variables
 from holdfast.store import Lineage, open_store
 from tests.support.fake_server import Holdfast
-from tests.support.many_ranks import Own, Shared, by_rows
-from tests.support.many_ranks import commit as commit_ranks
-from tests.support.written import Shard, commit, commit_objects
+from tests.support.handmade_checkpoints import TensorShard, commit, commit_objects
+from tests.support.sharded_checkpoints import RankTensors, ReplicatedTensor, by_rows
+from tests.support.sharded_checkpoints import commit as commit_ranks
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_any_kind_of_tensor_can_be_looked_into(
 
 
 def test_a_tensor_that_several_ranks_wrote_is_shown_whole(holdfast: Holdfast, tmp_path: Path) -> None:
-    halves = [{"w": Shard(torch.full((2, 3), float(rank)), (4, 3), (2 * rank, 0))} for rank in range(2)]
+    halves = [{"w": TensorShard(torch.full((2, 3), float(rank)), (4, 3), (2 * rank, 0))} for rank in range(2)]
     commit(tmp_path, *halves)
     found = shown(holdfast, tmp_path, "job", "1", "w")
     assert (found["shape"], found["mean"]) == ([4, 3], 0.5)
@@ -131,9 +131,9 @@ def test_a_tensor_that_several_ranks_wrote_is_shown_whole(holdfast: Holdfast, tm
 def of_four_ranks(tmp_path: Path) -> Path:
     tensors = {
         "model.w": by_rows(torch.arange(28.0).reshape(7, 4), 4),
-        "model.step": Shared(torch.tensor(3), by=2),
-        "model.mean": Own([torch.full((3,), float(rank)) for rank in range(4)]),
-        "late.grad": Own([None, torch.ones(5), None, None]),
+        "model.step": ReplicatedTensor(torch.tensor(3), by=2),
+        "model.mean": RankTensors([torch.full((3,), float(rank)) for rank in range(4)]),
+        "late.grad": RankTensors([None, torch.ones(5), None, None]),
     }
     states = [{"model": {"$tensor": "model.w"}, "loop": {"seen": rank}} for rank in range(4)]
     commit_ranks(tmp_path, 4, tensors, states)

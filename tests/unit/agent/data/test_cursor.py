@@ -9,11 +9,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import holdfast
 from holdfast.data.cursor import cursor_over
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import Ledger, Noisy, epoch, random_states
+from tests.support.recording_datasets import IndexRecordingDataset, RandomNumberDataset, epoch, random_states
 
 
 def plain(**options):
-    return torch.utils.data.DataLoader(Noisy(), **{"batch_size": 4, "shuffle": True} | options)
+    return torch.utils.data.DataLoader(RandomNumberDataset(), **{"batch_size": 4, "shuffle": True} | options)
 
 
 def numbers(batches):
@@ -46,10 +46,10 @@ class Remembering:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: holdfast.DataLoader(Noisy(10), batch_size=3),
-        lambda: holdfast.DataLoader(Noisy(10), batch_size=3, drop_last=True),
-        lambda: holdfast.DataLoader(Noisy(10), batch_sampler=[[0, 1], [2], [3, 4, 5]]),
-        lambda: holdfast.DataLoader(Noisy(10), sampler=range(7), batch_size=2),
+        lambda: holdfast.DataLoader(RandomNumberDataset(10), batch_size=3),
+        lambda: holdfast.DataLoader(RandomNumberDataset(10), batch_size=3, drop_last=True),
+        lambda: holdfast.DataLoader(RandomNumberDataset(10), batch_sampler=[[0, 1], [2], [3, 4, 5]]),
+        lambda: holdfast.DataLoader(RandomNumberDataset(10), sampler=range(7), batch_size=2),
     ],
 )
 def test_the_batches_that_are_left_are_those_that_come(make):
@@ -65,13 +65,13 @@ def test_the_batches_that_are_left_are_those_that_come(make):
 
 def test_nobody_knows_what_is_left_of_a_loader_without_a_length():
     with pytest.raises(TypeError):
-        holdfast.DataLoader(Noisy(8), batch_sampler=iter([[1], [2]])).batches_left(2)
+        holdfast.DataLoader(RandomNumberDataset(8), batch_sampler=iter([[1], [2]])).batches_left(2)
 
 
 @pytest.mark.parametrize(
     ("make", "promise"),
     [
-        (lambda: holdfast.DataLoader(Noisy(8), batch_size=2), None),
+        (lambda: holdfast.DataLoader(RandomNumberDataset(8), batch_size=2), None),
         (lambda: plain(), "read again from the start up to the position. holdfast.DataLoader"),
         (lambda: plain(generator=torch.Generator()), "order that may differ, since its generator"),
         (lambda: plain(num_workers=1, persistent_workers=True), "random augmentation in its persistent workers"),
@@ -118,7 +118,7 @@ def test_a_plain_loader_goes_on_in_the_same_order_with_the_same_noise(stop, work
 
 
 def test_an_epoch_is_told_to_whatever_takes_one():
-    data = Ledger(8)
+    data = IndexRecordingDataset(8)
     sampler = DistributedSampler(data, num_replicas=1, rank=0)
     cursor = cursor_over(torch.utils.data.DataLoader(data, sampler=sampler))
     first = [batch.item() for batch in cursor.batches()]
@@ -168,7 +168,7 @@ def test_a_loader_that_was_not_drawn_from_is_not_asked_for_its_state():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: [1, 2], lambda: Remembering(False), lambda: holdfast.DataLoader(Ledger(3))]
+    "make", [lambda: [1, 2], lambda: Remembering(False), lambda: holdfast.DataLoader(IndexRecordingDataset(3))]
 )
 def test_nothing_to_go_on_from_is_the_very_start(make):
     loader = make()
@@ -187,7 +187,9 @@ def test_nothing_to_go_on_from_is_the_very_start(make):
 def test_torchdatas_loader_goes_on_in_its_own_order_wherever_it_stopped(stop, workers):
     def make(seed):
         torch.manual_seed(seed)
-        return cursor_over(StatefulDataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=workers))
+        return cursor_over(
+            StatefulDataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, num_workers=workers)
+        )
 
     cursor = make(1)
     whole = [batch for _ in range(3) for batch in numbers(cursor.batches())]
@@ -208,7 +210,7 @@ def test_torchdatas_loader_goes_on_in_its_own_order_wherever_it_stopped(stop, wo
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_going_on_within_an_epoch_draws_nothing_that_training_would_have_drawn():
     def make():
-        return cursor_over(StatefulDataLoader(Ledger(8), batch_size=2, shuffle=True))
+        return cursor_over(StatefulDataLoader(IndexRecordingDataset(8), batch_size=2, shuffle=True))
 
     first, second = make(), make()
     source = first.batches()

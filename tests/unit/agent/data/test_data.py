@@ -10,9 +10,15 @@ from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, def
 from holdfast import DataLoader
 from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import Ledger, Noisy, epoch, indices, random_states
+from tests.support.recording_datasets import (
+    IndexRecordingDataset,
+    RandomNumberDataset,
+    epoch,
+    indices,
+    random_states,
+)
 
-shuffled = functools.partial(DataLoader, Noisy(), batch_size=4, shuffle=True, seed=3)
+shuffled = functools.partial(DataLoader, RandomNumberDataset(), batch_size=4, shuffle=True, seed=3)
 PERSISTENT = {"num_workers": 2, "persistent_workers": True}
 
 
@@ -76,10 +82,10 @@ def test_a_run_that_is_resumed_again_and_again_sees_what_one_run_sees(two_epochs
 
 
 def test_a_position_holds_under_another_batch_size_and_other_workers():
-    before = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)
+    before = DataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, seed=3)
     batches = iter(before)
     seen = [next(batches)[0].tolist() for _ in range(3)]
-    after = DataLoader(Noisy(), batch_size=5, shuffle=True, seed=3, num_workers=1)
+    after = DataLoader(RandomNumberDataset(), batch_size=5, shuffle=True, seed=3, num_workers=1)
     after.load_state_dict(before.state_dict())
     seen += [batch[0].tolist() for batch in after]
     assert sorted(i for batch in seen for i in batch) == list(range(23))
@@ -97,9 +103,11 @@ def draws(samples):
 )
 def test_an_epoch_draws_a_base_seed_from_the_training_process_and_no_more(options):
     before = rng_state()
-    iter(torch.utils.data.DataLoader(Noisy()))
+    iter(torch.utils.data.DataLoader(RandomNumberDataset()))
     expected = random_states()
-    own_sampler = DataLoader(Noisy(), sampler=RandomSampler(Noisy()), **{"batch_size": 4} | options)
+    own_sampler = DataLoader(
+        RandomNumberDataset(), sampler=RandomSampler(RandomNumberDataset()), **{"batch_size": 4} | options
+    )
     for loader in (shuffled(**options), own_sampler):
         restore_rng(before)
         for _ in loader:
@@ -108,7 +116,9 @@ def test_an_epoch_draws_a_base_seed_from_the_training_process_and_no_more(option
 
 
 def test_workers_that_persist_follow_a_rewind():
-    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, num_workers=2, persistent_workers=True)
+    loader = DataLoader(
+        RandomNumberDataset(), batch_size=4, shuffle=True, seed=3, num_workers=2, persistent_workers=True
+    )
     first = epoch(loader)
     batches = iter(loader)
     next(batches)
@@ -119,7 +129,7 @@ def test_workers_that_persist_follow_a_rewind():
 
 
 def test_a_set_that_reads_whole_batches_is_asked_for_them():
-    class Batched(Noisy):
+    class Batched(RandomNumberDataset):
         def __getitems__(self, indices):
             return [self[i] for i in indices]
 
@@ -130,22 +140,22 @@ def test_a_set_that_reads_whole_batches_is_asked_for_them():
 def test_samplers_of_ones_own_are_skipped_forward():
     order = list(range(22, -1, -1))
     for options in ({"sampler": order, "batch_size": 4}, {"batch_sampler": [order[:7], order[7:11], order[11:]]}):
-        whole = [b[0].tolist() for b in DataLoader(Noisy(), **options)]
-        before, after = DataLoader(Noisy(), **options), DataLoader(Noisy(), **options)
+        whole = [b[0].tolist() for b in DataLoader(RandomNumberDataset(), **options)]
+        before, after = DataLoader(RandomNumberDataset(), **options), DataLoader(RandomNumberDataset(), **options)
         next(iter(before))
         after.load_state_dict(before.state_dict())
         assert [b[0].tolist() for b in after] == whole[1:]
 
 
 def test_the_length_is_that_of_a_whole_epoch():
-    assert len(DataLoader(Noisy(), batch_size=4)) == 6
-    assert len(DataLoader(Noisy(), batch_size=4, drop_last=True)) == 5
-    assert len(epoch(DataLoader(Noisy(), batch_size=4, drop_last=True))) == 5
-    assert len(DataLoader(Noisy(), batch_size=None)) == 23
+    assert len(DataLoader(RandomNumberDataset(), batch_size=4)) == 6
+    assert len(DataLoader(RandomNumberDataset(), batch_size=4, drop_last=True)) == 5
+    assert len(epoch(DataLoader(RandomNumberDataset(), batch_size=4, drop_last=True))) == 5
+    assert len(DataLoader(RandomNumberDataset(), batch_size=None)) == 23
 
 
 def within_an_epoch(**options):
-    loader = DataLoader(**{"dataset": Ledger(10), "batch_size": 4} | options)
+    loader = DataLoader(**{"dataset": IndexRecordingDataset(10), "batch_size": 4} | options)
     next(iter(loader))
     return loader.state_dict()
 
@@ -160,22 +170,22 @@ def within_an_epoch(**options):
 )
 def test_a_position_within_an_epoch_of_another_order_is_refused(then, now, message):
     with pytest.raises(ValueError, match=message):
-        DataLoader(Ledger(10), batch_size=4, **now).load_state_dict(within_an_epoch(**then))
-    edge = DataLoader(Ledger(10), **{"batch_size": 4} | then).state_dict()
-    DataLoader(Ledger(10), batch_size=4, **now).load_state_dict(edge)  # nothing is counted yet
+        DataLoader(IndexRecordingDataset(10), batch_size=4, **now).load_state_dict(within_an_epoch(**then))
+    edge = DataLoader(IndexRecordingDataset(10), **{"batch_size": 4} | then).state_dict()
+    DataLoader(IndexRecordingDataset(10), batch_size=4, **now).load_state_dict(edge)  # nothing is counted yet
 
 
 def test_a_dataset_that_has_grown_is_said_so_in_the_middle_of_an_epoch_alone():
-    loader = DataLoader(Ledger(12), batch_size=4)
+    loader = DataLoader(IndexRecordingDataset(12), batch_size=4)
     loader.load_state_dict(within_an_epoch())
     assert "position is for 10 samples, but there are 12 samples" in loader.limitation
-    loader.load_state_dict(DataLoader(Ledger(10), batch_size=4).state_dict())
+    loader.load_state_dict(DataLoader(IndexRecordingDataset(10), batch_size=4).state_dict())
     assert loader.limitation is None
 
 
 def test_nothing_that_was_passed_over_is_read_and_the_position_is_a_few_numbers():
     size = 3_000_000_000
-    before, after = Ledger(size), Ledger(size)
+    before, after = IndexRecordingDataset(size), IndexRecordingDataset(size)
     loader = DataLoader(before, batch_size=4, shuffle=True, seed=1)
     loader.seek(DataPosition(taken=1_000_000_000))
     batches = iter(loader)
@@ -188,7 +198,7 @@ def test_nothing_that_was_passed_over_is_read_and_the_position_is_a_few_numbers(
 
 
 def test_a_sampler_is_drawn_again_but_no_sample_that_it_named_is_read():
-    data = Ledger(100)
+    data = IndexRecordingDataset(100)
     loader = DataLoader(data, sampler=RandomSampler(range(100)), batch_size=4, seed=1)
     loader.seek(DataPosition(taken=92))
     assert len(indices(loader)) == 2
@@ -197,12 +207,12 @@ def test_a_sampler_is_drawn_again_but_no_sample_that_it_named_is_read():
 
 def test_a_generator_is_refused_with_the_way_out():
     with pytest.raises(ValueError, match="give seed="):
-        DataLoader(Noisy(), generator=torch.Generator())
+        DataLoader(RandomNumberDataset(), generator=torch.Generator())
 
 
 def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
     def make():
-        data = Noisy()
+        data = RandomNumberDataset()
         return DataLoader(data, sampler=RandomSampler(data), batch_size=4, seed=3)
 
     whole = epoch(make())
@@ -213,12 +223,12 @@ def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
     after.load_state_dict(before.state_dict())
     assert epoch(after) == whole[2:]
     assert before.limitation is None
-    own = RandomSampler(Noisy(), generator=torch.Generator())
-    assert "has its own generator" in DataLoader(Noisy(), sampler=own).limitation
+    own = RandomSampler(RandomNumberDataset(), generator=torch.Generator())
+    assert "has its own generator" in DataLoader(RandomNumberDataset(), sampler=own).limitation
 
 
 def test_a_subset_is_seeded_by_sample_like_any_other_set():
-    subset = torch.utils.data.Subset(Noisy(), range(5, 17))
+    subset = torch.utils.data.Subset(RandomNumberDataset(), range(5, 17))
 
     def samples(size):
         return [s for b in epoch(DataLoader(subset, batch_size=size)) for s in zip(*b, strict=True)]
@@ -228,8 +238,8 @@ def test_a_subset_is_seeded_by_sample_like_any_other_set():
 
 @pytest.mark.parametrize("how", [{}, {"num_workers": 2}, PERSISTENT], ids=str)
 def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there(how):
-    loader = DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3, **how)
-    whole = [b[0].tolist() for b in DataLoader(Noisy(), batch_size=4, shuffle=True, seed=3)]
+    loader = DataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, seed=3, **how)
+    whole = [b[0].tolist() for b in DataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, seed=3)]
     seen = []
     for batch in loader:
         seen.append(batch[0].tolist())
@@ -240,7 +250,7 @@ def test_a_loader_set_elsewhere_in_the_middle_of_an_epoch_goes_on_from_there(how
 
 
 def test_it_answers_like_torchs_loader():
-    data = Noisy()
+    data = RandomNumberDataset()
     loader = DataLoader(data, batch_size=4, num_workers=0, drop_last=True)
     assert (loader.dataset, loader.batch_size, loader.num_workers, loader.drop_last) == (data, 4, 0, True)
     with pytest.raises(AttributeError):
@@ -259,11 +269,11 @@ def test_it_answers_like_torchs_loader():
 )
 def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(options):
     with pytest.raises(ValueError, match=r"drop|at least 1"):
-        DataLoader(Noisy(), **options)
+        DataLoader(RandomNumberDataset(), **options)
 
 
 def test_one_sample_at_a_time_with_a_numpy_sampler():
-    loader = DataLoader(Noisy(), batch_size=None, sampler=numpy.arange(5))
+    loader = DataLoader(RandomNumberDataset(), batch_size=None, sampler=numpy.arange(5))
     assert [sample[0] for sample in loader] == [0, 1, 2, 3, 4]
 
 
@@ -277,7 +287,7 @@ def test_a_collate_function_draws_the_same_for_any_number_of_workers():
     assert len({noise for _, noise in found[0]}) == 6
 
 
-class Lazy(Ledger):
+class Lazy(IndexRecordingDataset):
     """Draws a number when a process first reads from it."""
 
     def __getitem__(self, index):
@@ -293,7 +303,7 @@ def test_nor_do_its_numbers_depend_on_what_else_a_process_has_read(batch_size):
 
 
 def test_a_sampler_of_whole_batches_and_keys_that_are_no_numbers_reach_the_dataset_as_they_are():
-    class Keyed(Noisy):
+    class Keyed(RandomNumberDataset):
         def __getitem__(self, key):
             return key
 
@@ -304,7 +314,7 @@ def test_a_sampler_of_whole_batches_and_keys_that_are_no_numbers_reach_the_datas
     assert list(DataLoader(Keyed(), sampler=["a", "b", "c"], batch_size=2)) == [["a", "b"], ["c"]]
 
 
-class Opened(Ledger):
+class Opened(IndexRecordingDataset):
     handle = None
 
     def open(self):
@@ -343,18 +353,18 @@ def test_a_dataset_without_a_length_needs_a_sampler():
 
 
 def test_a_sampler_without_an_end_goes_on_and_is_told_to_promise_nothing():
-    class Endless:
+    class EndlessSampler:
         def __iter__(self):
             yield from range(100, 123)
 
-    loader = DataLoader(Keys(), batch_size=4, sampler=Endless())
-    assert "Endless has no len() and is iterated as training goes" in loader.limitation
+    loader = DataLoader(Keys(), batch_size=4, sampler=EndlessSampler())
+    assert "EndlessSampler has no len() and is iterated as training goes" in loader.limitation
     source = iter(loader)
     next(source)
-    resumed = DataLoader(Keys(), batch_size=4, sampler=Endless())
+    resumed = DataLoader(Keys(), batch_size=4, sampler=EndlessSampler())
     resumed.load_state_dict(loader.state_dict())
     assert indices(resumed) == [b.tolist() for b in source]
-    with pytest.raises(TypeError, match="Endless has no len"):
+    with pytest.raises(TypeError, match="EndlessSampler has no len"):
         len(loader)
 
 
@@ -407,14 +417,14 @@ def test_every_epoch_is_whole_however_a_loop_ends_it(epoch_of, how):
 
 
 def test_an_epoch_of_an_iterable_dataset_is_whole_although_its_end_was_never_met():
-    class Numbers(torch.utils.data.IterableDataset):
+    class SizedIterable(torch.utils.data.IterableDataset):
         def __iter__(self):
             return iter(range(8))
 
         def __len__(self):
             return 8
 
-    loader = DataLoader(Numbers(), batch_size=4)
+    loader = DataLoader(SizedIterable(), batch_size=4)
     for epoch_number in range(3):
         batches = iter(loader)
         assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -8,8 +8,9 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from holdfast import DataLoader
 from holdfast.data.loading_probe import WARM_UP_BATCHES, probe
 from holdfast.errors import NoProbe
-from tests.support.log_capture import Ledger, Noisy, epoch, random_states
-from tests.support.waiting import FakeClock, Waiting
+from tests.support.clock import FakeClock
+from tests.support.recording_datasets import IndexRecordingDataset, RandomNumberDataset, epoch, random_states
+from tests.support.slow_dataset import SlowDataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes")
 
@@ -31,8 +32,8 @@ def plain(batch):
 @pytest.mark.parametrize("workers", range(5))
 @pytest.mark.parametrize(("fetch", "prep"), [(0.005, 0.05), (0.05, 0.005), (0.02, 0.02)])
 def test_injected_waits_are_told_apart_to_the_last_digit(workers, fetch, prep):
-    clock = FakeClock()
-    data = Waiting(400, clock.wait, fetch=fetch / 4, prep=prep / 4)
+    clock = FakeClock(100.0)
+    data = SlowDataset(400, clock.wait, fetch=fetch / 4, prep=prep / 4)
     probed = probe(DataLoader(data, num_workers=workers, **MANY), batches=10, clock=clock)
     assert (probed.fetch_seconds, probed.prep_seconds) == pytest.approx((fetch, prep), abs=1e-9)
     assert (probed.batches, probed.workers) == (10, workers)
@@ -40,7 +41,7 @@ def test_injected_waits_are_told_apart_to_the_last_digit(workers, fetch, prep):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_waits_in_real_time_are_told_apart(workers):
-    loader = DataLoader(Waiting(100, time.sleep, fetch=0.03, prep=0.01), num_workers=workers)
+    loader = DataLoader(SlowDataset(100, time.sleep, fetch=0.03, prep=0.01), num_workers=workers)
     probed = probe(loader, batches=10)
     assert probed.prep_seconds >= 0.01
     assert probed.load_seconds >= 0.04
@@ -48,8 +49,8 @@ def test_waits_in_real_time_are_told_apart(workers):
 
 
 def test_a_half_full_cache_counts_with_the_half_that_it_saves():
-    clock = FakeClock()
-    data = Waiting(200, clock.wait, fetch=0.02, prep=0.01)
+    clock = FakeClock(100.0)
+    data = SlowDataset(200, clock.wait, fetch=0.02, prep=0.01)
     data.reads[::2] = 1
     probed = probe(DataLoader(data), batches=20, clock=clock)
     assert (probed.fetch_seconds, probed.prep_seconds) == pytest.approx((0.01, 0.01))
@@ -57,9 +58,9 @@ def test_a_half_full_cache_counts_with_the_half_that_it_saves():
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_starting_takes_is_left_out(workers):
-    clock = FakeClock()
+    clock = FakeClock(100.0)
 
-    class Starting(Waiting):
+    class Starting(SlowDataset):
         started = False
 
         def __getitem__(self, index):
@@ -73,9 +74,9 @@ def test_what_starting_takes_is_left_out(workers):
 
 
 def test_what_takes_longer_the_second_time_was_not_fetched():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
 
-    class Slowing(Waiting):
+    class Slowing(SlowDataset):
         def __getitem__(self, index):
             self.wait(0.001 * self.reads.sum().item())
             return super().__getitem__(index)
@@ -88,9 +89,9 @@ def test_what_takes_longer_the_second_time_was_not_fetched():
 @pytest.mark.parametrize("how", WORKERS, ids=str)
 @pytest.mark.parametrize("drawn", [0, 1, 6])
 def test_training_sees_every_sample_and_every_random_number_as_if_nobody_had_probed(how, drawn):
-    calm = DataLoader(Noisy(), **MANY)
+    calm = DataLoader(RandomNumberDataset(), **MANY)
     expected = epoch(calm) + epoch(calm)
-    loader = DataLoader(Noisy(), **MANY, **how)
+    loader = DataLoader(RandomNumberDataset(), **MANY, **how)
     batches = iter(loader)
     seen = [plain(next(batches)) for _ in range(drawn)]
     before = loader.state_dict(), random_states(), loader.generator.get_state().tolist()
@@ -119,7 +120,7 @@ def test_every_kind_of_order_goes_on_where_it_was(how):
                 probe(loader, batches=3)
         return found
 
-    calm, disturbed = DataLoader(Ledger(40), **how), DataLoader(Ledger(40), **how)
+    calm, disturbed = DataLoader(IndexRecordingDataset(40), **how), DataLoader(IndexRecordingDataset(40), **how)
     for _ in range(2):
         expected = drawn(calm, probed=False)
         assert drawn(disturbed, probed=True) == expected
@@ -128,7 +129,7 @@ def test_every_kind_of_order_goes_on_where_it_was(how):
 
 @pytest.mark.parametrize("how", [{"num_workers": 2}, PERSISTENT], ids=str)
 def test_it_reads_what_no_worker_was_told_to_read_yet(how):
-    data = Waiting(100, lambda _: None)
+    data = SlowDataset(100, lambda _: None)
     loader = DataLoader(data, batch_size=4, **how)
     batches = iter(loader)
     next(batches)
@@ -141,7 +142,7 @@ def test_it_reads_what_no_worker_was_told_to_read_yet(how):
 
 
 def test_a_probe_near_the_end_of_an_epoch_goes_on_into_the_next():
-    ledger = Ledger(8)
+    ledger = IndexRecordingDataset(8)
     loader = DataLoader(ledger, batch_size=2, shuffle=True, seed=1)
     batches = iter(loader)
     next(batches), next(batches), next(batches)
@@ -156,7 +157,7 @@ def test_a_probe_near_the_end_of_an_epoch_goes_on_into_the_next():
 
 
 def test_a_restored_loader_is_probed_from_its_place():
-    ledger = Ledger(100)
+    ledger = IndexRecordingDataset(100)
     loader = DataLoader(ledger, batch_size=2)
     for number, _ in enumerate(loader):
         if number == 3:
@@ -167,34 +168,34 @@ def test_a_restored_loader_is_probed_from_its_place():
 
 
 def test_it_ends_when_its_time_is_up_with_what_it_has():
-    clock = FakeClock()
-    loader = DataLoader(Waiting(100, clock.wait, fetch=0.5, prep=0.5))
+    clock = FakeClock(100.0)
+    loader = DataLoader(SlowDataset(100, clock.wait, fetch=0.5, prep=0.5))
     probed = probe(loader, batches=50, most_seconds=10.0, clock=clock)
     assert (probed.fetch_seconds, probed.prep_seconds, probed.batches) == (0.5, 0.5, 3)
     assert clock.now == 100 + 5 * 1.0 + 5 * 0.5
 
 
 def test_a_batch_too_slow_to_be_read_twice_is_told():
-    clock = FakeClock()
+    clock = FakeClock(100.0)
     with pytest.raises(NoProbe, match=r"a batch takes about 12 s to load, too long to read any twice in 10 s"):
-        probe(DataLoader(Waiting(100, clock.wait, prep=12.0)), clock=clock)
+        probe(DataLoader(SlowDataset(100, clock.wait, prep=12.0)), clock=clock)
 
 
 def test_workers_are_not_waited_for_longer_than_that():
-    loader = DataLoader(Waiting(100, time.sleep, prep=1.0), num_workers=1)
+    loader = DataLoader(SlowDataset(100, time.sleep, prep=1.0), num_workers=1)
     with pytest.raises(NoProbe, match=r"no batch was loaded within 0\.05 s"):
         probe(loader, most_seconds=0.1)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_reading_raises_is_told_and_training_goes_on(workers):
-    class Broken(Ledger):
+    class UnreadableSampleDataset(IndexRecordingDataset):
         def __getitem__(self, index):
             if index > 20:
                 raise LookupError("sample 21 is gone")
             return super().__getitem__(index)
 
-    loader = DataLoader(Broken(40), batch_size=2, num_workers=workers)
+    loader = DataLoader(UnreadableSampleDataset(40), batch_size=2, num_workers=workers)
     batches = iter(loader)
     next(batches)
     before = random_states()
@@ -204,12 +205,12 @@ def test_what_reading_raises_is_told_and_training_goes_on(workers):
     assert next(batches).tolist() == [2, 3]
 
 
-class Stream(IterableDataset):
+class NumberStream(IterableDataset):
     def __iter__(self):
         return iter(range(8))
 
 
-class Endless(SequentialSampler):
+class LengthlessSampler(SequentialSampler):
     __len__ = None
 
 
@@ -218,9 +219,15 @@ class Endless(SequentialSampler):
     [
         ([1, 2, 3], r"list cannot be read ahead of training.*holdfast\.DataLoader"),
         (torch.utils.data.DataLoader(range(4)), r"DataLoader cannot be read ahead"),
-        (DataLoader(Stream()), r"Stream is iterable.*only once"),
-        (DataLoader(Ledger(8), sampler=Endless(range(8))), r"only the sampler knows which batches"),
-        (DataLoader(Ledger(8), sampler=SequentialSampler(range(8))), r"ask again at the beginning of an epoch"),
+        (DataLoader(NumberStream()), r"NumberStream is iterable.*only once"),
+        (
+            DataLoader(IndexRecordingDataset(8), sampler=LengthlessSampler(range(8))),
+            r"only the sampler knows which batches",
+        ),
+        (
+            DataLoader(IndexRecordingDataset(8), sampler=SequentialSampler(range(8))),
+            r"ask again at the beginning of an epoch",
+        ),
     ],
     ids=["list", "torch", "iterable", "endless", "between epochs"],
 )
@@ -234,6 +241,6 @@ def set_up(worker_id):
 
 
 def test_a_worker_init_fn_reaches_the_dataset():
-    clock = FakeClock()
-    loader = DataLoader(Waiting(100, clock.wait), num_workers=1, worker_init_fn=set_up)
+    clock = FakeClock(100.0)
+    loader = DataLoader(SlowDataset(100, clock.wait), num_workers=1, worker_init_fn=set_up)
     assert probe(loader, batches=5, clock=clock).prep_seconds == pytest.approx(0.25)

@@ -7,10 +7,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from holdfast import DataLoader
 from holdfast.data.indexed import DataPosition
 from holdfast.state.rng import restore_rng, rng_state
-from tests.support.log_capture import random_states
+from tests.support.recording_datasets import random_states
 
 
-class Stream(IterableDataset):
+class NoisyStream(IterableDataset):
     """Numbers with noise, shared among workers; the noise of one sample depends on all before it."""
 
     def __init__(self, size=23):
@@ -26,7 +26,7 @@ class Stream(IterableDataset):
         return self.size
 
 
-class Stateful(Stream):
+class ResumableStream(NoisyStream):
     """Goes on from where it was, as a dataset of files with an offset does, and begins again after its end."""
 
     place = 0
@@ -45,7 +45,7 @@ class Stateful(Stream):
         self.place = state_dict["place"]
 
 
-class Epochs(Stateful):
+class Epochs(ResumableStream):
     """As the datasets library does: a state is loaded into the epoch that it is of; iter begins at the start."""
 
     epoch, loaded = 0, None
@@ -80,10 +80,12 @@ def stopped(make, stop):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 1, 4, 6])
-@pytest.mark.parametrize("kind", [Stream, Stateful, Epochs])
+@pytest.mark.parametrize("kind", [NoisyStream, ResumableStream, Epochs])
 def test_a_resumed_stream_goes_on_with_the_next_batch_under_the_same_noise(kind, stop, workers):
     def make():  # the others do not share themselves among workers
-        return DataLoader(kind(), batch_size=4, seed=3, num_workers=workers if kind is Stream else workers // 2)
+        return DataLoader(
+            kind(), batch_size=4, seed=3, num_workers=workers if kind is NoisyStream else workers // 2
+        )
 
     uninterrupted = make()
     whole = [batches(uninterrupted), batches(uninterrupted)]
@@ -97,7 +99,7 @@ def test_a_resumed_stream_goes_on_with_the_next_batch_under_the_same_noise(kind,
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_noise_of_a_later_epoch_does_not_depend_on_how_many_this_process_has_seen(workers):
     def make():
-        return DataLoader(Stream(), batch_size=4, seed=3, num_workers=workers)
+        return DataLoader(NoisyStream(), batch_size=4, seed=3, num_workers=workers)
 
     uninterrupted, resumed = make(), make()
     batches(uninterrupted)
@@ -106,15 +108,15 @@ def test_the_noise_of_a_later_epoch_does_not_depend_on_how_many_this_process_has
 
 
 def test_a_stream_with_a_state_of_its_own_is_not_read_again():
-    data = Stateful()
+    data = ResumableStream()
     loader = DataLoader(data, batch_size=4)
-    loader.load_state_dict(stopped(lambda: DataLoader(Stateful(), batch_size=4), 3))
+    loader.load_state_dict(stopped(lambda: DataLoader(ResumableStream(), batch_size=4), 3))
     batches(loader)
     assert data.read == list(range(12, 23))
     assert loader.limitation is None
 
 
-@pytest.mark.parametrize("kind", [Stream, Stateful, Epochs])
+@pytest.mark.parametrize("kind", [NoisyStream, ResumableStream, Epochs])
 def test_a_stream_can_be_taken_back_in_the_middle_of_an_epoch(kind):
     def make():
         return DataLoader(kind(), batch_size=4, seed=3)
@@ -131,37 +133,41 @@ def test_a_stream_can_be_taken_back_in_the_middle_of_an_epoch(kind):
 
 
 def test_a_state_that_was_loaded_and_not_used_is_still_there():
-    state = stopped(lambda: DataLoader(Stateful(), batch_size=4), 3)
-    loader = DataLoader(Stateful(), batch_size=4)
+    state = stopped(lambda: DataLoader(ResumableStream(), batch_size=4), 3)
+    loader = DataLoader(ResumableStream(), batch_size=4)
     loader.load_state_dict(state)
     assert loader.state_dict() == state
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_reading_a_stream_draws_a_base_seed_from_the_training_process_and_no_more(workers):
-    loader = DataLoader(Stream(), batch_size=4, num_workers=workers)
+    loader = DataLoader(NoisyStream(), batch_size=4, num_workers=workers)
     before = rng_state()
     batches(loader)
     loader.seek(DataPosition(taken=3))
     batches(loader)
     after = random_states()
     restore_rng(before)
-    iter(torch.utils.data.DataLoader(Stream()))
+    iter(torch.utils.data.DataLoader(NoisyStream()))
     assert random_states() == after
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        (Stream, {}, ["Stream is read again from its start"]),
-        (Stream, {"num_workers": 1}, ["Stream is read again from its start"]),
+        (NoisyStream, {}, ["NoisyStream is read again from its start"]),
+        (NoisyStream, {"num_workers": 1}, ["NoisyStream is read again from its start"]),
         (
-            Stateful,
+            ResumableStream,
             {"num_workers": 1},
             ["read again", "its state_dict is not used with workers: num_workers=0 would"],
         ),
-        (Stream, {"num_workers": 1, "persistent_workers": True}, ["read again", "persistent workers may differ"]),
-        (Stateful, {"rank": 0, "world_size": 2}, ["split itself among the 2 ranks"]),
+        (
+            NoisyStream,
+            {"num_workers": 1, "persistent_workers": True},
+            ["read again", "persistent workers may differ"],
+        ),
+        (ResumableStream, {"rank": 0, "world_size": 2}, ["split itself among the 2 ranks"]),
     ],
 )
 def test_what_a_stream_cannot_promise_is_said(kind, options, words):
@@ -171,16 +177,16 @@ def test_what_a_stream_cannot_promise_is_said(kind, options, words):
 
 
 def test_another_number_of_workers_is_said_to_change_the_order():
-    loader = DataLoader(Stream(), batch_size=4)
-    loader.load_state_dict(stopped(lambda: DataLoader(Stream(), batch_size=4, num_workers=2), 1))
+    loader = DataLoader(NoisyStream(), batch_size=4)
+    loader.load_state_dict(stopped(lambda: DataLoader(NoisyStream(), batch_size=4, num_workers=2), 1))
     assert "batches of 4 from 2 workers, but there are batches of 4 from 1 workers" in loader.limitation
 
 
 def test_the_length_is_the_streams():
-    assert len(DataLoader(Stream(), batch_size=4)) == 6
+    assert len(DataLoader(NoisyStream(), batch_size=4)) == 6
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": [1]}, {"batch_sampler": [[1]]}])
 def test_an_order_cannot_be_given_to_a_stream(options):
     with pytest.raises(ValueError, match="IterableDataset"):
-        DataLoader(Stream(), **options)
+        DataLoader(NoisyStream(), **options)

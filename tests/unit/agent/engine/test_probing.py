@@ -8,7 +8,7 @@ from torch.utils.data import IterableDataset
 
 import holdfast
 from holdfast.data.loading_probe import LoadingTimes
-from holdfast.engine import probing, startup
+from holdfast.engine import probing
 from holdfast.engine.probing import PATIENCE_SECONDS, Prober
 from holdfast.errors import NoProbe
 from holdfast.protocol import messages
@@ -16,21 +16,14 @@ from holdfast.protocol.messages import Desired
 from holdfast.telemetry.iteration_clock import IterationClock
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.clock import FakeClock
+from tests.support.fake_server_connection import FakeServerConnection
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
+from tests.support.session_fixtures import uninterrupted as uninterrupted
 from tests.support.tiny_job import Trainer
-from tests.support.waiting import FakeClock
-from tests.unit.agent.session.test_session import FakeClient, FakeLink, store, uninterrupted
-
-__all__ = ["store", "uninterrupted"]
 
 FOUND = LoadingTimes(fetch_seconds=0.03, prep_seconds=0.01, batches=50, workers=0)
-
-
-@pytest.fixture
-def linked(monkeypatch):
-    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
-    monkeypatch.setattr(startup, "AgentClient", FakeClient)
-    monkeypatch.setattr(FakeLink, "first", None)
-    return {"server": "http://127.0.0.1:1"}
 
 
 def click(at=10, **changes):
@@ -64,9 +57,9 @@ def test_a_job_that_was_probed_resumes_exactly(store, linked, uninterrupted):
 
 
 def test_a_click_from_before_a_start_is_not_for_it(store, linked):
-    FakeLink.first = Desired(version=3, probe_request=2)
+    FakeServerConnection.first = Desired(version=3, probe_request=2)
     trainer = Trainer(store, **linked)
-    trainer.link.desired = FakeLink.first
+    trainer.link.desired = FakeServerConnection.first
     trainer.run(until=3).crash()
     assert notices(trainer) == []
 
@@ -120,7 +113,7 @@ class Script:
     """A prober of a script that draws from `loader`, whose clock a test moves."""
 
     def __init__(self, monkeypatch, loader=None, batches=1.0, takes=0.0):
-        self.clock, self.told = FakeClock(), []
+        self.clock, self.told = FakeClock(100.0), []
         monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=self.clock, monotonic=self.clock))
         monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(restore_count=0, loader=loader or [1], batches_an_iteration=batches)
@@ -187,11 +180,11 @@ def test_it_waits_for_checkpoints_under_way_but_not_for_ever(monkeypatch):
 
 
 def stream_of(**_):
-    class Stream(IterableDataset):
+    class ZeroStream(IterableDataset):
         def __iter__(self):
             return iter(torch.zeros(40, 4))
 
-    return holdfast.DataLoader(Stream())
+    return holdfast.DataLoader(ZeroStream())
 
 
 @pytest.mark.parametrize(

@@ -7,37 +7,20 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine import startup
 from holdfast.protocol import messages
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.store import Ending, Lineage, open_store
 from holdfast.supervisor.hang_detector import RestartProgress
 from holdfast.system import supervisor_channel
+from tests.support.fake_server_connection import FakeServerConnection
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
+from tests.support.session_fixtures import uninterrupted as uninterrupted
 from tests.support.tiny_job import Trainer
-from tests.unit.agent.session.test_session import FakeClient, FakeLink, committed
+from tests.unit.agent.session.test_session import committed
 
 POINT = "000000000006-1"
 ORDER = RestoreOrder(id="o", checkpoint=POINT, fence=1)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    trainer = Trainer(tmp_path_factory.mktemp("store") / "s").run()
-    trainer.session.close()
-    return dict(trainer.losses)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def linked(monkeypatch):
-    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
-    monkeypatch.setattr(startup, "AgentClient", FakeClient)
-    monkeypatch.setattr(FakeLink, "first", None)
-    return {"server": "http://127.0.0.1:1"}
 
 
 @pytest.fixture
@@ -100,7 +83,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
 ):
     relaunched(store, linked)
     supervisor_channel.take_relaunch(supervised)
-    FakeLink.first = Desired(version=2, restore=ORDER) if answers else None
+    FakeServerConnection.first = Desired(version=2, restore=ORDER) if answers else None
     again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=9)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
     (lineage,) = [each for each in open_store(store).records("job", Lineage) if each.order == "o"]
@@ -116,7 +99,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
 def test_one_that_is_cancelled_meanwhile_goes_on_where_it_ended(store, linked, supervised, uninterrupted):
     relaunched(store, linked)
     supervisor_channel.take_relaunch(supervised)
-    FakeLink.first = Desired(version=3)
+    FakeServerConnection.first = Desired(version=3)
     again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=13)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (12, 13)}
     again.crash()
@@ -157,7 +140,7 @@ def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, 
     assert told.endswith("restart the script, or run it under `holdfast run`, which does")
     assert 6 in committed(store)
     trainer.crash()
-    FakeLink.first = Desired(version=2, restore=ORDER)
+    FakeServerConnection.first = Desired(version=2, restore=ORDER)
     again = Trainer(store, restorable_in_place=False, seed=5, **linked).run(until=8)
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8)}
     again.crash()
@@ -165,7 +148,7 @@ def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, 
 
 def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, linked, supervised, monkeypatch):
     def told(**options):
-        FakeLink.first = None
+        FakeServerConnection.first = None
         trainer = Trainer(store, **options, **linked).run(until=3)
         trainer.crash()
         return trainer.link.of(messages.Restores)

@@ -13,10 +13,11 @@ from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.resharding import Region, copies_for, plan_assembly
-from tests.support.many_ranks import (
-    Own,
-    Sharded,
-    Shared,
+from tests.support.read_recording_store import ReadRecordingStore
+from tests.support.sharded_checkpoints import (
+    RankTensors,
+    ReplicatedTensor,
+    ShardedTensor,
     by_grid,
     by_rows,
     commit,
@@ -26,7 +27,6 @@ from tests.support.many_ranks import (
     part_of,
     payloads,
 )
-from tests.support.watching import Watching
 
 
 def bits(tensor):
@@ -52,12 +52,12 @@ SPLIT = {
     "complex64": by_rows(random(5, 2, dtype=torch.complex64), 4),
     "complex128": by_rows(random(5, 2, dtype=torch.complex128), 4),
     "mask": by_rows(random(6) > 0, 4),
-    "some": Sharded(random(4, 4), [Region((0, 0), (4, 4)), None, None, None]),
+    "some": ShardedTensor(random(4, 4), [Region((0, 0), (4, 4)), None, None, None]),
 }
 WHOLE = {
-    "step": Shared(torch.tensor(7), by=3),
-    "norm": Shared(random(33), by=1),
-    "nothing": Shared(torch.empty(0)),
+    "step": ReplicatedTensor(torch.tensor(7), by=3),
+    "norm": ReplicatedTensor(random(33), by=1),
+    "nothing": ReplicatedTensor(torch.empty(0)),
 }
 TENSORS = {f"model.{name}": each for name, each in (SPLIT | WHOLE).items()}
 SHARDED = [f"model.{name}" for name in SPLIT]
@@ -120,7 +120,7 @@ def test_one_process_puts_all_of_it_together(made):
 
 
 def test_what_all_ranks_have_may_lie_in_any_file(tmp_path):
-    tensors = {f"model.{i}": Shared(random(40 + i), by=i % 3) for i in range(9)}
+    tensors = {f"model.{i}": ReplicatedTensor(random(40 + i), by=i % 3) for i in range(9)}
     written = commit(tmp_path, 3, tensors)
     for rank in range(5):
         found = load(written, rank).tensors
@@ -129,14 +129,14 @@ def test_what_all_ranks_have_may_lie_in_any_file(tmp_path):
 
 def test_several_ranks_may_go_on_from_a_checkpoint_of_one(tmp_path):
     whole = random(10, 6)
-    written = commit(tmp_path, 1, {"w": Shared(whole)})
+    written = commit(tmp_path, 1, {"w": ReplicatedTensor(whole)})
     for rank, region in enumerate(by_rows(whole, 3).regions):
         found = asking(written, {"w": region}, rank=rank)
         assert bits(found.tensors["w"]) == bits(part_of(whole, region))
 
 
 def test_one_process_reads_all_that_one_wrote_whether_it_may_ask_for_regions_or_not(tmp_path):
-    written = commit(tmp_path, 1, {"w": Shared(random(10, 6)), "none": Shared(torch.empty(0))})
+    written = commit(tmp_path, 1, {"w": ReplicatedTensor(random(10, 6)), "none": ReplicatedTensor(torch.empty(0))})
     assert bits(asking(written, {}).tensors["w"]) == bits(random(10, 6))
     data = bytearray(written.path().read_bytes())
     data[8] ^= 1
@@ -147,7 +147,10 @@ def test_one_process_reads_all_that_one_wrote_whether_it_may_ask_for_regions_or_
 
 
 def test_a_rank_takes_its_own_and_one_that_is_new_that_of_another(tmp_path):
-    own = {"rng": Own([random(8) + rank for rank in range(3)]), "late": Own([None, torch.ones(2), None])}
+    own = {
+        "rng": RankTensors([random(8) + rank for rank in range(3)]),
+        "late": RankTensors([None, torch.ones(2), None]),
+    }
     states = [{"rng": {"$tensor": "rng"}, "seen": rank, "same": 1} for rank in range(3)]
     states[1]["grad"] = {"$tensor": "late"}
     written = commit(tmp_path, 3, own | {"w": by_rows(random(6), 3)}, states)
@@ -174,13 +177,13 @@ def large(tmp_path, monkeypatch):
     """Four ranks, each with a row of 40 kB of three tensors; stretches of any size are read around."""
     monkeypatch.setattr(reading, "GAP_BYTES", 0)
     tensors = {name: by_rows(random(4, 10_000) + ord(name), 4) for name in "abc"}
-    tensors["own"] = Own([random(10_000) + rank for rank in range(4)])
+    tensors["own"] = RankTensors([random(10_000) + rank for rank in range(4)])
     return commit(tmp_path, 4, tensors), tensors
 
 
 def test_only_what_a_rank_needs_is_read(large):
     written, tensors = large
-    store = Watching(written.store.root)
+    store = ReadRecordingStore(written.store.root)
     asked = {"a": tensors["a"].regions[2], "b": Region((4, 0), (0, 10_000)), "c": Region((1, 5), (2, 3))}
     found = asking(written, asked, store, rank=3).tensors
     assert [tuple(found[name].shape) for name in "abc"] == [(1, 10_000), (0, 10_000), (2, 3)]
@@ -194,11 +197,15 @@ def test_only_what_a_rank_needs_is_read(large):
 
 
 def test_what_lies_between_is_read_along_when_that_is_quicker(tmp_path):
-    tensors = {f"x{i:02}": Own([random(10)] * 2) if i % 2 else Shared(random(10) + i) for i in range(40)}
+    tensors = {
+        f"x{i:02}": RankTensors([random(10)] * 2) if i % 2 else ReplicatedTensor(random(10) + i) for i in range(40)
+    }
     written = commit(tmp_path, 2, tensors)
-    store = Watching(tmp_path)
+    store = ReadRecordingStore(tmp_path)
     found = restore.load(store, "job", written.id, rank=1).tensors
-    assert all(bits(found[n]) == bits(each.tensor) for n, each in tensors.items() if isinstance(each, Shared))
+    assert all(
+        bits(found[n]) == bits(each.tensor) for n, each in tensors.items() if isinstance(each, ReplicatedTensor)
+    )
     assert sorted(file for file, *_ in store.reads) == ["rank-0.safetensors", "rank-1.safetensors"]
 
 
@@ -211,8 +218,8 @@ def test_a_flipped_bit_matters_to_those_ranks_that_need_it(tmp_path):
     tensors = {
         "rows": by_rows(random(7, 3), 4),
         "grid": by_grid(random(6, 7), 2, 2),
-        "own": Own([random(5) + rank for rank in range(4)]),
-        "shared": Shared(random(5), by=2),
+        "own": RankTensors([random(5) + rank for rank in range(4)]),
+        "shared": ReplicatedTensor(random(5), by=2),
     }
     written = commit(tmp_path, 4, tensors)
     asked = {"rows": Region((3, 0), (3, 2)), "grid": Region((0, 2), (3, 3))}
@@ -305,7 +312,7 @@ def partitions(draw):
 def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(build):
     shape, blocks, region = build
     tensor = torch.arange(math.prod(shape)).reshape(shape)
-    written = payloads(len(blocks), {"w": Sharded(tensor, blocks)})
+    written = payloads(len(blocks), {"w": ShardedTensor(tensor, blocks)})
     stored = [each.part.tensors[0] for each in written]
     read = {id(shard): part_of(tensor, block) for shard, block in zip(stored, blocks, strict=True)}
     assert torch.equal(plan_assembly("w", stored, region).build(read), part_of(tensor, region))
@@ -314,7 +321,11 @@ def test_whatever_it_is_cut_into_a_region_is_filled_with_what_belongs_there(buil
 
 
 def test_all_is_put_together_in_host_memory_wherever_the_script_makes_its_tensors(made, tmp_path):
-    of_one = commit(tmp_path / "one", 1, {"model.rows": Shared(random(12, 5)), "nothing": Shared(torch.empty(0))})
+    of_one = commit(
+        tmp_path / "one",
+        1,
+        {"model.rows": ReplicatedTensor(random(12, 5)), "nothing": ReplicatedTensor(torch.empty(0))},
+    )
     torch.set_default_device("meta")
     try:
         whole, part, alone = load(made), load(made, 1, 3), load(of_one)

@@ -15,13 +15,21 @@ from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
 from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error
-from tests.support.many_ranks import Own, Sharded, Shared, by_grid, by_rows, in_blocks, payloads
+from tests.support.sharded_checkpoints import (
+    RankTensors,
+    ReplicatedTensor,
+    ShardedTensor,
+    by_grid,
+    by_rows,
+    in_blocks,
+    payloads,
+)
 
 TENSORS = {
     "w": by_rows(torch.randn(7, 3), 4),
     "grid": by_grid(torch.randn(5, 5), 2, 2),
-    "step": Shared(torch.tensor(3), by=2),
-    "rng": Own([torch.full((2,), rank) for rank in range(4)]),
+    "step": ReplicatedTensor(torch.tensor(3), by=2),
+    "rng": RankTensors([torch.full((2,), rank) for rank in range(4)]),
 }
 STATES = [{"model": [{"$tensor": "w"}, {"$tensor": "grid"}], "rng": {"$tensor": "rng"}, "seen": rank} for rank in
           range(4)]  # fmt: skip
@@ -57,7 +65,9 @@ def test_the_parts_of_all_ranks_make_a_checkpoint_in_whatever_order_they_come():
 
 
 def test_one_rank_alone_is_a_whole():
-    (part,) = parts({"w": Shared(torch.ones(2)), "none": Shared(torch.empty(0))}, [{"w": 1}], world_size=1)
+    (part,) = parts(
+        {"w": ReplicatedTensor(torch.ones(2)), "none": ReplicatedTensor(torch.empty(0))}, [{"w": 1}], world_size=1
+    )
     whole = merge_ranks([part], 1)
     assert (whole.tensors, whole.state, whole.rank_states) == (part.tensors, {"w": 1}, {})
 
@@ -99,12 +109,12 @@ def test_a_rank_speaks_of_its_own_file_only(changes, reason):
 
 
 def test_what_is_shared_is_stored_by_one_rank_only():
-    twice = Sharded(torch.tensor(3), [None, Region((), ()), Region((), ()), None])
+    twice = ShardedTensor(torch.tensor(3), [None, Region((), ()), Region((), ()), None])
     assert (
         refused(parts({"step": twice})) == "tensor step: rank 1 and rank 2 both stored the same shard (() at ())"
     )
     whole = Region((0, 0), (2, 3))
-    twice = Sharded(torch.ones(2, 3), [whole, None, None, whole])
+    twice = ShardedTensor(torch.ones(2, 3), [whole, None, None, whole])
     assert "tensor w: rank 0 and rank 3 both stored the same shard ((2, 3) at (0, 0))" in refused(
         parts({"w": twice})
     )
@@ -170,13 +180,13 @@ def test_what_is_a_ranks_own_is_whole():
     ],
 )
 def test_a_tree_may_refer_only_to_what_its_rank_can_see(states, reason):
-    tensors = TENSORS | {"late": Own([None, torch.ones(1), None, None])}
+    tensors = TENSORS | {"late": RankTensors([None, torch.ones(1), None, None])}
     told = parts(tensors, [STATES[rank] | states.get(rank, {}) for rank in range(4)])
     assert refused(told).startswith(reason)
 
 
 def test_a_rank_that_stored_its_own_may_refer_to_it():
-    tensors = {"late": Own([None, torch.ones(1)])}
+    tensors = {"late": RankTensors([None, torch.ones(1)])}
     told = parts(tensors, [{}, {"loop": {"$tensor": "late"}}], world_size=2)
     assert merge_ranks(told, 2).rank_states == {"1": {"loop": {"$tensor": "late"}}}
 
@@ -309,5 +319,5 @@ def test_overlaps_are_found_whatever_the_shards_are(made):
 
 
 def test_a_tensor_that_another_rank_has_as_its_own_is_no_use_to_the_first():
-    told = parts({"w": Own([torch.ones(2), torch.ones(2)])}, [{"m": {"$tensor": "w"}}] * 2, world_size=2)
+    told = parts({"w": RankTensors([torch.ones(2), torch.ones(2)])}, [{"m": {"$tensor": "w"}}] * 2, world_size=2)
     assert refused(changed(told, 0, "w"), 2) == "tensor w: 'm' of rank 0 refers to it, but it is not stored"

@@ -41,7 +41,7 @@ class Wires:
         self._sent = collections.defaultdict(collections.deque)
 
     def line(self, rank, breaks=None):
-        return Line(self, rank, breaks)
+        return RankLink(self, rank, breaks)
 
     def put(self, key, data):
         with self._changed:
@@ -66,7 +66,7 @@ class Wires:
             raise RanksLost("another rank is gone")
 
 
-class Line:
+class RankLink:
     """One rank's; at the call that it `breaks` at, (method, how many before it), the ranks part."""
 
     def __init__(self, wires, rank, breaks):
@@ -92,11 +92,11 @@ class Line:
         self.calls[method] += 1
 
 
-class Faulty(LocalStore):
+class StepFailingStore(LocalStore):
     """One rank's, which raises an error at one step."""
 
     def __init__(self, root, step=None, error=None):
-        super().__init__(root, FaultyFiles(self))
+        super().__init__(root, StepFailingFiles(self))
         self._step, self._error = step, error
         self.renamed = False
 
@@ -126,7 +126,7 @@ class Faulty(LocalStore):
         return watched
 
 
-class FaultyFiles(Files):
+class StepFailingFiles(Files):
     def __init__(self, store):
         self._store = store
 
@@ -158,7 +158,7 @@ def task_of(rank, world_size, iteration):
     )
 
 
-class Job:
+class CommitJob:
     def __init__(self, root, world_size):
         self.root, self.world_size, self.wires = root, world_size, Wires(world_size)
         self.store = LocalStore(root)
@@ -181,7 +181,7 @@ class Job:
 
     def _part(self, found, rank, iteration, number, case):
         line = self.wires.line(rank, case.get("breaks"))
-        store = Faulty(self.root, case.get("step"), case.get("error"))
+        store = StepFailingStore(self.root, case.get("step"), case.get("error"))
         task = task_of(rank, self.world_size, iteration)
         payload = memoryview(bytes([rank, iteration]) * 8)
         if case.get("foreign"):
@@ -223,21 +223,21 @@ def test_what_each_rank_took_is_told_by_rank_0_the_slowest_first(tmp_path, monke
     monkeypatch.setattr(
         "holdfast.persist.two_phase_commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
     )
-    job = Job(tmp_path, 3)
+    job = CommitJob(tmp_path, 3)
     job.checkpoint()
     told = [(each.rank, each.snapshot_seconds, each.stall_seconds, each.persist_seconds) for each in job.spans]
     assert told == [(1, 0.1, 0.01, 0.5), (0, 0.1, 0.01, 0.2), (2, 0.1, 0.01, 0.1)]
 
 
 def test_of_a_checkpoint_that_failed_nothing_is_told_of_ranks(tmp_path):
-    job = Job(tmp_path, 2)
+    job = CommitJob(tmp_path, 2)
     job.checkpoint(at={1: {"problem": NotPrepared("the copy failed")}})
     assert job.spans == []
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_what_all_have_written_is_a_checkpoint(tmp_path, world_size):
-    job = Job(tmp_path, world_size)
+    job = CommitJob(tmp_path, world_size)
     assert job.checkpoint() == [None] * world_size
     job.assert_whole(1)
     assert job.half_done == []
@@ -254,7 +254,7 @@ CASES = [
 
 @pytest.mark.parametrize(("world_size", "rank", "step", "error"), CASES)
 def test_one_that_fails_leaves_nothing_and_all_are_told_which_it_was(tmp_path, world_size, rank, step, error):
-    job = Job(tmp_path, world_size)
+    job = CommitJob(tmp_path, world_size)
     ended = job.checkpoint(at={rank: {"step": step, "error": error}})
     assert ended[rank] is error
     for other, outcome in enumerate(ended):
@@ -269,7 +269,7 @@ def test_one_that_fails_leaves_nothing_and_all_are_told_which_it_was(tmp_path, w
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_rank_with_nothing_to_write_ends_it_for_all(tmp_path, rank, torn):
-    job = Job(tmp_path, 3)
+    job = CommitJob(tmp_path, 3)
     ended = job.checkpoint(at={rank: {"problem": NotPrepared("it is torn", torn=torn)}})
     for other, outcome in enumerate(ended):
         where = "" if other == rank else f"rank {rank}: "
@@ -280,7 +280,7 @@ def test_a_rank_with_nothing_to_write_ends_it_for_all(tmp_path, rank, torn):
 
 @pytest.mark.parametrize("declining", [{0}, {1}, {0, 1}, {1, 2}, {0, 1, 2}])
 def test_ranks_that_decline_end_it_for_all(tmp_path, declining):
-    job = Job(tmp_path, 3)
+    job = CommitJob(tmp_path, 3)
     ended = job.checkpoint(at={rank: {"declined": "no memory"} for rank in declining})
     for rank, outcome in enumerate(ended):
         assert isinstance(outcome, NotPrepared)
@@ -293,7 +293,7 @@ def test_ranks_that_decline_end_it_for_all(tmp_path, declining):
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_parts_that_make_no_whole_are_not_committed(tmp_path, rank):
-    job = Job(tmp_path, 3)
+    job = CommitJob(tmp_path, 3)
     ended = job.checkpoint(at={rank: {"foreign": True}})
     assert isinstance(ended[0], IncompleteParts)
     assert {str(outcome) for outcome in ended} == {
@@ -310,7 +310,7 @@ BREAKS = [(0, "send", 0), (0, "send", 1), (0, "receive", 0), (0, "receive", 1), 
 
 @pytest.mark.parametrize(("rank", "method", "before"), BREAKS)
 def test_where_ranks_part_no_other_waits_and_there_is_all_or_nothing(tmp_path, rank, method, before):
-    job = Job(tmp_path, 3)
+    job = CommitJob(tmp_path, 3)
     ended = job.checkpoint(at={rank: {"breaks": (method, before)}})
     committed = ended[0] is None
     assert committed == (checkpoint_id(1, 1) in job.store.checkpoints(JOB))
@@ -321,7 +321,7 @@ def test_where_ranks_part_no_other_waits_and_there_is_all_or_nothing(tmp_path, r
 
 
 def test_several_at_the_same_time_are_kept_apart(tmp_path):
-    job, found = Job(tmp_path, 3), {}
+    job, found = CommitJob(tmp_path, 3), {}
 
     def take(number):
         at = {1: {"step": "write", "error": ERRORS[0]}} if number == 3 else {}

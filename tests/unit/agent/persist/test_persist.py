@@ -23,20 +23,18 @@ from holdfast.store import open_store, read_manifest
 from holdfast.system import host_memory
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.faulty_store import hear, tell
-from tests.support.persisting import (
+from tests.support.persist_job import (
     BACKENDS,
     JOB,
-    Job,
-    Settled,
+    PersistJob,
+    SettledRuns,
     bytes_of,
-    children,
     committed_bytes,
-    descriptors,
     empty_run,
     faulty,
-    our_threads,
     running,
 )
+from tests.support.process_inspection import children, descriptors, our_threads
 
 
 @pytest.fixture
@@ -296,7 +294,7 @@ def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
 
 
 def test_a_writing_process_that_hangs_is_given_up(tmp_path):
-    job = Job(faulty(tmp_path, "wait"), "thread")
+    job = PersistJob(faulty(tmp_path, "wait"), "thread")
     job.snapshots.shared = True
     job.persister._helpers = ProcessBackend(job.store, hung_seconds=3)
     try:
@@ -427,7 +425,7 @@ def test_nothing_leaks(quick_store, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_closing_waits_for_all_that_was_submitted(store, backend):
-    job = Job(store, backend, max_in_flight=3)
+    job = PersistJob(store, backend, max_in_flight=3)
     snapshots = [job.take() for _ in range(3)]
     assert job.close()
     assert [snapshot.state for snapshot in snapshots] == ["durable"] * 3
@@ -436,7 +434,7 @@ def test_closing_waits_for_all_that_was_submitted(store, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_closing_does_not_wait_longer_than_it_may(tmp_path, backend):
-    job = Job(faulty(tmp_path, "wait"), backend)
+    job = PersistJob(faulty(tmp_path, "wait"), backend)
     snapshot = job.take()
     hear(tmp_path / "reached")
     assert not job.persister.close(0.01)
@@ -449,7 +447,7 @@ def test_closing_does_not_wait_longer_than_it_may(tmp_path, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bytes_are_held_back_until_somebody_waits_for_them(tmp_path, backend):
-    job = Job(faulty(tmp_path, "paced"), backend)
+    job = PersistJob(faulty(tmp_path, "paced"), backend)
     snapshot = job.take(bytes_per_second=1e6)
     hear(tmp_path / "reached")
     assert not snapshot.wait_settled(0.3)
@@ -461,7 +459,7 @@ def test_bytes_are_held_back_until_somebody_waits_for_them(tmp_path, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
     (tmp_path / "closing").touch()
-    job = Job(faulty(tmp_path, "paced"), backend)
+    job = PersistJob(faulty(tmp_path, "paced"), backend)
     first = job.take()
     hear(tmp_path / "reached")
     assert first.wait_settled(300)
@@ -518,7 +516,7 @@ def test_the_newest_durable_checkpoint_never_goes_back(max_in_flight, runs):
 
 def run_in_any_order(max_in_flight, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
-    store, heads, settled = Gates(), [], Settled()
+    store, heads, settled = Gates(), [], SettledRuns()
     checkpointer = Checkpointer(
         *(store, JOB, "first"), retention=Retention(last=1), max_in_flight=max_in_flight,
         reporter=Reporter(JOB, TrainingPosition()), ranks=Ranks(),
@@ -559,13 +557,13 @@ def run_in_any_order(max_in_flight, rng):
 
 
 def test_a_report_that_fails_does_not_stop_the_next_checkpoint(store, caplog):
-    class Broken:
+    class FailingListener:
         def run_changed(self, run, state):
             raise ZeroDivisionError
 
     with running(store, "thread") as job:
         for iteration in (1, 2):
-            run = empty_run(iteration, Broken())
+            run = empty_run(iteration, FailingListener())
             job.persister.submit(run)
             assert run.wait_settled(300)
             assert run.state == "durable"
@@ -592,7 +590,7 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
 
 
 def test_errors_come_through_a_process_as_what_they_were(tmp_path):
-    job = Job(faulty(tmp_path, "errno", number=errno.EACCES), "thread")
+    job = PersistJob(faulty(tmp_path, "errno", number=errno.EACCES), "thread")
     job.snapshots.shared = True
     snapshot = job.checkpoint()
     backend = ProcessBackend(job.store)

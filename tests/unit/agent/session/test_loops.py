@@ -12,7 +12,7 @@ import torch
 import holdfast
 import holdfast.engine.startup
 from holdfast.protocol.messages import Desired, RestoreOrder
-from tests.support.log_capture import Noisy
+from tests.support.recording_datasets import RandomNumberDataset
 
 EPOCHS = 3
 pytestmark = pytest.mark.filterwarnings(  # a resume at an epoch's edge does first what comes after the last batch
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.filterwarnings(  # a resume at an epoch's edge does fir
 )
 
 
-class Died(Exception):
+class LoopKilled(Exception):
     """The process is gone: nothing more is saved or said."""
 
 
-class Job:
+class LoopJob:
     """A model with dropout and a schedule that moves once an epoch; `log` is what it has done."""
 
     def __init__(self, store, size=23, seed=0, restorable_in_place=None, **objects):
@@ -32,8 +32,8 @@ class Job:
         self.model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-        self.loader = holdfast.DataLoader(Noisy(size), batch_size=4, shuffle=True, seed=1)
-        self.other = holdfast.DataLoader(Noisy(size), batch_size=4, shuffle=True, seed=2)
+        self.loader = holdfast.DataLoader(RandomNumberDataset(size), batch_size=4, shuffle=True, seed=1)
+        self.other = holdfast.DataLoader(RandomNumberDataset(size), batch_size=4, shuffle=True, seed=2)
         self.loop = holdfast.Variables(best=math.inf)
         objects = {name: getattr(self, name) for name in ("loop", *objects)}
         self.session = holdfast.Session(
@@ -45,7 +45,7 @@ class Job:
     def iterate(self, batch, epoch, *found):
         iteration = self.session.iteration + 1
         if iteration == self.dies_in:
-            raise Died
+            raise LoopKilled
         loss = (self.model(batch[3].float().unsqueeze(1)) - 1).square().mean()
         loss.backward()
         self.optimizer.step()
@@ -57,7 +57,7 @@ class Job:
         self.session.step(loss=loss)
         assert self.session._checkpoints.wait_settled(300)
         if iteration == self.dies_after:
-            raise Died
+            raise LoopKilled
 
     def end_epoch(self, epoch, *found):
         self.scheduler.step()
@@ -164,13 +164,13 @@ GIVEN = {loop: {"loader": True} for loop in BY_HAND} | {evaluating: {"loader": T
 
 def run(loop, store, *, size=23, seed=0, restorable_in_place=None, **plans):
     """What the loop did until it ended, or died."""
-    job = Job(store, size, seed, restorable_in_place, **GIVEN.get(loop, {}))
+    job = LoopJob(store, size, seed, restorable_in_place, **GIVEN.get(loop, {}))
     for plan, value in plans.items():
         setattr(job, plan, value)
     try:
         loop(job)
         job.session.close()
-    except Died:
+    except LoopKilled:
         job.session._close("SIGKILL")
     return job.log
 
@@ -245,7 +245,7 @@ def test_a_nested_loop_cannot_be_taken_back_from_inside_and_says_what_can(to, tm
     assert "session.batches" in caplog.text
 
 
-class Server:
+class IgnoringConnection:
     """Takes no notice of what is reported to it."""
 
     desired = None
@@ -259,7 +259,7 @@ class Server:
     def close(self, deadline_seconds=0): ...
 
 
-class Client:
+class RestoringClient:
     """Answers the first question for the desired state: a restore to iteration 8."""
 
     def __init__(self, server, token): ...
@@ -273,8 +273,8 @@ class Client:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_alone, monkeypatch):
     run(loop, tmp_path, dies_after=15)
-    monkeypatch.setattr(holdfast.engine.startup, "ServerConnection", Server)
-    monkeypatch.setattr(holdfast.engine.startup, "AgentClient", Client)
+    monkeypatch.setattr(holdfast.engine.startup, "ServerConnection", IgnoringConnection)
+    monkeypatch.setattr(holdfast.engine.startup, "AgentClient", RestoringClient)
     monkeypatch.setenv("HOLDFAST_SERVER", "http://127.0.0.1:1")
     whole = left_alone(loop, 23)
     assert run(loop, tmp_path, seed=9) == whole[[entry[0] for entry in whole].index(9) :]
@@ -282,7 +282,7 @@ def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_al
 
 def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_path, caplog):
     session = holdfast.Session("job", store=tmp_path, every=1, backend="thread", model=torch.nn.Linear(1, 1))
-    for _ in torch.utils.data.DataLoader(Noisy(5)):
+    for _ in torch.utils.data.DataLoader(RandomNumberDataset(5)):
         session.step()
         assert session._checkpoints.wait_settled(300)
         if session.iteration == 3:
@@ -293,7 +293,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
 
 
 def test_what_a_loader_given_by_keyword_cannot_promise_is_said_at_the_start(tmp_path, caplog):
-    loader = holdfast.DataLoader(Noisy(5), batch_size=2, rank=0, world_size=2)
+    loader = holdfast.DataLoader(RandomNumberDataset(5), batch_size=2, rank=0, world_size=2)
     with holdfast.Session("job", store=tmp_path, backend="thread", loader=loader) as session:
         session.resume()
     assert "5 samples do not divide evenly among 2 ranks" in caplog.text
@@ -413,13 +413,13 @@ def test_a_plain_script_has_the_same_losses_with_a_session_wherever_it_is_killed
 
 
 def test_a_loader_that_is_in_no_checkpoint_is_named_once_and_with_the_keyword_to_add(tmp_path, caplog):
-    job = Job(tmp_path, loader=True)
+    job = LoopJob(tmp_path, loader=True)
     job.session.resume()
     next(iter(job.other))
     for batch in job.loader:
         list(job.other)
         job.iterate(batch, 0)
-    assert caplog.text.count("a holdfast.DataLoader over Noisy that is in no checkpoint") == 1
+    assert caplog.text.count("a holdfast.DataLoader over RandomNumberDataset that is in no checkpoint") == 1
     assert "Session(loader2=...)" in caplog.text
     job.session._close("SIGKILL")
 
@@ -431,7 +431,7 @@ def test_a_loader_that_the_session_knows_is_not_named(loop, tmp_path, caplog):
 
 
 def test_a_loader_looked_at_before_the_session_draws_from_it_is_not_named(tmp_path, caplog):
-    job = Job(tmp_path)
+    job = LoopJob(tmp_path)
     next(iter(job.loader))
     drawn_by_the_session(job)
     job.session.close()
@@ -439,7 +439,7 @@ def test_a_loader_looked_at_before_the_session_draws_from_it_is_not_named(tmp_pa
 
 
 def test_a_look_at_the_loader_that_the_session_draws_from_changes_nothing(tmp_path, left_alone):
-    job, seen = Job(tmp_path), []
+    job, seen = LoopJob(tmp_path), []
     for batch in job.session.batches(job.loader, epochs=EPOCHS):
         place = job.loader.position
         next(iter(job.loader))

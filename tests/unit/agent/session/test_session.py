@@ -24,72 +24,12 @@ from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel
+from tests.support.fake_server_connection import FakeServerConnection
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
+from tests.support.session_fixtures import uninterrupted as uninterrupted
 from tests.support.small_session import iterate, session_of
-from tests.support.tiny_job import Points, Trainer
-
-
-class FakeLink:
-    """A server that answers with whatever a test puts into `desired`, and remembers what it was told."""
-
-    has_server = True
-    page = "http://127.0.0.1:1/jobs/job"
-    is_fenced = False
-    first: Desired | None = None
-
-    def __init__(self, *, on_desired=None, **_):
-        self.on_desired = on_desired
-        self.desired: Desired | None = None
-        self.events: list[protocol.Event] = []
-        self.samples: list[dict] = []
-        self.closed = False
-
-    def start(self): ...
-
-    def event(self, event):
-        self.events.append(event)
-
-    def sample(self, measured, metrics):
-        self.samples.append(metrics)
-
-    def silence(self):
-        self.closed = True
-
-    def close(self, deadline_seconds=5.0):
-        self.closed = True
-
-    def of(self, kind):
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-class FakeClient:
-    """Answers the first question for the desired state with `FakeLink.first`."""
-
-    def __init__(self, server, token): ...
-
-    def desired(self, job, *, limit_seconds):
-        return FakeLink.first
-
-    def close(self): ...
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    trainer = Trainer(tmp_path_factory.mktemp("store") / "s").run()
-    trainer.session.close()
-    return dict(trainer.losses)
-
-
-@pytest.fixture
-def store(tmp_path):
-    return tmp_path / "store"
-
-
-@pytest.fixture
-def linked(monkeypatch):
-    monkeypatch.setattr(startup, "ServerConnection", FakeLink)
-    monkeypatch.setattr(startup, "AgentClient", FakeClient)
-    monkeypatch.setattr(FakeLink, "first", None)
-    return {"server": "http://127.0.0.1:1"}
+from tests.support.tiny_job import RandomPoints, Trainer
 
 
 def committed(store, job="job"):
@@ -394,7 +334,7 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
     with pytest.raises(SystemExit):
         trainer.run(after=operator)
     trainer.crash()
-    FakeLink.first = trainer.link.desired
+    FakeServerConnection.first = trainer.link.desired
     again = Trainer(store, **linked)
     assert (again.session.resume(), again.session.lineage) == (3, 2)
     again.link.desired = trainer.link.desired
@@ -409,12 +349,12 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
 
 def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, uninterrupted):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = Desired(
+    FakeServerConnection.first = Desired(
         version=5, latest_attempt=1, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
     )
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
-    trainer.link.desired = FakeLink.first
+    trainer.link.desired = FakeServerConnection.first
     trainer.run(until=5).crash()
     assert trainer.losses == [(4, uninterrupted[4]), (5, uninterrupted[5])]
     assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
@@ -433,21 +373,21 @@ def told_numbers(trainer):
 def test_numbers_far_beyond_the_stores_are_ignored_and_the_job_keeps_its_checkpoints(
     store, linked, caplog, latest_attempt, latest_lineage
 ):
-    FakeLink.first = Desired(version=1, latest_attempt=latest_attempt, latest_lineage=latest_lineage)
+    FakeServerConnection.first = Desired(version=1, latest_attempt=latest_attempt, latest_lineage=latest_lineage)
     trainer = Trainer(store, **linked).run(until=4)
     trainer.session.restore(3)
     trainer.run(until=5).crash()
     assert told_numbers(trainer) == (1, 2)
     ignored = [message for message in caplog.messages if "the server's number is ignored" in message]
     assert len(ignored) == (2 if latest_attempt > 0 else 0)
-    FakeLink.first = None
+    FakeServerConnection.first = None
     again = Trainer(store, **linked)
     assert (again.session.resume(), *told_numbers(again)) == (3, 2, 2)
     again.crash()
 
 
 def test_numbers_a_little_beyond_the_stores_are_not_used_again(store, linked, caplog):
-    FakeLink.first = Desired(version=1, latest_attempt=1000, latest_lineage=1000)
+    FakeServerConnection.first = Desired(version=1, latest_attempt=1000, latest_lineage=1000)
     trainer = Trainer(store, **linked).run(until=4).crash()
     assert told_numbers(trainer) == (1001, 1001)
     assert "is ignored" not in caplog.text
@@ -458,10 +398,10 @@ def test_an_attempt_without_a_writable_store_reports_under_no_number_that_there_
     store, linked, monkeypatch
 ):
     made = []
-    monkeypatch.setattr(FakeLink, "__init__", lambda link, **given: made.append(given["attempt"]))
-    monkeypatch.setattr(FakeLink, "events", [], raising=False)
-    monkeypatch.setattr(FakeLink, "desired", None, raising=False)
-    FakeLink.first = Desired(version=1, latest_attempt=10**300)
+    monkeypatch.setattr(FakeServerConnection, "__init__", lambda link, **given: made.append(given["attempt"]))
+    monkeypatch.setattr(FakeServerConnection, "events", [], raising=False)
+    monkeypatch.setattr(FakeServerConnection, "desired", None, raising=False)
+    FakeServerConnection.first = Desired(version=1, latest_attempt=10**300)
     store.parent.mkdir(exist_ok=True)
     store.write_text("no directory")
     Trainer(store, **linked).crash()
@@ -478,7 +418,7 @@ def moves_of(trainer):
 
 def test_an_order_that_ends_every_start_is_given_up(store, linked):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = wanted_at_start()
+    FakeServerConnection.first = wanted_at_start()
     for _ in range(orders.MAX_TRIES):
         trainer = Trainer(store, **linked)
         trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
@@ -497,7 +437,7 @@ def test_an_order_that_ends_every_start_is_given_up(store, linked):
 
 def test_an_order_whose_time_is_over_is_not_carried_out(store, linked, uninterrupted):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = wanted_at_start(expires_in_seconds=0.0)
+    FakeServerConnection.first = wanted_at_start(expires_in_seconds=0.0)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
     assert moves_of(trainer) == [("expired", "it expired before the job could carry it out")]
@@ -579,7 +519,7 @@ def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carri
     store, linked, monkeypatch
 ):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = wanted_at_start()
+    FakeServerConnection.first = wanted_at_start()
     with monkeypatch.context() as patched:
         patched.setattr(
             LocalStore, "acquire_attempt", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EROFS, "no"))
@@ -676,9 +616,9 @@ def test_live_settings_are_applied_at_a_boundary_and_acknowledged_with_it(store,
 
 
 def test_clicks_from_before_a_start_are_not_for_it(store, linked):
-    FakeLink.first = Desired(version=3, checkpoint_request=2)
+    FakeServerConnection.first = Desired(version=3, checkpoint_request=2)
     trainer = Trainer(store, **linked)
-    trainer.link.desired = FakeLink.first
+    trainer.link.desired = FakeServerConnection.first
     trainer.run(until=2).crash()
     assert trainer.link.of(protocol.Checkpoint) == []
 
@@ -817,14 +757,14 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
 @pytest.mark.parametrize("rules", ["last 1", "size 1B", "every 1000000", "spaced 1", "last 1, per lineage"])
 def test_no_rules_of_a_server_leave_fewer_than_three_checkpoints(store, linked, rules):
     Trainer(store, every=1, keep=6).run(until=9).crash()
-    FakeLink.first = Desired(version=2, retention=rules)
+    FakeServerConnection.first = Desired(version=2, retention=rules)
     Trainer(store, every=1, keep=6, **linked).run(until=12).crash()
     assert committed(store)[-3:] == [10, 11, 12]
     assert len(committed(store)) in (3, 4)
 
 
 def test_the_scripts_own_rules_may_leave_fewer(store, linked):
-    FakeLink.first = Desired(version=2)
+    FakeServerConnection.first = Desired(version=2)
     Trainer(store, every=1, retention="last 1", **linked).run(until=9).crash()
     assert committed(store) == [9]
 
@@ -833,9 +773,9 @@ def test_the_scripts_own_rules_may_leave_fewer(store, linked):
     ("name", "value"), [("every", -5), ("every", 0), ("every", 10**30), ("budget", -1.0), ("budget", 1e300)]
 )
 def test_a_setting_that_cannot_be_leaves_the_scripts_own_in_force(store, linked, name, value):
-    FakeLink.first = Desired(version=2, **{name: value})
+    FakeServerConnection.first = Desired(version=2, **{name: value})
     trainer = Trainer(store, every=3, **linked)
-    trainer.link.desired = FakeLink.first
+    trainer.link.desired = FakeServerConnection.first
     trainer.run(until=7).crash()
     assert committed(store) == [3, 6]
     (told,) = notices(trainer, name)
@@ -888,7 +828,7 @@ def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked)
 
 def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, monkeypatch):
     Trainer(store, every=1, retention="last 9").run(until=9).crash()
-    monkeypatch.setattr(FakeLink, "first", Desired(version=3, retention="last 9"))
+    monkeypatch.setattr(FakeServerConnection, "first", Desired(version=3, retention="last 9"))
     trainer = Trainer(store, every=1, retention="last 1", **linked)
     assert str(trainer.session._checkpoints.retention_queue.rules) == "last 9"
     trainer.crash()
@@ -936,7 +876,7 @@ def test_a_pin_holds_after_a_restart_with_no_server(store, linked):
 
 def test_a_server_that_knows_of_no_pins_takes_none_away(store, linked):
     Trainer(store, every=1, keep=2, **linked).run(until=6, after=at(5, lambda link: pin(link, 5))).crash()
-    FakeLink.first = Desired(version=1)
+    FakeServerConnection.first = Desired(version=1)
     trainer = Trainer(store, every=1, keep=2, **linked).run(until=20).crash()
     assert 5 in committed(store)
     assert trainer.link.of(protocol.Inventory)[0].pinned == ["000000000005-1"]
@@ -944,7 +884,7 @@ def test_a_server_that_knows_of_no_pins_takes_none_away(store, linked):
 
 def test_what_was_pinned_while_the_job_was_down_is_kept_from_its_first_checkpoint_on(store, linked):
     Trainer(store, every=1, keep=12).run(until=6).crash()
-    FakeLink.first = Desired(version=1, pins=("000000000003-1",))
+    FakeServerConnection.first = Desired(version=1, pins=("000000000003-1",))
     Trainer(store, every=1, keep=1, **linked).run(until=8).crash()
     assert 3 in committed(store)
 
@@ -1190,7 +1130,9 @@ def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all
     changed = fmt.decode_manifest(manifest.read_bytes())
     del changed.state["scheduler"]
     manifest.write_bytes(fmt.encode_manifest(changed))
-    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    FakeServerConnection.first = Desired(
+        version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    )
     trainer = Trainer(store, **linked)
     assert trainer.session.resume() == 6
     _, moved = trainer.link.of(protocol.OrderMoved)
@@ -1215,7 +1157,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
 
     def make():
         trainer = Trainer(store, every=1, keep=40)
-        trainer.other = holdfast.DataLoader(Points(), batch_size=16, shuffle=True, seed=2)
+        trainer.other = holdfast.DataLoader(RandomPoints(), batch_size=16, shuffle=True, seed=2)
         return trainer
 
     first = make()
@@ -1394,7 +1336,9 @@ def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatc
 @pytest.mark.parametrize("broken", ["records", "open_file"])
 def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store, linked, monkeypatch, broken):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    FakeServerConnection.first = Desired(
+        version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    )
     Outage(monkeypatch, LocalStore, broken, until_seconds=20)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
@@ -1406,7 +1350,9 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     store, linked, monkeypatch, uninterrupted
 ):
     Trainer(store).run(until=10).crash()
-    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    FakeServerConnection.first = Desired(
+        version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    )
     real, away = LocalStore.open_file, True
 
     def unreadable(self, job, checkpoint, *args, **options):
@@ -1423,7 +1369,7 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     (told,) = notices(trainer, "restore")
     assert "the requested restore waits: the store is unavailable: [Errno 5]" in told
     away = False
-    trainer.link.desired = FakeLink.first
+    trainer.link.desired = FakeServerConnection.first
     trainer.run(until=12).crash()
     assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
     assert [i for i, _ in trainer.losses] == [10, *range(4, 13)]
@@ -1432,7 +1378,9 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
 
 def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(store, linked, monkeypatch):
     Trainer(store).run(until=7).crash()
-    FakeLink.first = Desired(version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1))
+    FakeServerConnection.first = Desired(
+        version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    )
     trainer = Trainer(store, **linked)
     real, calls = trainer.loop.load_state_dict, []
 

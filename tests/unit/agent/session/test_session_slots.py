@@ -5,13 +5,13 @@ import threading
 
 from holdfast import store as stores
 from holdfast.store import LocalStore
-from tests.support.persisting import meet_strangers, our_threads
+from tests.support.process_inspection import our_threads, record_preexisting_processes_and_threads
 from tests.support.small_session import iterate, session_of
 
 HELD = 3
 
 
-class SupervisorMemory:
+class OverlappingCommits:
     """Commits that wait until so many wait together, as those of a store that answers late would overlap."""
 
     def __init__(self, monkeypatch, together):
@@ -42,7 +42,7 @@ class SupervisorMemory:
 
 
 def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, monkeypatch):
-    held = SupervisorMemory(monkeypatch, HELD)
+    held = OverlappingCommits(monkeypatch, HELD)
     model, optimizer, session = session_of(tmp_path, max_in_flight=HELD, backend="thread")
     with session:
         session.resume()
@@ -56,7 +56,7 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
 
 
 def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
-    meet_strangers()
+    record_preexisting_processes_and_threads()
     seen = set()
     model, optimizer, session = session_of(tmp_path, max_in_flight=2, backend="thread", keep=2)
     with session:

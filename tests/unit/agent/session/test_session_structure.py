@@ -10,7 +10,7 @@ from holdfast.errors import IncompatibleCheckpoint
 CODE = "the objects have changed since training began"
 
 
-class Net(torch.nn.Module):
+class LateLayerModel(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer, self.late = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
@@ -43,7 +43,7 @@ def prunes(model, optimizer):
 
 def train(store, until, change=None, at=3, before=False):
     torch.manual_seed(0)
-    model = Net()
+    model = LateLayerModel()
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1, momentum=0.9)
     session = holdfast.Session("m", store=store, every=1, backend="thread", model=model, optimizer=optimizer)
     if before:

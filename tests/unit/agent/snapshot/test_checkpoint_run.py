@@ -16,7 +16,7 @@ from holdfast.snapshot.checkpoint_run import (
     WriteResult,
 )
 from holdfast.snapshot.host_buffers import Arena
-from tests.support.persisting import requested
+from tests.support.persist_job import requested
 
 PATHS = [
     path
@@ -58,14 +58,14 @@ def test_a_transition_is_made_once_and_all_others_raise_and_change_nothing(path)
 def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
     heard, go = [], threading.Event()
 
-    class Listener:
+    class BlockingListener:
         def run_changed(self, run, state):
             assert run.state == state
             if state is RunState.DURABLE:
                 assert go.wait(30)
             heard.append(state)
 
-    run = CheckpointRun(requested(), Listener())
+    run = CheckpointRun(requested(), BlockingListener())
     for to in (RunState.COPYING, RunState.COPIED, RunState.WRITING):
         move(run, to)
     thread = threading.Thread(target=move, args=(run, RunState.DURABLE))
@@ -80,7 +80,7 @@ def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
 def test_a_listener_that_fails_is_logged_and_the_others_hear(caplog):
     heard = []
 
-    class Broken:
+    class RaisingListener:
         def run_changed(self, run, state):
             raise ZeroDivisionError
 
@@ -88,7 +88,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(caplog):
         def run_changed(self, run, state):
             heard.append(state)
 
-    run = CheckpointRun(requested(), Broken(), Listener())
+    run = CheckpointRun(requested(), RaisingListener(), Listener())
     move(run, RunState.FAILED)
     assert heard == ["failed"]
     assert run.wait_settled(0)

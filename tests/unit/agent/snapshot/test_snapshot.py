@@ -18,7 +18,7 @@ from holdfast.snapshot.layout import Layout
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.system import host_memory
-from tests.support.persisting import requested
+from tests.support.persist_job import requested
 
 
 @pytest.fixture

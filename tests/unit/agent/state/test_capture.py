@@ -12,10 +12,10 @@ from holdfast.format.shards import names_in
 from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import Registry
-from tests.support.persisting import requested
+from tests.support.persist_job import requested
 
 
-class Net(nn.Module):
+class TiedModel(nn.Module):
     """Tied weights, a frozen layer, batch norm, a buffer that state_dict() leaves out."""
 
     def __init__(self):
@@ -31,10 +31,10 @@ class Net(nn.Module):
         return self.head(self.frozen(self.norm(self.embedding(tokens))))
 
 
-class Job:
+class CaptureJob:
     def __init__(self, optimizer=torch.optim.AdamW, wrap=lambda model: model, **options):
         torch.manual_seed(3)
-        self.model = Net()
+        self.model = TiedModel()
         self.run = wrap(self.model)
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = optimizer(trained, **{"lr": 1e-2, **options})
@@ -88,7 +88,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_second_capture_finds_what_a_full_one_finds(kind):
     optimizer, options = OPTIMIZERS[kind]
-    job = Job(optimizer, **options).step()
+    job = CaptureJob(optimizer, **options).step()
     first = job.capture()
     job.step()
     second = job.capture()
@@ -178,7 +178,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("value", [np.float32(0.01), np.int64(3), np.array([1, 2]), (0.9, np.float32(0.9))])
 def test_settings_that_hold_arrays_are_encoded_each_time(value):
-    job = Job().step()
+    job = CaptureJob().step()
     job.optimizer.param_groups[0]["marker"] = value
     for _ in range(3):
         captured = job.capture()
@@ -192,7 +192,7 @@ def test_settings_that_hold_arrays_are_encoded_each_time(value):
     ("one", "other"), [(1, 1.0), (1, True), (0.0, -0.0), (1e-3, torch.tensor(1e-3)), ((0.9, 1), (0.9, 1.0))]
 )
 def test_settings_that_are_equal_but_not_the_same_are_encoded_anew(one, other):
-    job = Job().step()
+    job = CaptureJob().step()
     job.optimizer.param_groups[0]["marker"] = one
     job.capture()
     job.capture()
@@ -204,7 +204,7 @@ def test_settings_that_are_equal_but_not_the_same_are_encoded_anew(one, other):
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_what_changes_between_two_captures_is_found(change):
-    job = Job().step()
+    job = CaptureJob().step()
     before = job.capture()
     change(job)
     after = job.capture()
@@ -214,7 +214,7 @@ def test_what_changes_between_two_captures_is_found(change):
 
 
 def test_frozen_parameters_are_those_that_nobody_trains():
-    assert Job().step().capture().frozen == {"model.frozen.weight", "model.frozen.bias"}
+    assert CaptureJob().step().capture().frozen == {"model.frozen.weight", "model.frozen.bias"}
 
 
 def test_an_average_of_weights_needs_no_gradient_but_is_not_frozen():
@@ -227,7 +227,7 @@ def test_an_average_of_weights_needs_no_gradient_but_is_not_frozen():
 
 
 def test_tied_weights_are_stored_once():
-    captured = Job().step().capture()
+    captured = CaptureJob().step().capture()
     assert [n for n in captured.tensors if n.startswith("model.") and "weight" in n and "norm" not in n] == [
         "model.embedding.weight",
         "model.frozen.weight",
@@ -242,7 +242,7 @@ WRAPS = {"plain": lambda model: model, "compiled": lambda model: torch.compile(m
 def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
     """Forward and backward of the next iterations run while it is taken; the update waits."""
     optimizer, options = OPTIMIZERS[kind]
-    job = Job(optimizer, WRAPS[wrap], **options)
+    job = CaptureJob(optimizer, WRAPS[wrap], **options)
     snapshotter = Snapshotter()
 
     def wait(*_):

@@ -8,7 +8,7 @@ from holdfast.engine.training import Training
 from holdfast.state.registry import Registry
 
 
-class Loop:
+class PlannedLoop:
     """A model under a loop whose iterations end where `plan` says."""
 
     def __init__(self, store, seed=0):
@@ -85,15 +85,15 @@ PLANS = [
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("deaths", [[1, 12], [4, 5, 12], [6, 7, 8, 12]])
 def test_every_way_to_treat_gradients_resumes_exactly(plan, deaths, tmp_path):
-    expected = Loop(tmp_path / "alone").run(plan, 12)
+    expected = PlannedLoop(tmp_path / "alone").run(plan, 12)
     seen = {}
     for seed, death in enumerate(deaths):
-        seen |= Loop(tmp_path / "killed", seed=seed).run(plan, death)
+        seen |= PlannedLoop(tmp_path / "killed", seed=seed).run(plan, death)
     assert seen == expected
 
 
 def in_the_last_checkpoint(plan, store):
-    loop = Loop(store)
+    loop = PlannedLoop(store)
     saved = []
     capture = loop.session._training.registry.capture
 
@@ -114,7 +114,7 @@ def test_only_what_a_loop_goes_on_from_is_saved_under_its_parameters_names(plan,
 
 
 def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tmp_path, monkeypatch):
-    loop = Loop(tmp_path)
+    loop = PlannedLoop(tmp_path)
     gradients = loop.session._training.registry.gradients
     parameters = [("model", name, parameter) for name, parameter in loop.model.named_parameters()]
     loop.run(zeroes_first, 3)
@@ -128,7 +128,7 @@ def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tm
 
 
 def test_going_back_takes_away_what_was_accumulated_since(tmp_path):
-    loop = Loop(tmp_path)
+    loop = PlannedLoop(tmp_path)
     empty = loop.session._training.registry.capture({})
     loop.backward(1)
     Registry({"model": loop.model}).apply(empty.trees, empty.tensors)
@@ -146,7 +146,7 @@ def test_a_sparse_gradient_is_told_of_once_and_stops_no_checkpoint(caplog):
 
 
 def test_memory_is_prepared_for_a_state_without_gradients(tmp_path):
-    loop = Loop(tmp_path)
+    loop = PlannedLoop(tmp_path)
     loop.backward(1)
     training = loop.session._training
     assert isinstance(training, Training)
@@ -164,13 +164,13 @@ def accumulates_now_and_then(loop, iteration):
 
 
 def test_a_loop_that_begins_to_reuse_gradients_is_reported_once_and_resumes_exactly_from_then_on(tmp_path, caplog):
-    expected = Loop(tmp_path / "alone").run(accumulates_now_and_then, 12)
+    expected = PlannedLoop(tmp_path / "alone").run(accumulates_now_and_then, 12)
     assert caplog.text.count("The checkpoint between the two lacks them") == 1
-    seen = Loop(tmp_path / "killed").run(accumulates_now_and_then, 8)
-    seen |= Loop(tmp_path / "killed", seed=1).run(accumulates_now_and_then, 12)
+    seen = PlannedLoop(tmp_path / "killed").run(accumulates_now_and_then, 8)
+    seen |= PlannedLoop(tmp_path / "killed", seed=1).run(accumulates_now_and_then, 12)
     assert seen == expected
 
 
 def test_a_loop_that_never_reuses_gradients_is_not_warned(tmp_path, caplog):
-    Loop(tmp_path).run(zeroes_first, 6)
+    PlannedLoop(tmp_path).run(zeroes_first, 6)
     assert "lacks them" not in caplog.text

@@ -205,14 +205,14 @@ def test_a_loss_scale_comes_back_with_its_count():
 
 
 def test_tied_weights_are_stored_once_and_buffers_outside_the_state_dict_too():
-    class Tied(torch.nn.Module):
+    class TiedLayers(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
             self.b.weight = self.a.weight
             self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
-    one, two = Tied(), Tied()
+    one, two = TiedLayers(), TiedLayers()
     one.scratch.fill_(5)
     registry = Registry({"model": one})
     assert "model.b.weight" not in registry.capture({}).tensors

@@ -85,13 +85,13 @@ def test_a_name_that_it_needs_itself_is_refused(name):
         holdfast.Variables(**{name: 1})
 
 
-class Phase(enum.Enum):
+class PlainEnum(enum.Enum):
     WARM = "warm"
 
 
 def test_a_member_of_an_enum_is_refused_when_the_session_is_made(tmp_path):
-    with pytest.raises(TypeError, match=r"loop\.phase: cannot store the enum member Phase\.WARM"):
-        holdfast.Session("job", store=tmp_path, loop=holdfast.Variables(phase=Phase.WARM))
+    with pytest.raises(TypeError, match=r"loop\.phase: cannot store the enum member PlainEnum\.WARM"):
+        holdfast.Session("job", store=tmp_path, loop=holdfast.Variables(phase=PlainEnum.WARM))
 
 
 def test_half_a_surrogate_pair_is_stored_wherever_it_stands(tmp_path):

@@ -13,7 +13,7 @@ from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.store import Lineage, open_store
 from holdfast.store.local import LocalStore
 from holdfast.system.files import Files
-from tests.support.recorded_files import FailingFiles
+from tests.support.simulated_files import FailingFiles
 from tests.support.small_checkpoints import FIRST, JOB, SECOND, commit, read
 
 

@@ -17,7 +17,7 @@ from holdfast.store import local_reader
 from holdfast.store.local_reader import LocalReader
 from holdfast.system import files
 from holdfast.system.files import Files
-from tests.support.recorded_files import CacheFiles, FailingFiles, ShortFiles
+from tests.support.simulated_files import CacheFiles, FailingFiles, ShortFiles
 
 SIZE = 20 * BLOCK_BYTES + 77
 

@@ -17,7 +17,7 @@ from holdfast.store import local_writer
 from holdfast.store.local_writer import Volume, write_durably
 from holdfast.system import files
 from holdfast.system.files import Files
-from tests.support.recorded_files import CacheFiles, FailingFiles, ShortFiles
+from tests.support.simulated_files import CacheFiles, FailingFiles, ShortFiles
 
 WRITE_BYTES = 2 * BLOCK_BYTES
 

@@ -3,26 +3,13 @@ import threading
 import pytest
 
 from holdfast.persist.writer import MIN_BYTES_PER_SECOND, RateLimiter
+from tests.support.clock import FakeClock
 
 MB = 1_000_000
 
 
-class Clock:
-    """Time passes when somebody waits."""
-
-    def __init__(self, *, lifted_after=None):
-        self.now, self.lifted_after = 100.0, lifted_after
-
-    def __call__(self):
-        return self.now
-
-    def wait(self, seconds):
-        self.now += seconds
-        return self.lifted_after is not None and self.now >= self.lifted_after
-
-
 def test_bytes_go_at_the_rate_that_was_asked_for():
-    clock = Clock()
+    clock = FakeClock(100.0)
     pacer = RateLimiter(50 * MB, clock.wait, clock)
     for _ in range(11):
         pacer(5 * MB)
@@ -30,7 +17,7 @@ def test_bytes_go_at_the_rate_that_was_asked_for():
 
 
 def test_without_a_rate_nothing_waits():
-    clock = Clock()
+    clock = FakeClock(100.0)
     pacer = RateLimiter(None, clock.wait, clock)
     pacer(10**12)
     pacer(10**12)
@@ -38,7 +25,7 @@ def test_without_a_rate_nothing_waits():
 
 
 def test_no_rate_is_so_low_that_a_checkpoint_never_ends():
-    clock = Clock()
+    clock = FakeClock(100.0)
     pacer = RateLimiter(0.0, clock.wait, clock)
     pacer(MB)
     pacer(MB)
@@ -46,7 +33,7 @@ def test_no_rate_is_so_low_that_a_checkpoint_never_ends():
 
 
 def test_a_slow_device_has_nothing_to_catch_up_with():
-    clock = Clock()
+    clock = FakeClock(100.0)
     pacer = RateLimiter(10 * MB, clock.wait, clock)
     pacer(10 * MB)
     clock.now += 60
@@ -56,7 +43,7 @@ def test_a_slow_device_has_nothing_to_catch_up_with():
 
 
 def test_once_lifted_it_stays_so():
-    clock = Clock(lifted_after=102.0)
+    clock = FakeClock(100.0, wait_ends_at=102.0)
     pacer = RateLimiter(MB, clock.wait, clock)
     for _ in range(10):
         pacer(MB)

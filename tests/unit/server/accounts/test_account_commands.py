@@ -15,7 +15,7 @@ from holdfast_server.commands import project as project_commands
 from holdfast_server.commands import token as token_commands
 from holdfast_server.commands import user as user_commands
 from holdfast_server.records import audit
-from tests.support.accounts_stage import PASSWORD, Stage
+from tests.support.accounts_server import PASSWORD, AccountsServer
 
 APPS = {
     "user": user_commands.app,
@@ -140,7 +140,7 @@ def test_the_log_is_listed_and_verified(run):
     run("audit", "verify", "--known", "nonsense", refused=2)
 
 
-def test_a_server_that_runs_is_no_hindrance(stage: Stage, empty_database):
+def test_a_server_that_runs_is_no_hindrance(stage: AccountsServer, empty_database):
     done = CliRunner().invoke(user_commands.app, ["add", "ada", "--json", "--db", empty_database])
     assert done.exit_code == 0, done.output
     link = json.loads(done.output)["link"].partition("#")[2]
@@ -149,7 +149,7 @@ def test_a_server_that_runs_is_no_hindrance(stage: Stage, empty_database):
     assert rows[-1].who.endswith("on the server")
 
 
-def test_what_a_job_was_called_moves_no_cursor(run, stage: Stage):
+def test_what_a_job_was_called_moves_no_cursor(run, stage: AccountsServer):
     async def work(session):
         await audit.record(session, who="x", action="thing.do", now=1.0, after={"a": "\x1b[2J\u202e"})
 

@@ -25,16 +25,16 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
-from tests.support.accounts_stage import BASE_URL, OTHER, OURS, OWN, PASSWORD, Stage, browser_at
+from tests.support.accounts_server import BASE_URL, OTHER, OURS, OWN, PASSWORD, AccountsServer, browser_at
 
 FORM = {"Accept": "text/html"}
 
 
-def setup_link(stage: Stage) -> str:
+def setup_link(stage: AccountsServer) -> str:
     return stage.do(people.setup_link, stage.db, who="test", now=stage.clock())
 
 
-def set_up(stage: Stage, link: str, name: str = "Ada"):
+def set_up(stage: AccountsServer, link: str, name: str = "Ada"):
     return stage.client.post("/setup", data={"code": link, "name": name, "password": PASSWORD}, headers=OURS)
 
 
@@ -46,7 +46,7 @@ def session_in(reply) -> dict[str, str]:
 # ---- the first one --------------------------------------------------------------------------
 
 
-def test_the_setup_link_makes_the_first_admin_and_nobody_else(stage: Stage):
+def test_the_setup_link_makes_the_first_admin_and_nobody_else(stage: AccountsServer):
     link = setup_link(stage)
     first = set_up(stage, link)
     assert (first.status_code, first.headers["location"]) == (303, "/")
@@ -57,27 +57,27 @@ def test_the_setup_link_makes_the_first_admin_and_nobody_else(stage: Stage):
     assert setup_link(stage) is None
 
 
-def test_a_newer_link_replaces_the_older(stage: Stage):
+def test_a_newer_link_replaces_the_older(stage: AccountsServer):
     older, newer = setup_link(stage), setup_link(stage)
     assert set_up(stage, older).status_code == 422
     assert set_up(stage, newer).status_code == 303
 
 
-def test_a_setup_link_ends_after_an_hour(stage: Stage, clock):
+def test_a_setup_link_ends_after_an_hour(stage: AccountsServer, clock):
     link = setup_link(stage)
     clock.now += people.SETUP_LINK_SECONDS + 1
     assert set_up(stage, link).status_code == 422
 
 
 @pytest.mark.parametrize("link", ["", "hfl_", "hfl_" + "0" * 64, "\ud800", "' OR 1=1 --"])
-def test_what_is_no_link_sets_nothing_up(stage: Stage, link):
+def test_what_is_no_link_sets_nothing_up(stage: AccountsServer, link):
     setup_link(stage)
     with pytest.raises(LinkExpired):
         stage.do(people.create_first_admin, stage.db, link, "ada", PASSWORD, now=stage.clock())
     assert stage.do(people.list_people, stage.db) == []
 
 
-def test_a_link_to_a_password_sets_no_server_up(stage: Stage):
+def test_a_link_to_a_password_sets_no_server_up(stage: AccountsServer):
     stage.person("bob")
     link = stage.do(people.reset_link, stage.db, "bob", who="test", now=stage.clock())
     with pytest.raises(LinkExpired):
@@ -86,18 +86,18 @@ def test_a_link_to_a_password_sets_no_server_up(stage: Stage):
         stage.do(people.choose_password, stage.db, setup_link(stage), PASSWORD, now=stage.clock())
 
 
-def test_before_the_first_one_the_page_says_where_the_link_is(stage: Stage):
+def test_before_the_first_one_the_page_says_where_the_link_is(stage: AccountsServer):
     page = stage.client.get("/login").text
     assert "holdfast user setup-link" in page
     assert "Password" not in page
 
 
-def test_the_secret_of_a_link_is_not_in_the_database(stage: Stage):
+def test_the_secret_of_a_link_is_not_in_the_database(stage: AccountsServer):
     link = setup_link(stage)
     assert link.removeprefix("hfl_") not in dump(stage)
 
 
-def dump(stage: Stage) -> str:
+def dump(stage: AccountsServer) -> str:
     """Everything in the database, as text."""
 
     async def work(session):
@@ -127,7 +127,7 @@ def test_long_odd_and_foreign_ones_are(strong):
     passwords.check(strong, "ada")
 
 
-def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: Stage):
+def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: AccountsServer):
     stage.person_with_password("ada")
     stored = stage.read(lambda session: session.get(models.PersonRecord, "ada")).password
     assert stored.startswith("$argon2id$")
@@ -137,7 +137,7 @@ def test_it_is_kept_as_argon2id_and_checked_as_it_was_typed(stage: Stage):
     assert not stage.do(passwords.verify, PASSWORD.upper(), stored)
 
 
-def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: Stage, monkeypatch):
+def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: AccountsServer, monkeypatch):
     stage.person_with_password("ada")
     stage.person("bob")  # has no password yet
     checked = []
@@ -153,7 +153,7 @@ def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: Stage, monke
 # ---- signing in -----------------------------------------------------------------------------
 
 
-def test_signing_in_and_out(stage: Stage):
+def test_signing_in_and_out(stage: AccountsServer):
     stage.person_with_password("ada", admin=True)
     reply = stage.sign_in(" ADA ", next="/audit?who=ada")
     assert (reply.status_code, reply.headers["location"]) == (303, "/audit?who=ada")
@@ -165,7 +165,7 @@ def test_signing_in_and_out(stage: Stage):
     assert stage.client.get("/", headers=browser).status_code == 401
 
 
-def test_the_cookie_is_out_of_reach(stage: Stage):
+def test_the_cookie_is_out_of_reach(stage: AccountsServer):
     stage.person_with_password("ada")
     cookie = stage.sign_in("ada").headers["set-cookie"]
     assert cookie.startswith(f"{COOKIE}=")
@@ -182,7 +182,7 @@ def test_the_cookie_is_out_of_reach(stage: Stage):
     assert https.headers["strict-transport-security"].startswith("max-age=")
 
 
-def test_over_https_only_the_cookie_that_no_other_site_can_set_counts(stage: Stage):
+def test_over_https_only_the_cookie_that_no_other_site_can_set_counts(stage: AccountsServer):
     """A sibling domain can set a plain cookie, and so sign somebody in to an account of its own."""
     secret = stage.cookie(stage.person("ada"))["Cookie"].partition("=")[2]
 
@@ -199,12 +199,12 @@ def test_over_https_only_the_cookie_that_no_other_site_can_set_counts(stage: Sta
     ["//evil.example", "https://evil.example", "/\\evil.example", "jobs", "javascript:alert(1)",
      "/\t/evil.example", "/\r\nSet-Cookie: x=y", ""],
 )  # fmt: skip
-def test_nobody_is_sent_to_another_site(stage: Stage, elsewhere):
+def test_nobody_is_sent_to_another_site(stage: AccountsServer, elsewhere):
     stage.person_with_password("ada")
     assert stage.sign_in("ada", next=elsewhere).headers["location"] == "/"
 
 
-def test_a_session_that_somebody_planted_is_not_taken_over(stage: Stage):
+def test_a_session_that_somebody_planted_is_not_taken_over(stage: AccountsServer):
     stage.person_with_password("ada")
     planted = {"Cookie": f"{COOKIE}=planted-by-mallory"} | OURS
     reply = stage.client.post("/login", data={"name": "ada", "password": PASSWORD}, headers=planted)
@@ -212,7 +212,7 @@ def test_a_session_that_somebody_planted_is_not_taken_over(stage: Stage):
     assert stage.client.get("/", headers=planted).status_code == 401
 
 
-def test_signing_in_again_ends_the_session_that_the_browser_had(stage: Stage):
+def test_signing_in_again_ends_the_session_that_the_browser_had(stage: AccountsServer):
     stage.person_with_password("ada")
     before = session_in(stage.sign_in("ada"))
     reply = stage.client.post("/login", data={"name": "ada", "password": PASSWORD}, headers=before)
@@ -220,7 +220,7 @@ def test_signing_in_again_ends_the_session_that_the_browser_had(stage: Stage):
     assert stage.client.get("/", headers=session_in(reply)).status_code == 200
 
 
-def test_a_session_ends_when_nobody_comes_and_after_a_week_in_any_case(stage: Stage, clock):
+def test_a_session_ends_when_nobody_comes_and_after_a_week_in_any_case(stage: AccountsServer, clock):
     stage.person("ada")
     resting, busy = stage.cookie("ada"), stage.cookie("ada")
     started = clock.now
@@ -232,7 +232,7 @@ def test_a_session_ends_when_nobody_comes_and_after_a_week_in_any_case(stage: St
     assert stage.client.get("/", headers=busy).status_code == 401
 
 
-def test_somebody_sees_their_browsers_and_signs_one_out(stage: Stage):
+def test_somebody_sees_their_browsers_and_signs_one_out(stage: AccountsServer):
     stage.person("ada")
     here, there, others = stage.cookie("ada"), stage.cookie("ada"), stage.cookie(stage.person("bob"))
     page = stage.client.get("/settings", headers=here).text
@@ -247,7 +247,7 @@ def test_somebody_sees_their_browsers_and_signs_one_out(stage: Stage):
     assert told == [200, 401, 200]
 
 
-def test_another_password_signs_the_other_browsers_out(stage: Stage):
+def test_another_password_signs_the_other_browsers_out(stage: AccountsServer):
     stage.person_with_password("ada")
     here, there = stage.cookie("ada"), stage.cookie("ada")
     wrong = stage.client.post(
@@ -267,7 +267,7 @@ def test_another_password_signs_the_other_browsers_out(stage: Stage):
     assert stage.sign_in("ada", "another sentence").status_code == 303
 
 
-def test_a_link_to_a_new_password_works_once_and_for_a_day(stage: Stage, clock):
+def test_a_link_to_a_new_password_works_once_and_for_a_day(stage: AccountsServer, clock):
     stage.person_with_password("ada")
     there = stage.cookie("ada")
     link = stage.do(people.reset_link, stage.db, "ada", who="test", now=clock())
@@ -285,7 +285,7 @@ def test_a_link_to_a_new_password_works_once_and_for_a_day(stage: Stage, clock):
     )
 
 
-def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: Stage):
+def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: AccountsServer):
     stage.person("ada")
     stage.person_with_password("bob")
     root = stage.cookie(stage.person("root", admin=True)) | OURS
@@ -309,11 +309,11 @@ def test_no_link_gives_a_password_to_somebody_of_the_identity_provider(stage: St
 # ---- guessing -------------------------------------------------------------------------------
 
 
-def tries(stage: Stage, name: str, address: str = "10.0.0.9") -> None:
+def tries(stage: AccountsServer, name: str, address: str = "10.0.0.9") -> None:
     stage.do(rate_limits.take_attempt, stage.db, name, address, now=stage.clock())
 
 
-def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: Stage, clock):
+def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: AccountsServer, clock):
     for _ in range(8):
         tries(stage, "ada")
     with pytest.raises(TooManySignInAttempts) as refused:
@@ -327,7 +327,7 @@ def test_a_name_has_a_few_tries_from_one_address_and_earns_more(stage: Stage, cl
         tries(stage, "ada")
 
 
-def test_a_name_has_a_limit_over_all_addresses(stage: Stage, clock):
+def test_a_name_has_a_limit_over_all_addresses(stage: AccountsServer, clock):
     for number in range(100):
         tries(stage, "ada", f"10.0.{number}.1")
     with pytest.raises(TooManySignInAttempts) as refused:
@@ -338,19 +338,19 @@ def test_a_name_has_a_limit_over_all_addresses(stage: Stage, clock):
     tries(stage, "ada", "10.1.0.1")
 
 
-def use_up_name(stage: Stage, name: str = "ada") -> None:
+def use_up_name(stage: AccountsServer, name: str = "ada") -> None:
     with suppress(TooManySignInAttempts):
         for number in count(1):
             tries(stage, name, f"10.1.{number}.1")
 
 
-def use_up_address(stage: Stage, address: str) -> None:
+def use_up_address(stage: AccountsServer, address: str) -> None:
     with suppress(TooManySignInAttempts):
         for number in count():
             tries(stage, f"person-{number}", address)
 
 
-def at(stage: Stage, address: str) -> TestClient:
+def at(stage: AccountsServer, address: str) -> TestClient:
     return browser_at(stage.client, address)
 
 
@@ -358,7 +358,7 @@ def sign_in(browser: TestClient, password: str = PASSWORD) -> int:
     return browser.post("/login", data={"name": "ada", "password": password}).status_code
 
 
-def test_wrong_guesses_do_not_lock_the_owner_out(stage: Stage):
+def test_wrong_guesses_do_not_lock_the_owner_out(stage: AccountsServer):
     stage.person_with_password("ada")
     mallory = at(stage, "10.0.0.9")
     assert [sign_in(mallory, f"guess number {number}") for number in range(9)] == [401] * 8 + [429]
@@ -366,7 +366,7 @@ def test_wrong_guesses_do_not_lock_the_owner_out(stage: Stage):
     assert sign_in(at(stage, "10.0.0.1")) == 303
 
 
-def test_a_browser_that_signed_in_before_has_tries_of_its_own(stage: Stage):
+def test_a_browser_that_signed_in_before_has_tries_of_its_own(stage: AccountsServer):
     stage.person_with_password("ada")
     known = at(stage, "10.0.0.1")
     assert sign_in(known) == 303
@@ -379,7 +379,7 @@ def test_a_browser_that_signed_in_before_has_tries_of_its_own(stage: Stage):
 
 
 @pytest.mark.parametrize("change", ["the name", "the signature", "the password"])
-def test_a_device_cookie_is_good_for_its_account_and_password_only(stage: Stage, change):
+def test_a_device_cookie_is_good_for_its_account_and_password_only(stage: AccountsServer, change):
     stage.person_with_password("ada")
     stage.person_with_password("bob")
     browser = at(stage, "10.0.0.1")
@@ -395,7 +395,7 @@ def test_a_device_cookie_is_good_for_its_account_and_password_only(stage: Stage,
     assert sign_in(browser, "another sentence" if change == "the password" else PASSWORD) == 429
 
 
-def test_a_device_cookie_opens_nothing(stage: Stage):
+def test_a_device_cookie_opens_nothing(stage: AccountsServer):
     stage.person_with_password("ada")
     browser = at(stage, "10.0.0.1")
     assert sign_in(browser) == 303
@@ -404,7 +404,7 @@ def test_a_device_cookie_opens_nothing(stage: Stage):
         assert at(stage, "10.0.0.1").get("/", headers={"Cookie": f"{name}={device}"}).status_code == 401
 
 
-def test_changing_the_password_is_limited_in_the_same_way(stage: Stage):
+def test_changing_the_password_is_limited_in_the_same_way(stage: AccountsServer):
     stage.person_with_password("ada")
     here = at(stage, "10.0.0.1")
     assert sign_in(here) == 303
@@ -421,7 +421,7 @@ def test_changing_the_password_is_limited_in_the_same_way(stage: Stage):
     assert wrong[-1].headers["retry-after"] == "30"
 
 
-def test_an_address_that_a_proxy_made_up_is_no_address(stage: Stage):
+def test_an_address_that_a_proxy_made_up_is_no_address(stage: AccountsServer):
     stage.person_with_password("ada", admin=True)
     for address in ("<b>10.0.0.1", "unknown", "10.0.0.1:80:90", "", "localhost"):
         assert sign_in(at(stage, address)) == 303
@@ -433,7 +433,7 @@ def test_an_address_that_a_proxy_made_up_is_no_address(stage: Stage):
     assert [sign_in(at(stage, address), "a guess") for address in ("<i>1", "<i>2")] == [429, 429]
 
 
-def test_so_many_passwords_are_checked_at_once_and_no_more(stage: Stage, monkeypatch):
+def test_so_many_passwords_are_checked_at_once_and_no_more(stage: AccountsServer, monkeypatch):
     """Each takes a quarter of a second, one after the other: who waited behind all of them would wait too long."""
     stage.person_with_password("ada")
     # one that was waited for belongs to the loop it was waited for in: each server of the tests has its own
@@ -455,7 +455,7 @@ def test_so_many_passwords_are_checked_at_once_and_no_more(stage: Stage, monkeyp
     assert sign_in(at(stage, "10.0.0.2")) == 303
 
 
-def test_a_busy_server_says_when_to_come_back(stage: Stage, monkeypatch):
+def test_a_busy_server_says_when_to_come_back(stage: AccountsServer, monkeypatch):
     stage.person_with_password("ada")
     link = stage.do(people.reset_link, stage.db, "ada", who="test", now=stage.clock())
     monkeypatch.setattr(passwords, "MOST_QUEUED", 0)
@@ -469,7 +469,7 @@ def test_a_busy_server_says_when_to_come_back(stage: Stage, monkeypatch):
     assert reply.status_code == 303, "the link is not used up"
 
 
-def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
+def test_an_address_has_tries_too_whatever_names_it_brings(stage: AccountsServer):
     for number in range(40):
         tries(stage, f"person-{number}")
     with pytest.raises(TooManySignInAttempts):
@@ -477,7 +477,7 @@ def test_an_address_has_tries_too_whatever_names_it_brings(stage: Stage):
     tries(stage, "somebody else", "10.0.0.10")
 
 
-def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: Stage):
+def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: AccountsServer):
     for number in range(40):
         tries(stage, f"person-{number}", f"2001:db8:1:2::{number:x}")
     with pytest.raises(TooManySignInAttempts):
@@ -487,7 +487,7 @@ def test_a_network_of_addresses_that_one_machine_has_is_one_address(stage: Stage
         tries(stage, f"other-{number}", f"::ffff:10.0.0.{number}")
 
 
-def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: Stage, monkeypatch):
+def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: AccountsServer, monkeypatch):
     stage.person("ada")
     for _ in range(8):
         tries(stage, "ada", "unknown")
@@ -501,7 +501,7 @@ def test_the_page_says_how_long_to_wait_and_checks_no_password_meanwhile(stage: 
     assert "wait 30 s" in reply.text
 
 
-def test_who_remembers_at_last_has_all_tries_again(stage: Stage):
+def test_who_remembers_at_last_has_all_tries_again(stage: AccountsServer):
     stage.person_with_password("ada")
     browser = at(stage, "10.0.0.1")
     for _ in range(7):
@@ -511,7 +511,7 @@ def test_who_remembers_at_last_has_all_tries_again(stage: Stage):
         tries(stage, "ada", "10.0.0.1")
 
 
-def test_what_has_ended_is_taken_out(stage: Stage, clock):
+def test_what_has_ended_is_taken_out(stage: AccountsServer, clock):
     tries(stage, "ada")
     setup_link(stage)
     stage.person("ada")
@@ -531,7 +531,7 @@ def test_what_has_ended_is_taken_out(stage: Stage, clock):
     assert counts() == [0, 0, 0]
 
 
-def test_the_end_of_the_log_is_told_to_the_servers_own(stage: Stage, caplog):
+def test_the_end_of_the_log_is_told_to_the_servers_own(stage: AccountsServer, caplog):
     caplog.set_level("INFO", "holdfast_server.accounts.expiry")
     stage.person("ada")
     stage.do(expiry.log_audit_head, stage.db, 0.0)
@@ -542,7 +542,7 @@ def test_the_end_of_the_log_is_told_to_the_servers_own(stage: Stage, caplog):
 # ---- roles ----------------------------------------------------------------------------------
 
 
-def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Stage):
+def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: AccountsServer):
     stage.project(OWN)
     stage.project(OTHER)
     ada = stage.cookie(stage.person("ada", Role.admin)) | OURS
@@ -571,7 +571,7 @@ def test_an_admin_of_a_project_gives_roles_in_it_and_nowhere_else(stage: Stage):
     assert [row.roles for row in stage.do(people.list_people, stage.db) if row.name == "bob"] == [{}]
 
 
-def test_rights_that_are_taken_end_at_once(stage: Stage):
+def test_rights_that_are_taken_end_at_once(stage: AccountsServer):
     stage.project(OWN, "a-job")
     bob = stage.cookie(stage.person("bob", Role.viewer))
     assert stage.client.get("/api/v1/jobs/a-job", headers=bob).status_code == 200
@@ -581,7 +581,7 @@ def test_rights_that_are_taken_end_at_once(stage: Stage):
     assert stage.client.get("/api/v1/jobs", headers=bob).status_code == 401
 
 
-def test_the_last_admin_stays(stage: Stage):
+def test_the_last_admin_stays(stage: AccountsServer):
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     taken = stage.client.post("/settings/people/root/admin", data={"admin": "false"}, headers=root)
     assert "the only server administrator" in taken.text
@@ -593,7 +593,7 @@ def test_the_last_admin_stays(stage: Stage):
     assert stage.client.get("/settings/people", headers=root).status_code == 403
 
 
-def test_people_are_added_with_a_link_that_is_shown_once(stage: Stage):
+def test_people_are_added_with_a_link_that_is_shown_once(stage: AccountsServer):
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     page = stage.client.post("/settings/people", data={"name": "Grace@Example.com"}, headers=root).text
     link = re.search(rf"{re.escape(BASE_URL)}/reset#(hfl_\w+)", page)[1]
@@ -606,20 +606,20 @@ def test_people_are_added_with_a_link_that_is_shown_once(stage: Stage):
 @pytest.mark.parametrize(
     "name", ["", "two words", "operator", "<b>", "../etc", "x" * 101, "-dash", "Ünder", "a\nb"]
 )
-def test_what_cannot_be_a_name_is_said_beside_the_field(stage: Stage, name):
+def test_what_cannot_be_a_name_is_said_beside_the_field(stage: AccountsServer, name):
     root = stage.cookie(stage.person("root", admin=True)) | OURS
     reply = stage.client.post("/settings/people", data={"name": name}, headers=root)
     assert reply.status_code == 422
     assert [row.name for row in stage.do(people.list_people, stage.db)] == ["root"]
 
 
-def test_a_name_is_taken_once(stage: Stage):
+def test_a_name_is_taken_once(stage: AccountsServer):
     stage.person("ada")
     with pytest.raises(NotPossible):
         stage.person("ADA")
 
 
-def test_all_of_it_is_in_the_log_and_no_secret_is(stage: Stage):
+def test_all_of_it_is_in_the_log_and_no_secret_is(stage: AccountsServer):
     stage.project(OWN)
     set_up(stage, setup_link(stage))
     stage.person_with_password("bob", Role.viewer)

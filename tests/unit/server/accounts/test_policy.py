@@ -18,7 +18,7 @@ from holdfast_server.api import responses
 from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
-from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
+from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
 
 LET_THROUGH = 299
 
@@ -79,7 +79,7 @@ def test_what_is_not_in_the_table_is_found_nowhere(method, path):
 
 # ---- the whole matrix -----------------------------------------------------------------------
 
-PEOPLE = ("nobody", "stranger", "viewer", "operator", "admin", "server admin")
+PEOPLE = ("nobody", "outsider", "viewer", "operator", "admin", "server admin")
 KEYS = ("report key", "read key", "control key", "admin key", "report key of the job", "read key of the job")
 EVERYWHERE = ("read key of every project", "admin key of every project")
 CAST = PEOPLE + KEYS + EVERYWHERE
@@ -128,7 +128,7 @@ def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
 STATUS = {"allow": LET_THROUGH, "sign in": 401, "forbid": 403, "hide": 404}
 
 
-def behind_the_middleware(stage: Stage) -> TestClient:
+def behind_the_middleware(stage: AccountsServer) -> TestClient:
     """The real middleware in front of one route that answers everything."""
 
     async def answer(_: Request) -> Response:
@@ -147,14 +147,14 @@ def behind_the_middleware(stage: Stage) -> TestClient:
 
 
 @pytest.fixture
-def cast(stage: Stage) -> dict[str, dict[str, str]]:
+def cast(stage: AccountsServer) -> dict[str, dict[str, str]]:
     """Headers that authenticate each of them."""
     stage.project(OWN, f"job-of-{OWN}")
     stage.project(OTHER, f"job-of-{OTHER}")
     job = f"job-of-{OWN}"
     return {
         "nobody": {},
-        "stranger": stage.cookie(stage.person("stranger")),
+        "outsider": stage.cookie(stage.person("outsider")),
         "viewer": stage.cookie(stage.person("viewer", Role.viewer)),
         "operator": stage.cookie(stage.person("operators", Role.operator)),
         "admin": stage.cookie(stage.person("admin", Role.admin)),
@@ -178,7 +178,7 @@ def cells(routes):
                 yield (method, path, project, who), expected(policy.TABLE[method, path], who, project == OWN)
 
 
-def test_the_whole_matrix(stage: Stage, cast):
+def test_the_whole_matrix(stage: AccountsServer, cast):
     """Decided as by the middleware, for every client as the authentication backend identifies it."""
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
@@ -194,14 +194,14 @@ def test_the_whole_matrix(stage: Stage, cast):
     assert wrong == []
 
 
-def test_each_rule_is_enforced_by_the_middleware(stage: Stage, cast):
+def test_each_rule_is_enforced_by_the_middleware(stage: AccountsServer, cast):
     one_each = {rule: route for route, rule in policy.TABLE.items()}
     assert len(one_each) >= 10
     assert _answered_otherwise(stage, cast, one_each.values()) == []
 
 
 @pytest.mark.long
-def test_the_whole_matrix_is_enforced_by_the_middleware(stage: Stage, cast):
+def test_the_whole_matrix_is_enforced_by_the_middleware(stage: AccountsServer, cast):
     assert _answered_otherwise(stage, cast, policy.TABLE) == []
 
 
@@ -250,7 +250,7 @@ def _allowed(rule: policy.AccessRule, asker: Principal) -> bool:
 # ---- how refusals look ----------------------------------------------------------------------
 
 
-def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage, cast):
+def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: AccountsServer, cast):
     theirs = stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["admin"])
     nobodys = stage.client.get("/api/v1/jobs/no-such-job", headers=cast["admin"])
     assert theirs.status_code == nobodys.status_code == 404
@@ -262,14 +262,14 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Stage,
     assert 'href="/settings"' in page.text, "the page has the navigation of the person who asked"
 
 
-def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: Stage, cast):
+def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: AccountsServer, cast):
     for job in (f"job-of-{OTHER}", "no-such-job"):
         assert stage.client.get(f"/api/v1/jobs/{job}/desired", headers=cast["viewer"]).status_code == 404
 
 
 @pytest.mark.parametrize("query", ["", "?after=-1&wait=0.01", "?after=0&wait=0.01", "?after=3&wait=0.01"])
 def test_what_is_wanted_of_a_job_of_another_project_is_what_is_wanted_of_one_that_is_nowhere(
-    stage: Stage, cast, query
+    stage: AccountsServer, cast, query
 ):
     theirs = f"/api/v1/jobs/job-of-{OTHER}"
     edit = {"json": {"paused": True}, "headers": cast["server admin"] | OURS | {"If-Match": '"0"'}}
@@ -289,7 +289,7 @@ def _plain(headers):
     return {name: value for name, value in headers.items() if name not in ("x-request-id", "date")}
 
 
-def test_an_agent_is_told_that_another_project_has_the_name(stage: Stage, cast, fresh_agent):
+def test_an_agent_is_told_that_another_project_has_the_name(stage: AccountsServer, cast, fresh_agent):
     batch = {"job": f"job-of-{OTHER}", "uid": "u", "attempt": 1, "rank": 0, "sequence": 0, "sent_at": 1.0,
              "iteration": 0, "lineage": 1}  # fmt: skip
     reply = stage.client.post("/api/v1/ingest", json=batch, headers=cast["report key"])
@@ -297,12 +297,12 @@ def test_an_agent_is_told_that_another_project_has_the_name(stage: Stage, cast, 
     assert "a job of another project has that name" in reply.json()["message"]
 
 
-def test_lists_hold_the_jobs_of_ones_own_projects(stage: Stage, cast):
+def test_lists_hold_the_jobs_of_ones_own_projects(stage: AccountsServer, cast):
     def names(who: str) -> list[str]:
         return [job["job"] for job in stage.client.get("/api/v1/jobs", headers=cast[who]).json()["jobs"]]
 
     assert names("viewer") == names("read key") == [f"job-of-{OWN}"]
-    assert names("stranger") == []
+    assert names("outsider") == []
     assert sorted(names("server admin")) == sorted(names("read key of every project"))
     assert len(names("server admin")) == 2
     figures = stage.client.get("/metrics", headers=cast["read key"]).text
@@ -313,7 +313,7 @@ def test_lists_hold_the_jobs_of_ones_own_projects(stage: Stage, cast):
     assert f"job-of-{OTHER}" not in page
 
 
-def test_who_may_look_and_not_touch_is_told_so(stage: Stage, cast):
+def test_who_may_look_and_not_touch_is_told_so(stage: AccountsServer, cast):
     reply = stage.client.post(
         f"/api/v1/jobs/job-of-{OWN}/restores", json={"iteration": 1}, headers=cast["viewer"] | OURS
     )
@@ -341,7 +341,7 @@ GOES_FAR = [
 
 
 @pytest.mark.parametrize(("method", "path"), GOES_FAR)
-def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, clock, method, path):
+def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: AccountsServer, clock, method, path):
     stage.project(OWN, f"job-of-{OWN}")
     browser = stage.cookie(stage.person_with_password("ada", Role.admin, admin=True)) | OURS
     clock.now += policy.RECENT_PASSWORD_SECONDS
@@ -362,7 +362,7 @@ def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: Stage, cloc
     assert stage.client.request(method, path, headers=again).status_code not in (401, 403)
 
 
-def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(stage: Stage, clock):
+def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(stage: AccountsServer, clock):
     stage.project(OWN, f"job-of-{OWN}")
     browser = stage.cookie(stage.person_with_password("ada", Role.admin)) | OURS
     elsewhere = stage.cookie(stage.person("through-the-provider", Role.admin)) | OURS
@@ -375,7 +375,7 @@ def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(
         assert (reply.status_code, reply.json()["error"]) == (404, "no_such_checkpoint")
 
 
-def test_only_an_agent_shows_that_it_has_a_version(stage: Stage, cast):
+def test_only_an_agent_shows_that_it_has_a_version(stage: AccountsServer, cast):
     path = f"/api/v1/jobs/job-of-{OWN}"
     edit = {"json": {"paused": True}, "headers": cast["operator"] | OURS | {"If-Match": '"0"'}}
     assert stage.client.patch(f"{path}/desired", **edit).status_code == 200
@@ -390,13 +390,13 @@ def test_only_an_agent_shows_that_it_has_a_version(stage: Stage, cast):
     assert has_after("report key") == 1
 
 
-def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Stage, cast):
+def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: AccountsServer, cast):
     reply = stage.client.delete("/api/v1/jobs", headers=cast["server admin"] | OURS)
     assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
     assert stage.client.delete("/api/v1/jobs").status_code == 401
 
 
-def test_a_job_that_moves_takes_its_rights_along(stage: Stage, cast):
+def test_a_job_that_moves_takes_its_rights_along(stage: AccountsServer, cast):
     from holdfast_server.accounts import job_projects, projects
 
     stage.client.app.state.job_projects = job_projects.JobProjects(stage.db)

@@ -29,7 +29,7 @@ from holdfast_server.core.oidc_settings import Grant, ProviderSettings, from_env
 from holdfast_server.core.principal import OPERATOR, Principal, Role, Scope
 from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
-from tests.support.accounts_stage import BASE_URL, Stage
+from tests.support.accounts_server import BASE_URL, AccountsServer
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
 
@@ -119,7 +119,7 @@ def provider() -> Iterator[IdentityProvider]:
 
 
 @pytest.fixture
-def told(settings, clock, provider) -> Iterator[Stage]:
+def told(settings, clock, provider) -> Iterator[AccountsServer]:
     grants = (
         Grant("research", Role.operator, "vision"),
         Grant("research", Role.viewer, "speech"),
@@ -130,10 +130,10 @@ def told(settings, clock, provider) -> Iterator[Stage]:
     )
     app = create_app(replace(settings, accounts=True, provider=oidc), clock=clock)
     with TestClient(app, base_url=BASE_URL, follow_redirects=False) as client:
-        yield Stage(client, clock)
+        yield AccountsServer(client, clock)
 
 
-def at_the_provider(stage: Stage, then: str = "/jobs/x"):
+def at_the_provider(stage: AccountsServer, then: str = "/jobs/x"):
     """To the provider, through it, and back to our door: the address that the browser is sent to."""
     import httpx2
 
@@ -142,18 +142,18 @@ def at_the_provider(stage: Stage, then: str = "/jobs/x"):
     return httpx2.get(begun.headers["location"]).headers["location"]
 
 
-def signed_in(stage: Stage, then: str = "/jobs/x"):
+def signed_in(stage: AccountsServer, then: str = "/jobs/x"):
     return stage.client.get(at_the_provider(stage, then))
 
 
-def refusal(stage: Stage) -> str:
+def refusal(stage: AccountsServer) -> str:
     reply = signed_in(stage)
     assert (reply.status_code, "holdfast_session" in reply.headers.get("set-cookie", "")) == (403, False)
     assert [row.name for row in stage.do(people.list_people, stage.db)] == []
     return reply.text
 
 
-def test_the_whole_way(told: Stage):
+def test_the_whole_way(told: AccountsServer):
     page = " ".join(told.client.get("/login?next=/jobs/x").text.split())
     assert "Sign in with Example Ltd." in page
     assert 'href="/login/provider?next=/jobs/x"' in page
@@ -166,7 +166,7 @@ def test_the_whole_way(told: Stage):
     assert told.sign_in("ada", "").status_code == 401
 
 
-def test_what_the_groups_are_by_now_counts(told: Stage, provider):
+def test_what_the_groups_are_by_now_counts(told: AccountsServer, provider):
     signed_in(told)
     provider.claims["groups"] = ["admins"]
     signed_in(told)
@@ -177,7 +177,7 @@ def test_what_the_groups_are_by_now_counts(told: Stage, provider):
     told.client.cookies.clear()
 
 
-def test_with_the_groups_go_the_keys_that_went_beyond_them_and_in_the_end_all_else(told: Stage, provider):
+def test_with_the_groups_go_the_keys_that_went_beyond_them_and_in_the_end_all_else(told: AccountsServer, provider):
     provider.claims["groups"] = ["admins"]
     signed_in(told)
     told.do(projects.add, told.db, "vision", who="test", now=told.clock())
@@ -202,36 +202,36 @@ def wish(scope: Scope) -> tokens.TokenRequest:
     return tokens.TokenRequest(name="k", scopes=[scope], project="vision")
 
 
-def states(stage: Stage) -> dict[str, str]:
+def states(stage: AccountsServer) -> dict[str, str]:
     rows = stage.do(tokens.list_tokens, stage.db, asker=OPERATOR, now=stage.clock())
     return {row.prefix: row.state for row in rows}
 
 
-def test_groups_may_come_from_userinfo(told: Stage, provider):
+def test_groups_may_come_from_userinfo(told: AccountsServer, provider):
     del provider.claims["groups"]
     provider.userinfo["groups"] = "research admins"
     assert signed_in(told).status_code == 303
     assert told.do(people.list_people, told.db)[0].admin
 
 
-def test_userinfo_of_somebody_else_is_not_believed(told: Stage, provider):
+def test_userinfo_of_somebody_else_is_not_believed(told: AccountsServer, provider):
     del provider.claims["groups"]
     provider.userinfo |= {"groups": ["admins"], "sub": "somebody-else"}
     assert "has no rights" in refusal(told)
 
 
-def test_who_is_in_no_group_of_ours_is_told_so(told: Stage, provider):
+def test_who_is_in_no_group_of_ours_is_told_so(told: AccountsServer, provider):
     provider.claims["groups"] = ["sales"]
     assert "has no rights on this server" in refusal(told)
 
 
-def test_a_name_that_somebody_has_here_is_not_given_away(told: Stage):
+def test_a_name_that_somebody_has_here_is_not_given_away(told: AccountsServer):
     told.person("ada", admin=True)
     reply = signed_in(told)
     assert (reply.status_code, "belongs to an account with a password" in reply.text) == (403, True)
 
 
-def test_a_person_is_who_they_are_whatever_they_call_themselves(told: Stage, provider):
+def test_a_person_is_who_they_are_whatever_they_call_themselves(told: AccountsServer, provider):
     signed_in(told)
     provider.claims["preferred_username"] = "root"
     signed_in(told)
@@ -251,22 +251,22 @@ def test_a_person_is_who_they_are_whatever_they_call_themselves(told: Stage, pro
         {"preferred_username": "<script>"},
     ],
 )
-def test_a_token_that_is_not_for_us_is_refused(told: Stage, provider, claims):
+def test_a_token_that_is_not_for_us_is_refused(told: AccountsServer, provider, claims):
     provider.claims |= claims
     refusal(told)
 
 
-def test_a_token_signed_by_somebody_else_is_refused(told: Stage, provider):
+def test_a_token_signed_by_somebody_else_is_refused(told: AccountsServer, provider):
     provider.signing_key = RSAKey.generate_key(2048, {"kid": "one"})
     refusal(told)
 
 
-def test_a_token_signed_with_our_own_secret_is_refused(told: Stage, provider):
+def test_a_token_signed_with_our_own_secret_is_refused(told: AccountsServer, provider):
     provider.algorithm, provider.signing_key = "HS256", OctKey.import_key(SECRET)
     refusal(told)
 
 
-def test_a_token_signed_by_nobody_is_refused(told: Stage, provider):
+def test_a_token_signed_by_nobody_is_refused(told: AccountsServer, provider):
     made = jwt.encode
 
     def unsigned(header, claims, key, algorithms):
@@ -281,7 +281,7 @@ def test_a_token_signed_by_nobody_is_refused(told: Stage, provider):
         jwt.encode = made
 
 
-def test_another_browsers_sign_in_is_not_taken_over(told: Stage):
+def test_another_browsers_sign_in_is_not_taken_over(told: AccountsServer):
     """Somebody lures a person to where their own sign-in ends: the person would be signed in as them."""
     theirs = at_the_provider(told)
     told.client.cookies.clear()
@@ -290,7 +290,7 @@ def test_another_browsers_sign_in_is_not_taken_over(told: Stage):
     assert told.client.get(theirs).status_code == 403
 
 
-def test_nor_over_https_with_a_cookie_that_a_sibling_domain_can_set(told: Stage):
+def test_nor_over_https_with_a_cookie_that_a_sibling_domain_can_set(told: AccountsServer):
     import httpx2
 
     https, client = "https://127.0.0.1:7117", told.client
@@ -302,7 +302,7 @@ def test_nor_over_https_with_a_cookie_that_a_sibling_domain_can_set(told: Stage)
         assert client.get(back, headers={"Cookie": f"{name}={state}"}).status_code == status
 
 
-def test_a_sign_in_is_finished_once_and_in_time(told: Stage, clock):
+def test_a_sign_in_is_finished_once_and_in_time(told: AccountsServer, clock):
     back = at_the_provider(told)
     cookies = dict(told.client.cookies)
     assert told.client.get(back).status_code == 303
@@ -314,7 +314,7 @@ def test_a_sign_in_is_finished_once_and_in_time(told: Stage, clock):
     assert told.client.get(late).status_code == 403
 
 
-def test_a_state_that_was_made_up_is_refused(told: Stage):
+def test_a_state_that_was_made_up_is_refused(told: AccountsServer):
     code = parse_qs(urlsplit(at_the_provider(told)).query)["code"][0]
     for state in ("", "made-up"):
         told.client.cookies.clear()
@@ -323,17 +323,17 @@ def test_a_state_that_was_made_up_is_refused(told: Stage):
         assert reply.status_code == 403
 
 
-def test_nobody_is_sent_to_another_site(told: Stage):
+def test_nobody_is_sent_to_another_site(told: AccountsServer):
     assert signed_in(told, "//evil.example").headers["location"] == "/"
 
 
-def test_a_provider_that_calls_itself_otherwise_is_not_believed(told: Stage, provider):
+def test_a_provider_that_calls_itself_otherwise_is_not_believed(told: AccountsServer, provider):
     provider.issuer = "https://evil.example"
     reply = told.client.get("/login/provider")
     assert (reply.status_code, "its issuer is" in reply.text) == (403, True)
 
 
-def test_without_a_provider_there_is_nothing_to_go_to(stage: Stage):
+def test_without_a_provider_there_is_nothing_to_go_to(stage: AccountsServer):
     for path in ("/login/provider", "/login/provider/back?code=x&state=y"):
         assert stage.client.get(path).headers["location"] == "/login"
 

@@ -12,19 +12,19 @@ from holdfast_server.accounts.secrets import new_token
 from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
 from holdfast_server.core.principal import OPERATOR, Principal, Role
 from holdfast_server.records import audit
-from tests.support.accounts_stage import OTHER, OURS, OWN, Stage
+from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
 
 JOBS = "/api/v1/jobs"
 
 
 @pytest.fixture
-def projects(stage: Stage) -> Stage:
+def projects(stage: AccountsServer) -> AccountsServer:
     stage.project(OWN, "ours")
     stage.project(OTHER, "theirs")
     return stage
 
 
-def report(stage: Stage, key: str, job: str, sequence: int = 0):
+def report(stage: AccountsServer, key: str, job: str, sequence: int = 0):
     """What an agent sends first."""
     started = AttemptStarted(at=stage.clock(), iteration=0, lineage=1)
     batch = Batch(
@@ -38,19 +38,19 @@ def report(stage: Stage, key: str, job: str, sequence: int = 0):
     )
 
 
-def project_of(stage: Stage, job: str) -> str:
+def project_of(stage: AccountsServer, job: str) -> str:
     return stage.read(lambda session: session.get(models.JobRecord, job)).project
 
 
 # ---- what agents may do ---------------------------------------------------------------------
 
 
-def test_a_new_job_belongs_to_the_project_of_its_key(projects: Stage):
+def test_a_new_job_belongs_to_the_project_of_its_key(projects: AccountsServer):
     assert report(projects, projects.key("report"), "new").status_code == 200
     assert project_of(projects, "new") == OWN
 
 
-def test_an_agent_reports_of_the_jobs_of_its_project_and_of_no_other(projects: Stage):
+def test_an_agent_reports_of_the_jobs_of_its_project_and_of_no_other(projects: AccountsServer):
     key = projects.key("report")
     assert report(projects, key, "ours").status_code == 200
     refused = report(projects, key, "theirs")
@@ -60,7 +60,7 @@ def test_an_agent_reports_of_the_jobs_of_its_project_and_of_no_other(projects: S
     assert desired == [200, 200, 200], "an answer that differs would tell that the job is there"
 
 
-def test_a_key_of_one_job_is_for_that_job(projects: Stage):
+def test_a_key_of_one_job_is_for_that_job(projects: AccountsServer):
     key = projects.key("report", job="mine")
     assert report(projects, key, "mine").status_code == 200
     assert report(projects, key, "ours").status_code == 404
@@ -70,21 +70,21 @@ def test_a_key_of_one_job_is_for_that_job(projects: Stage):
     assert projects.client.get(f"{JOBS}/ours/desired", headers=headers).status_code == 404
 
 
-def test_two_projects_cannot_report_of_one_job(projects: Stage):
+def test_two_projects_cannot_report_of_one_job(projects: AccountsServer):
     """The job is there by the time that the second looks, whatever it was told a moment before."""
     assert report(projects, projects.key("report"), "same").status_code == 200
     assert report(projects, projects.key("report", project=OTHER), "same").status_code == 404
     assert project_of(projects, "same") == OWN
 
 
-def test_a_key_that_may_not_report_is_told_so(projects: Stage):
+def test_a_key_that_may_not_report_is_told_so(projects: AccountsServer):
     assert report(projects, projects.key("read", "control", "admin"), "ours").status_code == 403
 
 
 # ---- how one is made ------------------------------------------------------------------------
 
 
-def test_a_key_is_told_once_and_kept_as_a_digest(projects: Stage):
+def test_a_key_is_told_once_and_kept_as_a_digest(projects: AccountsServer):
     ada = projects.cookie(projects.person("ada", Role.operator)) | OURS
     made = projects.client.post(
         "/settings/keys",
@@ -119,7 +119,7 @@ def test_keys_do_not_repeat_themselves():
         (Role.admin, {"admin", "report"}, True),
     ],
 )
-def test_nobody_gives_more_than_they_have(projects: Stage, role, scopes, allowed):
+def test_nobody_gives_more_than_they_have(projects: AccountsServer, role, scopes, allowed):
     person = Principal(kind="person", name="x", roles={OWN: role})
     wish = tokens.TokenRequest(name="k", scopes=scopes, project=OWN)
     if allowed:
@@ -129,7 +129,7 @@ def test_nobody_gives_more_than_they_have(projects: Stage, role, scopes, allowed
         projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
 
 
-def test_nor_for_another_project_or_for_all_of_them(projects: Stage):
+def test_nor_for_another_project_or_for_all_of_them(projects: AccountsServer):
     person = Principal(kind="person", name="x", roles={OWN: Role.admin})
     for project, refusal in ((OTHER, UnknownProject), (None, PermissionDenied), ("no-such", UnknownProject)):
         wish = tokens.TokenRequest(name="k", scopes={"read"}, project=project)
@@ -137,7 +137,7 @@ def test_nor_for_another_project_or_for_all_of_them(projects: Stage):
             projects.do(tokens.create, projects.db, wish, maker=person, now=projects.clock())
 
 
-def test_a_key_makes_keys_no_stronger_than_itself(projects: Stage):
+def test_a_key_makes_keys_no_stronger_than_itself(projects: AccountsServer):
     admin = projects.bearer("admin")
     asked = {"name": "agents", "scopes": ["report"], "project": OWN}
     made = projects.client.post("/api/v1/tokens", json=asked, headers=admin)
@@ -157,7 +157,7 @@ def test_a_key_makes_keys_no_stronger_than_itself(projects: Stage):
         {"project": None, "job": "x"},
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_refused_with_the_field(projects: Stage, wrong):
+def test_what_makes_no_sense_is_refused_with_the_field(projects: AccountsServer, wrong):
     asked = {"name": "k", "scopes": ["read"], "project": OWN} | wrong
     with pytest.raises(InvalidSetting):
         projects.do(tokens.create, projects.db, tokens.TokenRequest(**asked), maker=OPERATOR, now=projects.clock())
@@ -166,7 +166,7 @@ def test_what_makes_no_sense_is_refused_with_the_field(projects: Stage, wrong):
 # ---- how one ends ---------------------------------------------------------------------------
 
 
-def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: Stage):
+def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: AccountsServer):
     """Another instance goes by what it knows for `REMEMBERED_SECONDS`, and no longer."""
     assert auth_backends.CACHE_SECONDS <= 5
     passed = [0.0]
@@ -183,7 +183,7 @@ def test_a_key_that_is_revoked_works_nowhere_a_moment_later(projects: Stage):
     assert kind() == "anonymous"
 
 
-def test_it_ends_by_itself(projects: Stage, clock):
+def test_it_ends_by_itself(projects: AccountsServer, clock):
     wish = tokens.TokenRequest(name="k", scopes={"read"}, project=OWN, seconds=3600)
     secret, _ = projects.do(tokens.create, projects.db, wish, maker=OPERATOR, now=clock())
     headers = {"Authorization": f"Bearer {secret}"}
@@ -193,18 +193,18 @@ def test_it_ends_by_itself(projects: Stage, clock):
 
 
 @pytest.mark.parametrize("shown", ["hf_", "hf_0123456789", "x", "", "hf_0123456789_" + "0" * 64, "Ü", "hf_'; --"])
-def test_what_is_no_key_opens_nothing(projects: Stage, shown):
+def test_what_is_no_key_opens_nothing(projects: AccountsServer, shown):
     reply = projects.client.get(JOBS, headers={"Authorization": f"Bearer {shown}".encode()})
     assert (reply.status_code, reply.json()["error"]) == (401, "wrong_token")
 
 
-def test_the_beginning_of_a_key_is_not_the_key(projects: Stage):
+def test_the_beginning_of_a_key_is_not_the_key(projects: AccountsServer):
     secret = projects.key("read")
     for near in (secret[:-1], secret + "0", secret[:13] + "_" + "f" * 64, secret.upper()):
         assert projects.client.get(JOBS, headers={"Authorization": f"Bearer {near}"}).status_code == 401
 
 
-def test_whoever_may_revokes_it_and_others_do_not_learn_of_it(projects: Stage):
+def test_whoever_may_revokes_it_and_others_do_not_learn_of_it(projects: AccountsServer):
     maker = projects.cookie(projects.person("ada", Role.operator)) | OURS
     other = projects.cookie(projects.person("bob", Role.operator)) | OURS
     admin = projects.cookie(projects.person("eve", Role.admin)) | OURS
@@ -221,7 +221,7 @@ def test_whoever_may_revokes_it_and_others_do_not_learn_of_it(projects: Stage):
         projects.do(tokens.revoke, projects.db, "hf_nothing", asker=OPERATOR, now=projects.clock())
 
 
-def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: Stage):
+def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: AccountsServer):
     projects.person("ada", Role.operator)
     ada = Principal(kind="person", name="ada", roles={OWN: Role.operator})
 
@@ -241,7 +241,7 @@ def test_who_loses_a_role_loses_the_keys_that_go_beyond_it(projects: Stage):
     assert states() == {reading: "revoked", steering: "revoked"}
 
 
-def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
+def test_its_last_use_is_known_to_ten_minutes(projects: AccountsServer, clock):
     secret = projects.key("read")
 
     def used() -> float | None:
@@ -254,7 +254,7 @@ def test_its_last_use_is_known_to_ten_minutes(projects: Stage, clock):
         assert used() == clock.now + meant
 
 
-def test_making_and_revoking_are_in_the_log_without_the_key(projects: Stage):
+def test_making_and_revoking_are_in_the_log_without_the_key(projects: AccountsServer):
     secret = projects.key("report", job="ours")
     projects.do(tokens.revoke, projects.db, secret[:13], asker=OPERATOR, now=projects.clock())
     revoked, created = projects.read(
@@ -268,7 +268,7 @@ def test_making_and_revoking_are_in_the_log_without_the_key(projects: Stage):
 # ---- keys that keys made ----------------------------------------------------------------------
 
 
-def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
+def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: AccountsServer):
     """Else who is about to be removed makes a key by which they stay."""
     ada = projects.cookie(projects.person("ada", Role.admin)) | OURS
     asked = {"name": "first", "scopes": ["admin"], "project": OWN}
@@ -288,7 +288,7 @@ def test_a_key_that_a_persons_key_made_goes_with_the_person(projects: Stage):
     )
 
 
-def test_two_keys_of_one_name_are_not_one(projects: Stage):
+def test_two_keys_of_one_name_are_not_one(projects: AccountsServer):
     """What a key is called is up to whoever makes it: it neither gives rights nor hides who did something."""
     theirs = projects.key("admin", project=OTHER, name="deploy")
     asked = {"name": "of theirs", "scopes": ["report"], "project": OTHER}
@@ -306,7 +306,7 @@ def test_two_keys_of_one_name_are_not_one(projects: Stage):
     assert created.who == f"key deploy ({theirs[:13]})"
 
 
-def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: Stage):
+def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: AccountsServer):
     projects.person("ada", Role.operator)
     ada = Principal(kind="person", name="ada", roles={OWN: Role.operator})
 

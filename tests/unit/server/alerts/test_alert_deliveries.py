@@ -26,7 +26,7 @@ CHANNELS = "/api/v1/projects/default/alert-channels"
 BASE_URL = "http://127.0.0.1:7117"
 
 
-class Hook:
+class LoopWebhook:
     """A webhook on this machine, in the event loop of the application."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Mailbox:
 
 @pytest.fixture
 def hook():
-    hook = Hook()
+    hook = LoopWebhook()
     yield hook
     hook.listener.close()
 

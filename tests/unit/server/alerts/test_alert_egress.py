@@ -122,7 +122,7 @@ def test_public_addresses_are_public(address):
 # ---- with a real server at the other end ----------------------------------------------------------
 
 
-class Hook:
+class RecordingListener:
     """Answers every connection with the same bytes, and keeps what it was sent."""
 
     def __init__(self, answer: bytes | None) -> None:
@@ -137,9 +137,9 @@ class Hook:
         writer.close()
 
 
-def send(answer: bytes | None, path: str = "/hook", *, allow: bool = True) -> Hook:
-    async def run() -> Hook:
-        hook = Hook(answer)
+def send(answer: bytes | None, path: str = "/hook", *, allow: bool = True) -> RecordingListener:
+    async def run() -> RecordingListener:
+        hook = RecordingListener(answer)
         server = await asyncio.start_server(hook, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         hosts = frozenset([f"http://127.0.0.1:{port}"] if allow else [])

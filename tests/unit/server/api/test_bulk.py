@@ -8,7 +8,7 @@ from html import unescape
 import pytest
 
 from holdfast_server.control.control import MOST_JOBS
-from tests.support.accounts_stage import OWN
+from tests.support.accounts_server import OWN
 from tests.unit.server.accounts.test_policy import cast as cast
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
@@ -73,7 +73,7 @@ def test_the_way_back_leads_nowhere_else(jobs):
     [
         ("viewer", f"0 jobs changed, 1 job not changed. The page of each job shows when the change applies. "
                    f"Job Result job-of-{OWN} Not changed: you may view job-of-{OWN}, but not change it"),
-        ("stranger", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
+        ("outsider", f"Not changed: job 'job-of-{OWN}' not found: no agent has reported under this name"),
         ("operator", "1 job changed."),
     ],
 )  # fmt: skip

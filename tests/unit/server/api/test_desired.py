@@ -152,8 +152,8 @@ def test_only_rank_0_of_the_current_attempt_says_what_is_applied(job, client, fr
     second = job.restarted()
     second.start()
     other_rank = fresh_agent(client, uid=second.uid, attempt=2, rank=1)
-    for stranger in (job, other_rank):
-        stranger.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
+    for outsider in (job, other_rank):
+        outsider.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
     assert client.get(JOB).json()["applied_version"] == 0
     second.say(Applied(at=job.at, version=1, iteration=7, lineage=1))
     assert client.get(JOB).json()["applied_iteration"] == 7

@@ -23,7 +23,7 @@ from holdfast_server import models
 from holdfast_server.control import deletion
 from holdfast_server.core.principal import Role
 from holdfast_server.records.job_status import SILENT_AFTER_SECONDS
-from tests.support.accounts_stage import OURS, OWN
+from tests.support.accounts_server import OURS, OWN
 
 JOBS = "/api/v1/jobs"
 JOB = f"{JOBS}/char-gpt"
@@ -95,10 +95,10 @@ def finished(agent):
     return agent
 
 
-def test_nothing_of_a_deleted_job_is_left_and_all_of_another_is(client, agent_of, finished):
+def test_nothing_of_a_deleted_job_is_left_and_all_of_another_is(client, fresh_agent, finished):
     alone = rows(client)
     assert {name for name, count in alone.items() if not count} == set(), "a table that this says nothing about"
-    other = agent_of(client, job="other", uid="other")
+    other = fresh_agent(client, job="other", uid="other")
     report_everything(other)
     finish(other)
     assert client.delete(JOB).status_code == 204

@@ -7,20 +7,9 @@ import pytest
 from holdfast.protocol import messages
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
 from holdfast_server.records import restore_orders
-from tests.support import database_questions
+from tests.support import database_queries
 
 JOB = "/api/v1/jobs/char-gpt"
-
-
-@pytest.fixture
-def job(agent):
-    """At iteration 30, with durable checkpoints at 10 and 20."""
-    agent.start()
-    for _ in range(2):
-        agent.train(10)
-        agent.checkpoint()
-    agent.train(10)
-    return agent
 
 
 def order(client, **wish):
@@ -33,7 +22,7 @@ def moved(job, placed, state, **fields):
 
 
 def watch(client, now):
-    database_questions.in_loop(client, restore_orders.check_timeouts, database_questions.of(client), now)
+    database_queries.in_loop(client, restore_orders.check_timeouts, database_queries.of(client), now)
 
 
 def read(client, placed):
@@ -342,9 +331,9 @@ def test_an_attempt_from_before_the_fence_moves_nothing(job, client):
 
 def test_an_agent_cannot_move_the_order_of_another_job(job, client, fresh_agent):
     placed = order(client, iteration=10).json()
-    stranger = fresh_agent(client, job="other", uid="o", attempt=5)
-    stranger.start()
-    moved(stranger, placed, "restored")
+    outsider = fresh_agent(client, job="other", uid="o", attempt=5)
+    outsider.start()
+    moved(outsider, placed, "restored")
     assert read(client, placed)["state"] == "requested"
 
 

@@ -14,7 +14,7 @@ from holdfast.protocol.messages import Notice, OrderMoved, Paced, Stall
 from holdfast_server import models
 from holdfast_server.control import retention
 from holdfast_server.records import desired_state
-from tests.support import database_questions
+from tests.support import database_queries
 
 JOB = "char-gpt"
 READ_WHOLE = {
@@ -133,18 +133,18 @@ def is_first_few(sql: str) -> bool:
 
 
 def test_every_question_finds_its_rows_by_an_index(client, questions, database_kind):
-    with database_questions.statements() as noted:
+    with database_queries.statements() as noted:
         for url in questions:
             # Without accounts, the pages about people refuse in words.
             assert client.get(url).status_code < (400 if JOB in url else 500), url
     plan = sqlite_plan if database_kind == "sqlite" else postgres_plan
-    database = database_questions.of(client)
+    database = database_queries.of(client)
     statements = {sql: values for sql, values in noted if sql.lstrip().startswith(("SELECT", "WITH"))}
     assert len(statements) > 20
     whole = {
         (table, sql)
         for sql, values in statements.items()
-        for table in database_questions.in_loop(client, plan, database, sql, values)
+        for table in database_queries.in_loop(client, plan, database, sql, values)
         if table in models.Base.metadata.tables.keys() - READ_WHOLE.keys()
     }
     assert not whole, "\n\n".join(f"{table} is gone through by {sql}" for table, sql in sorted(whole))
@@ -152,10 +152,10 @@ def test_every_question_finds_its_rows_by_an_index(client, questions, database_k
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_of_a_window_in_time_only_what_lies_in_it_is_read(client, questions):
-    with database_questions.statements() as noted:
+    with database_queries.statements() as noted:
         assert client.get(f"/api/v1/jobs/{JOB}/timeline{IN_TIME}").json()["stalls_total"] == 12
     found = [
-        database_questions.in_loop(client, database_questions.plan, database_questions.of(client), one)
+        database_queries.in_loop(client, database_queries.plan, database_queries.of(client), one)
         for one in noted
         if re.search(r"FROM (stalls|interval_decisions)\b", one[0])
     ]
@@ -166,15 +166,15 @@ def test_of_a_window_in_time_only_what_lies_in_it_is_read(client, questions):
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_what_is_over_is_found_by_an_index(client, questions):
     assert client.patch("/api/v1/projects/default/retention", json={"reports_seconds": 1e7}).status_code == 200
-    database, now = database_questions.of(client), T + 1e8
+    database, now = database_queries.of(client), T + 1e8
     for chore, index in (
         (desired_state.end_overrides, "ix_jobs_every_until"),
         (retention.apply_all, "ix_alert_deliveries_alert"),
     ):
-        with database_questions.statements() as noted:
-            database_questions.in_loop(client, chore, database, now)
+        with database_queries.statements() as noted:
+            database_queries.in_loop(client, chore, database, now)
         plans = [
-            database_questions.in_loop(client, database_questions.plan, database, one)
+            database_queries.in_loop(client, database_queries.plan, database, one)
             for one in noted
             if one[0].startswith("SELECT")
         ]
@@ -184,12 +184,11 @@ def test_what_is_over_is_found_by_an_index(client, questions):
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_the_newest_checkpoints_are_listed_without_sorting_all(client, questions):
     """Of a job with ten thousand of them, a page of which shows twelve, and asks again every second."""
-    with database_questions.statements() as noted:
+    with database_queries.statements() as noted:
         assert client.get(f"/jobs/{JOB}").status_code == 200
     listed = [one for one in noted if re.search(r"FROM checkpoints\b.*ORDER BY coalesce", one[0], re.DOTALL)]
     plans = [
-        database_questions.in_loop(client, database_questions.plan, database_questions.of(client), one)
-        for one in listed
+        database_queries.in_loop(client, database_queries.plan, database_queries.of(client), one) for one in listed
     ]
     assert plans
     assert all("ix_checkpoints_taken" in plan and "FOR ORDER BY" not in plan for plan in plans), plans

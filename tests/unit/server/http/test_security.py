@@ -19,7 +19,7 @@ from holdfast_server.http import api_reference
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
-from tests.support.accounts_stage import OURS, PASSWORD, Stage, browser_at
+from tests.support.accounts_server import OURS, PASSWORD, AccountsServer, browser_at
 from tests.support.postgres import ON_BOTH
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import routes_of
@@ -420,7 +420,7 @@ def test_once_there_are_people_they_are_asked_for(tmp_path):
     settings = ServerSettings(database=str(tmp_path / "x.db"))
     with TestClient(create_app(settings), base_url=BASE_URL) as client:
         assert client.get(JOBS).status_code == 200
-        Stage(client, lambda: 1e9).person("ada", admin=True)
+        AccountsServer(client, lambda: 1e9).person("ada", admin=True)
     with TestClient(create_app(settings), base_url=BASE_URL) as client:
         assert client.get(JOBS).status_code == 401
 
@@ -463,7 +463,7 @@ def test_a_body_that_does_not_come_is_not_waited_for():
 
 
 @ON_BOTH
-def test_no_secret_is_in_what_is_logged_shown_or_stored(stage: Stage, caplog, request):
+def test_no_secret_is_in_what_is_logged_shown_or_stored(stage: AccountsServer, caplog, request):
     """Canaries through everything that takes one."""
     caplog.set_level(logging.DEBUG)
     stage.person_with_password("ada", admin=True)

@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server.db import on_connection
-from tests.support import database_questions
+from tests.support import database_queries
 from tests.support.postgres import ON_SQLITE
 
 ITERATIONS = 100
@@ -33,7 +33,7 @@ def test_a_batch_takes_as_many_steps_after_hundreds_of_them(client, agent):
 
     agent.start()
     agent.train(ITERATIONS)
-    database_questions.in_loop(client, database_questions.of(client).write, watch)
+    database_queries.in_loop(client, database_queries.of(client).write, watch)
 
     def steps_of(batches: int) -> float:
         nonlocal steps

@@ -10,7 +10,7 @@ import pytest
 from holdfast_server import models
 from holdfast_server.queries.fleet import FleetQuery, fleet
 from holdfast_server.samples.limits import RecentSamples
-from tests.support import database_questions
+from tests.support import database_queries
 
 JOBS = "/api/v1/jobs"
 NOW = 1_790_000_000.0
@@ -20,7 +20,7 @@ _RECENT = msgspec.msgpack.encode(RecentSamples(seconds=[0.25] * 200, loss=[2.5] 
 
 
 def grow(client, jobs):
-    database_questions.in_loop(client, database_questions.fill, database_questions.of(client), rows_of(jobs))
+    database_queries.in_loop(client, database_queries.fill, database_queries.of(client), rows_of(jobs))
 
 
 def rows_of(jobs, *, beside=0):
@@ -132,15 +132,15 @@ def test_living_jobs_come_first_by_name_and_then_those_heard_last(client):
 @pytest.mark.parametrize("order", ["risk", "durable"])
 def test_the_worst_of_many_jobs_are_found_without_naming_each(empty_database, order):
     async def ask(database):
-        await database_questions.fill(database, rows_of(200))
-        with database_questions.statements() as noted:
+        await database_queries.fill(database, rows_of(200))
+        with database_queries.statements() as noted:
             answer = await fleet(
                 database, FleetQuery(order=order, status="running", search="job", size=10), now=NOW
             )
         assert [job.last_durable.iteration for job in answer.jobs] == [800] * 10
         assert max(len(values) for _, values in noted if values) < 50
 
-    database_questions.alone(empty_database, ask)
+    database_queries.alone(empty_database, ask)
 
 
 def test_no_job_is_on_two_pages_or_on_none(client):
@@ -167,9 +167,9 @@ def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
 
     async def seen():
         question = FleetQuery(visible_projects={"team-b"}, size=100)
-        return await fleet(database_questions.of(client), question, now=NOW)
+        return await fleet(database_queries.of(client), question, now=NOW)
 
-    answer = database_questions.in_loop(client, seen)
+    answer = database_queries.in_loop(client, seen)
     assert {job.project for job in answer.jobs} == {"team-b"}
     assert (answer.total, sum(answer.counts.values()), answer.projects) == (10, 10, ["team-b"])
 
@@ -177,39 +177,39 @@ def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_ten_thousand_jobs_take_no_more_statements_than_ten_and_none_goes_without_an_index(empty_database):
     async def ask(database):
-        await database_questions.fill(database, rows_of(10))
-        with database_questions.statements() as few:
+        await database_queries.fill(database, rows_of(10))
+        with database_queries.statements() as few:
             await fleet(database, FleetQuery(size=10), now=NOW)
-        await database_questions.fill(database, rows_of(9_990, beside=10))
+        await database_queries.fill(database, rows_of(9_990, beside=10))
         for order in ("living", "heard", "name"):
-            with database_questions.statements() as many:
+            with database_queries.statements() as many:
                 answer = await fleet(database, FleetQuery(order=order, page=3, search="job"), now=NOW)
             assert (answer.total, len(answer.jobs)) == (10_000, 50)
             assert len(many) <= len(few) <= 16
             for sql, values in many:
                 if sql.startswith(("SELECT", "WITH")):
-                    found = await database_questions.plan(database, (sql, values))
+                    found = await database_queries.plan(database, (sql, values))
                     # To count, to sort and to search for part of a name, all jobs are gone through once.
                     assert "SCAN jobs" not in found or "count(" in sql or "LIMIT" in sql, found
                     assert not re.search(r"SCAN (attempts|lineages|checkpoints|stalls|orders|order_tr)", found), (
                         found
                     )
 
-    database_questions.alone(empty_database, ask)
+    database_queries.alone(empty_database, ask)
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_all(empty_database):
     async def ask(database):
-        await database_questions.fill(database, rows_of(200))
-        with database_questions.statements() as noted:
+        await database_queries.fill(database, rows_of(200))
+        with database_queries.statements() as noted:
             await fleet(database, FleetQuery(page=4), now=NOW)
         (others,) = [(sql, values) for sql, values in noted if "last_contact_at DESC" in sql]
-        found = await database_questions.plan(database, others)
+        found = await database_queries.plan(database, others)
         assert "ix_jobs_last_contact_at" in found
         assert "TEMP B-TREE FOR ORDER BY" not in found
 
-    database_questions.alone(empty_database, ask)
+    database_queries.alone(empty_database, ask)
 
 
 @pytest.mark.parametrize("database_kind", ["sqlite"])
@@ -218,17 +218,17 @@ def test_what_is_worst_takes_as_many_statements_whatever_the_number_and_one_look
     empty_database, order
 ):
     async def ask(database):
-        await database_questions.fill(database, rows_of(10))
-        with database_questions.statements() as few:
+        await database_queries.fill(database, rows_of(10))
+        with database_queries.statements() as few:
             await fleet(database, FleetQuery(order=order, size=10), now=NOW)
-        await database_questions.fill(database, rows_of(990, beside=10))
-        with database_questions.statements() as many:
+        await database_queries.fill(database, rows_of(990, beside=10))
+        with database_queries.statements() as many:
             answer = await fleet(database, FleetQuery(order=order, page=3), now=NOW)
         assert (answer.total, len(answer.jobs)) == (1000, 50)
         assert len(many) == len(few) <= 18
         for one in many:
             if one[0].startswith(("SELECT", "WITH")):
-                found = await database_questions.plan(database, one)
+                found = await database_queries.plan(database, one)
                 assert not re.search(r"SCAN (attempts|lineages|checkpoints|stalls|orders|order_tr)", found), found
 
-    database_questions.alone(empty_database, ask)
+    database_queries.alone(empty_database, ask)

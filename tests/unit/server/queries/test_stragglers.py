@@ -11,7 +11,7 @@ from holdfast_server import models
 from holdfast_server.queries import ranks
 from holdfast_server.queries.ranks import OWN, WHOLE, RankMeans, compare
 from holdfast_server.records.rank_totals import delete_old
-from tests.support import database_questions
+from tests.support import database_queries
 
 T = 1_790_000_000.0
 RANKS = "/api/v1/jobs/char-gpt/ranks"
@@ -107,9 +107,9 @@ def test_the_heat_goes_by_the_measure_of_the_table_beside_it(agent, client, cloc
         told(agent, rank, 0.31, 0.1)
 
     def heat():
-        ask = {"db": database_questions.of(client), "job": "char-gpt", "window": "1h", "now": clock.now}
-        times = database_questions.in_loop(client, partial(ranks.rank_times, **ask))
-        found = database_questions.in_loop(
+        ask = {"db": database_queries.of(client), "job": "char-gpt", "window": "1h", "now": clock.now}
+        times = database_queries.in_loop(client, partial(ranks.rank_times, **ask))
+        found = database_queries.in_loop(
             client, partial(ranks.rank_heat, ranks=[1, 2], measure=times.measure, **ask)
         )
         return times.measure, {round(seconds, 3) for row in found.values() for seconds in row if seconds}
@@ -155,12 +155,12 @@ def test_what_ranks_told_long_ago_goes_and_the_account_of_the_job_stays(agent, c
     agent.train(100, seconds=1.0)
     told(agent, 1, 1.0, 0.0, at=T + 100)
     told(agent, 1, 1.0, 0.0, at=T + 1000)
-    database = database_questions.of(client)
+    database = database_queries.of(client)
 
     async def forget():
         await database.write(lambda session: delete_old(session, "char-gpt", T + 900))
 
-    database_questions.in_loop(client, forget)
+    database_queries.in_loop(client, forget)
     found = client.get(RANKS).json()["ranks"]
     assert {row["rank"]: row["iterations"] for row in found} == {0: 100, 1: 100}
 
@@ -181,7 +181,7 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
         attempt = {"job": "big", "uid": "first", "attempt": 1, "started_at": T, "iteration": 0, "lineage": 1}
         buckets = range(int(T // 600) - 7, int(T // 600) + 1)
         work = [row(rank, bucket) for rank in range(1000) for bucket in buckets]
-        await database_questions.fill(
+        await database_queries.fill(
             database,
             {
                 models.JobRecord: [job],
@@ -189,11 +189,11 @@ def test_a_thousand_ranks_are_compared_in_a_few_statements_with_an_index(empty_d
                 models.RankTotalsRecord: work,
             },
         )
-        with database_questions.statements() as many:
+        with database_queries.statements() as many:
             answer = await ranks.rank_times(database, "big", "1h", now=T)
         assert (answer.reporting, answer.stragglers, answer.waited_for) == (1000, [617], 617)
         assert len(many) <= 4
         ((sql, values),) = [one for one in many if "FROM rank_totals" in one[0]]
-        assert "SEARCH rank_totals USING INDEX" in await database_questions.plan(database, (sql, values))
+        assert "SEARCH rank_totals USING INDEX" in await database_queries.plan(database, (sql, values))
 
-    database_questions.alone(empty_database, ask)
+    database_queries.alone(empty_database, ask)

@@ -14,32 +14,32 @@ from sqlalchemy.exc import DBAPIError
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
 from holdfast_web.audit import routes as audit_routes
-from tests.support.accounts_stage import OTHER, OWN, Stage
+from tests.support.accounts_server import OTHER, OWN, AccountsServer
 
 
-def record(stage: Stage, number: int, **fields):
+def record(stage: AccountsServer, number: int, **fields):
     async def work(session):
         await audit.record(session, who=f"person {number}", action="thing.do", now=stage.clock(), **fields)
 
     stage.write(work)
 
 
-def verdict(stage: Stage, **named):
+def verdict(stage: AccountsServer, **named):
     return stage.read(lambda session: audit.verify(session, **named))
 
 
-def entries(stage: Stage, **asked):
+def entries(stage: AccountsServer, **asked):
     return stage.read(lambda session: audit.entries(session, audit.AuditQuery(**asked), limit=100))
 
 
 @pytest.fixture
-def ten(stage: Stage) -> Stage:
+def ten(stage: AccountsServer) -> AccountsServer:
     for number in range(1, 11):
         record(stage, number, job=f"job {number}", project=OWN, before={"a": number}, after={"b": [number, None]})
     return stage
 
 
-def tampered(stage: Stage, *statements: str) -> None:
+def tampered(stage: AccountsServer, *statements: str) -> None:
     """What somebody does who has the database to themselves, triggers and all."""
 
     async def work(session):
@@ -55,13 +55,13 @@ def tampered(stage: Stage, *statements: str) -> None:
     stage.write(work)
 
 
-def test_a_log_as_it_was_written_fits(ten: Stage):
+def test_a_log_as_it_was_written_fits(ten: AccountsServer):
     found = verdict(ten)
     assert (found.rows, found.broken, len(found.head)) == (10, None, 64)
     assert verdict(ten, known=(10, bytes.fromhex(found.head))).broken is None
 
 
-def test_an_empty_log_fits(stage: Stage):
+def test_an_empty_log_fits(stage: AccountsServer):
     assert (verdict(stage).rows, verdict(stage).broken) == (0, None)
 
 
@@ -82,12 +82,12 @@ def test_an_empty_log_fits(stage: Stage):
         (["UPDATE audit SET digest = (SELECT digest FROM audit AS other WHERE other.id = 1) WHERE id = 2"], 2),
     ],
 )  # fmt: skip
-def test_whatever_is_changed_is_named(ten: Stage, statements, broken):
+def test_whatever_is_changed_is_named(ten: AccountsServer, statements, broken):
     tampered(ten, *statements)
     assert verdict(ten).broken == broken
 
 
-def test_a_log_that_was_written_anew_is_told_by_a_digest_that_was_kept(ten: Stage):
+def test_a_log_that_was_written_anew_is_told_by_a_digest_that_was_kept(ten: AccountsServer):
     kept = bytes.fromhex(verdict(ten).head)
     tampered(ten, "DELETE FROM audit", "UPDATE audit_head SET id = 0, digest = :empty")
     for number in range(12):
@@ -100,7 +100,7 @@ def test_a_log_that_was_written_anew_is_told_by_a_digest_that_was_kept(ten: Stag
 @pytest.mark.parametrize(
     "statement", ["UPDATE audit SET who = 'x'", "DELETE FROM audit", "DELETE FROM audit WHERE id = 3"]
 )
-def test_the_database_itself_refuses_changes(ten: Stage, statement):
+def test_the_database_itself_refuses_changes(ten: AccountsServer, statement):
     with pytest.raises(DBAPIError, match="append-only"):
         execute(ten, statement)
     assert verdict(ten).rows == 10
@@ -118,21 +118,21 @@ REPLACING = {
 }
 
 
-def test_it_also_refuses_to_replace_a_row(ten: Stage, database_kind):
+def test_it_also_refuses_to_replace_a_row(ten: AccountsServer, database_kind):
     for statement in REPLACING[database_kind]:
         with pytest.raises(DBAPIError, match="append-only"):
             execute(ten, statement)
     assert (verdict(ten).rows, verdict(ten).broken) == (10, None)
 
 
-def execute(stage: Stage, statement: str) -> None:
+def execute(stage: AccountsServer, statement: str) -> None:
     async def work(session):
         await session.execute(text(statement))
 
     stage.write(work)
 
 
-def test_what_is_taken_back_was_never_written_down(ten: Stage):
+def test_what_is_taken_back_was_never_written_down(ten: AccountsServer):
     async def work(session):
         await audit.record(session, who="x", action="thing.do", now=1.0)
         raise RuntimeError
@@ -143,7 +143,7 @@ def test_what_is_taken_back_was_never_written_down(ten: Stage):
     assert (verdict(ten).rows, verdict(ten).broken) == (11, None)
 
 
-def test_many_at_once_follow_one_another(stage: Stage):
+def test_many_at_once_follow_one_another(stage: AccountsServer):
     async def one(number: int) -> None:
         async def work(session):
             await audit.record(session, who=str(number), action="thing.do", now=1.0)
@@ -160,13 +160,13 @@ def test_many_at_once_follow_one_another(stage: Stage):
     assert (found.rows, found.broken) == (30, None)
 
 
-def test_a_job_says_the_project(stage: Stage):
+def test_a_job_says_the_project(stage: AccountsServer):
     stage.project(OWN, "a-job")
     record(stage, 1, job="a-job")
     assert entries(stage, job="a-job")[0].project == OWN
 
 
-def test_it_is_asked_by_what_and_by_whom(stage: Stage):
+def test_it_is_asked_by_what_and_by_whom(stage: AccountsServer):
     record(stage, 1, project=OWN)
     record(stage, 2, project=OTHER, job="x")
     assert [entry.who for entry in entries(stage)] == ["person 2", "person 1"]
@@ -181,7 +181,7 @@ def test_it_is_asked_by_what_and_by_whom(stage: Stage):
 
 
 def test_edits_and_orders_are_in_it(client, agent, clock):
-    stage = Stage(client, clock)
+    stage = AccountsServer(client, clock)
     agent.start()
     agent.train(4)
     point = agent.checkpoint()
@@ -207,18 +207,18 @@ def test_a_conflict_leaves_no_trace(client, agent, clock):
     agent.start()
     headers = {"If-Match": '"7"'}
     assert client.patch("/api/v1/jobs/char-gpt/desired", json={"budget": 0.02}, headers=headers).status_code == 409
-    assert entries(Stage(client, clock)) == []
+    assert entries(AccountsServer(client, clock)) == []
 
 
 # ---- as pages and files ---------------------------------------------------------------------
 
 
 @pytest.fixture
-def admin(stage: Stage) -> dict[str, str]:
+def admin(stage: AccountsServer) -> dict[str, str]:
     return stage.cookie(stage.person("root", admin=True))
 
 
-def test_its_page_shows_what_the_address_asks_for(stage: Stage, admin):
+def test_its_page_shows_what_the_address_asks_for(stage: AccountsServer, admin):
     record(stage, 1, job="first-job", before={"budget": "2%"}, after={"budget": "3%"})
     record(stage, 2, job="second-job")
     page = stage.client.get("/audit?job=first-job", headers=admin).text
@@ -228,7 +228,7 @@ def test_its_page_shows_what_the_address_asks_for(stage: Stage, admin):
     assert 'href="/audit/export?form=csv&amp;job=first-job"' in page
 
 
-def test_older_rows_are_a_page_further(stage: Stage, admin):
+def test_older_rows_are_a_page_further(stage: AccountsServer, admin):
     for number in range(110):
         record(stage, number)
     first = stage.client.get("/audit?action=thing", headers=admin).text
@@ -239,7 +239,7 @@ def test_older_rows_are_a_page_further(stage: Stage, admin):
 
 
 @pytest.mark.parametrize("cell", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
-def test_no_cell_is_a_formula(stage: Stage, admin, cell):
+def test_no_cell_is_a_formula(stage: AccountsServer, admin, cell):
     async def work(session):
         await audit.record(session, who=cell, action="thing.do", now=1.0)
 
@@ -251,7 +251,7 @@ def test_no_cell_is_a_formula(stage: Stage, admin, cell):
     assert row["who"] == f"'{cell}"
 
 
-def test_both_files_hold_every_row(stage: Stage, admin, monkeypatch):
+def test_both_files_hold_every_row(stage: AccountsServer, admin, monkeypatch):
     monkeypatch.setattr(audit_routes, "EXPORTED_AT_ONCE", 4)
     for number in range(10):
         record(stage, number)
@@ -261,7 +261,7 @@ def test_both_files_hold_every_row(stage: Stage, admin, monkeypatch):
     assert stage.client.get("/audit/export?form=json&who=nobody+at+all", headers=admin).json() == []
 
 
-def test_an_admin_of_a_project_sees_what_is_about_it(stage: Stage):
+def test_an_admin_of_a_project_sees_what_is_about_it(stage: AccountsServer):
     stage.project(OWN)
     stage.project(OTHER)
     record(stage, 1, project=OWN)

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin, checkpoint_id
 from holdfast_server.core.principal import Role
-from tests.support.accounts_stage import OTHER, OWN
+from tests.support.accounts_server import OTHER, OWN
 
 POINT = checkpoint_id(10, 1)
 ORIGIN = Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
@@ -88,13 +88,13 @@ def test_a_fork_that_was_made_and_not_started_is_there_and_nothing_failed(job, c
 
 
 @pytest.fixture
-def hidden(stage, agent_of):
+def hidden(stage, fresh_agent):
     """The stage, with a job "ours" that was forked from one of another project, "secret"."""
     client = stage.client
     stage.project(OWN)
     stage.project(OTHER)
     client.headers.update(stage.bearer("report", project=OTHER))
-    secret = agent_of(client, job="secret")
+    secret = fresh_agent(client, job="secret")
     secret.start()
     secret.train(10)
     secret.checkpoint()

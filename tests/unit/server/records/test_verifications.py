@@ -13,17 +13,6 @@ JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)
 
 
-@pytest.fixture
-def job(agent):
-    """At iteration 30, with durable checkpoints at 10 and 20."""
-    agent.start()
-    for _ in range(2):
-        agent.train(10)
-        agent.checkpoint()
-    agent.train(10)
-    return agent
-
-
 def ask(client, checkpoint=FIRST, **body):
     return client.post(f"{JOB}/checkpoints/{checkpoint}/verification", json=body)
 

@@ -1,0 +1,100 @@
+"""A test server with accounts, and helpers that create people, sign-ins and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from starlette.testclient import TestClient
+
+from holdfast_server import models
+from holdfast_server.accounts import people, projects, sign_ins, tokens
+from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.accounts.sign_ins import Visitor
+from holdfast_server.core.principal import OPERATOR, Role, Scope
+from holdfast_server.db import Database
+
+T = TypeVar("T")
+
+BASE_URL = "http://127.0.0.1:7117"
+OURS = {"Origin": BASE_URL}
+"""What a browser says of a form on our own pages."""
+PASSWORD = "a sentence of some words"
+OWN, OTHER = "vision", "speech"
+"""Project in which the users have roles, and one in which they have none; each has a job of its name."""
+
+
+def browser_at(client: TestClient, address: str) -> TestClient:
+    """A browser at an address, without cookies, of the server that `client` has started."""
+    browser = TestClient(
+        client.app, base_url=BASE_URL, follow_redirects=False, client=(address, 50_000), headers=OURS
+    )
+    browser.portal = client.portal  # the loop that the server's database runs in
+    return browser
+
+
+class AccountsServer:
+    """Server with accounts; its methods do what an admin does on the pages."""
+
+    def __init__(self, client: TestClient, clock: Callable[[], float]) -> None:
+        self.client = client
+        self.clock = clock
+        self.db: Database = client.app.state.database  # type: ignore[attr-defined]
+
+    def do(self, work: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Run it where the server runs."""
+        assert self.client.portal is not None
+        return self.client.portal.call(lambda: work(*arguments, **named))
+
+    def write(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        return self.do(self.db.write, work)
+
+    def read(self, work: Callable[[AsyncSession], Awaitable[T]]) -> T:
+        async def look() -> T:
+            async with self.db.read() as session:
+                return await work(session)
+
+        return self.do(look)
+
+    def project(self, name: str, *jobs: str) -> None:
+        self.do(projects.add, self.db, name, who="test", now=self.clock())
+
+        async def add_jobs(session: AsyncSession) -> None:
+            for job in jobs:
+                session.add(
+                    models.JobRecord(name=job, project=name, created_at=self.clock(), last_contact_at=self.clock())
+                )
+
+        self.write(add_jobs)
+
+    def person(self, name: str, role: Role | None = None, *, project: str = OWN, admin: bool = False) -> str:
+        self.do(people.add, self.db, name, admin=admin, who="test", now=self.clock())
+        if role is not None:
+            self.do(people.set_role, self.db, name, project, role, who="test", now=self.clock())
+        return name
+
+    def person_with_password(self, name: str, role: Role | None = None, *, admin: bool = False) -> str:
+        self.person(name, role, admin=admin)
+        link = self.do(people.reset_link, self.db, name, who="test", now=self.clock())
+        self.do(people.choose_password, self.db, link, PASSWORD, now=self.clock())
+        return name
+
+    def cookie(self, person: str) -> dict[str, str]:
+        """Return the headers of a browser in which `person` is signed in."""
+        visitor = Visitor(address="10.0.0.1", browser="a browser")
+        secret = self.do(sign_ins.begin, self.db, person, visitor, by="password", now=self.clock())
+        return {"Cookie": f"{COOKIE}={secret}"}
+
+    def key(self, *scopes: Scope, project: str | None = OWN, job: str | None = None, name: str = "a key") -> str:
+        wish = tokens.TokenRequest(name=name, scopes=scopes, project=project, job=job)
+        maker = replace(OPERATOR, name="test")
+        secret, _ = self.do(tokens.create, self.db, wish, maker=maker, now=self.clock())
+        return secret
+
+    def bearer(self, *scopes: Scope, project: str | None = OWN, job: str | None = None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key(*scopes, project=project, job=job)}"}
+
+    def sign_in(self, name: str, password: str = PASSWORD, **fields: str) -> Any:
+        return self.client.post("/login", data={"name": name, "password": password, **fields}, headers=OURS)

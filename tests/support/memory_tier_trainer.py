@@ -1,0 +1,178 @@
+"""A small training job whose first start ends as its options say, at a chosen stage of a checkpoint.
+
+It writes the loss of each step to a ledger, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import struct
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import holdfast
+from holdfast.persist import completion_marker
+from holdfast.snapshot.layout import Layout
+from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
+from holdfast.store.local import LocalWriter
+
+FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def before(owner, name, act):
+    """Call `act` with the arguments of `owner.name` before each call of it."""
+    original = getattr(owner, name)
+
+    def acting(*args, **options):
+        act(*args)
+        return original(*args, **options)
+
+    setattr(owner, name, acting)
+
+
+def after(owner, name, act):
+    original = getattr(owner, name)
+
+    def acting(*args, **options):
+        result = original(*args, **options)
+        act(*args)
+        return result
+
+    setattr(owner, name, acting)
+
+
+def dies_at(stage, trainer):
+    """Send SIGKILL at a stage of the first checkpoint from the chosen iteration on."""
+
+    def act(*_):
+        if trainer.iteration >= trainer.at:
+            die()
+
+    match stage:
+        case "unsealing":
+            before(SharedBuffer, "remove_marker", act)
+        case "unmarked":
+            after(SharedBuffer, "remove_marker", act)
+        case "copying":
+            before(Layout, "copy_host", act)
+        case "copied":
+            before(completion_marker, "write_marker", act)
+        case "half sealed":
+            before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
+        case "sealed":
+            after(completion_marker, "write_marker", act)
+        case "committing":
+            # the digests are made beside the write: both are over by then
+            before(LocalWriter, "commit", act)
+        case "committed":
+            after(LocalWriter, "commit", act)
+
+
+def hang_from(iteration):
+    """A disk that no checkpoint from `iteration` on gets to."""
+
+    def hang(writer, *_):
+        if int(writer._final.name.partition("-")[0]) >= iteration:
+            threading.Event().wait()
+
+    before(LocalWriter, "write", hang)
+
+
+class MemoryTierTrainer:
+    def __init__(self, options):
+        self.at = options.at
+        torch.manual_seed(7)
+        torch.set_num_threads(1)
+        width = options.width
+        self.model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3),
+                                   nn.Linear(width, 3))  # fmt: skip
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.session = holdfast.Session(
+            "tier", model=self.model, optimizer=self.optimizer, loop=holdfast.Variables(), every=options.every,
+        )  # fmt: skip
+
+    @property
+    def iteration(self):
+        return self.session.iteration
+
+    def iterate(self, ledger):
+        points, kinds = torch.randn(16, 8), torch.randint(3, (16,))
+        loss = F.cross_entropy(self.model(points), kinds)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        bits = struct.pack("<f", loss.item()).hex()
+        line = f"{os.getpid()} {self.session.lineage} {self.session.iteration + 1} {bits} 0\n"
+        os.write(ledger, line.encode())
+        self.session.step(loss=loss)
+
+    def settle(self):
+        """Waits for the checkpoint under way, so that a test knows which iterations have one."""
+        assert self.session._checkpoints.wait_settled(300)
+
+    def wait_sealed(self, iteration):
+        held = slots_in(FOLDER)
+        while held and not any(
+            marker.task.iteration == iteration for marker in completion_marker.markers_of(FOLDER, "tier")
+        ):
+            threading.Event().wait(0.005)
+
+
+def scribble():
+    """As a bug of native code might: one bit of what is in memory."""
+    for slot in slots_in(FOLDER):
+        if slot.marker.exists():
+            fd = slot.open()
+            found = os.pread(fd, 1, 4096)
+            os.pwrite(fd, bytes([found[0] ^ 1]), 4096)
+            os.close(fd)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ledger")
+    parser.add_argument("--iterations", type=int, default=30)
+    parser.add_argument("--every", type=int, default=5)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--at", type=int, default=15, help="a checkpoint is taken there, and the first start ends")
+    parser.add_argument("--stage", help="of that checkpoint: SIGKILL there")
+    parser.add_argument("--end", choices=["SIGKILL", "exception", "abort"], help="the end, once it is sealed")
+    parser.add_argument("--hang", action="store_true", help="that checkpoint does not become durable")
+    parser.add_argument("--scribble", action="store_true")
+    parser.add_argument("--always", action="store_true", help="later starts end in the same way")
+    options = parser.parse_args()
+    first = options.always or "HOLDFAST_PREVIOUS_EXIT" not in os.environ
+    if first and options.hang:
+        hang_from(options.at)
+    trainer = MemoryTierTrainer(options)
+    if first and options.stage:
+        dies_at(options.stage, trainer)
+    ledger = os.open(options.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    trainer.session.resume()
+    while trainer.iteration < options.iterations:
+        trainer.iterate(ledger)
+        if not (first and options.hang and trainer.iteration >= options.at):
+            trainer.settle()
+        if first and options.end and trainer.iteration == options.at + 2:
+            trainer.wait_sealed(options.at)
+            if options.scribble:
+                scribble()
+            if options.end == "exception":
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+            os.kill(os.getpid(), signal.SIGABRT if options.end == "abort" else signal.SIGKILL)
+    trainer.session.close()
+
+
+if __name__ == "__main__":
+    main()
