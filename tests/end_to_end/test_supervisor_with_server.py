@@ -168,7 +168,7 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
     assert _contents(store / job) == before
     assert _seen(server, job, stopped_at) == seen
     assert "stops taking checkpoints and reporting" in log.read_text()
-    assert "starts the trainer no more" in log.read_text()
+    assert "this supervisor ends" in log.read_text()
 
 
 def _stop(pids: list[int], lock: Path) -> None:

@@ -76,8 +76,8 @@ class Verifier:
                 if request is None:
                     self._is_running = False
                     return
-            self._checkpoints.retention_queue.protect(Protector.VERIFICATION, request.checkpoint)
             try:
+                self._checkpoints.retention_queue.protect(Protector.VERIFICATION, request.checkpoint)
                 self._verify(request)
             except Exception as error:  # a failed request must not prevent the next one
                 logger.exception("%s: verification of %s failed", self._reporter.job, request.checkpoint)

@@ -80,7 +80,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     agent.send()
     assert ">Pin</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
-    assert refused.status_code == 422
+    assert refused.status_code == 409
     assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)
     assert "Only durable checkpoints can be pinned; this one is no longer in the store" in words(refused.text)
     assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 422
@@ -203,7 +203,7 @@ def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient
     agent.send()
     assert ">Verify</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/verify")
-    assert refused.status_code == 422
+    assert refused.status_code == 409
     assert "is missing: only checkpoints in the store can be verified" in words(refused.text)
 
 
