@@ -22,7 +22,7 @@ from pathlib import Path
 
 from demo_summary import DemoEvents, read_losses, summary
 
-from holdfast.client import CheckpointRow, Client, JobSummary, ServerError, UnreachableError
+from holdfast.client import CheckpointInfo, Client, JobSummary, ServerError, UnreachableError
 from holdfast.protocol.messages import DEFAULT_PORT
 
 JOB = "char-gpt"
@@ -92,7 +92,7 @@ class Demo:
         found = ENDED.findall(self.log.read_text())
         return int(found[-1][1]) if found else None
 
-    def restorable(self) -> list[CheckpointRow]:
+    def restorable(self) -> list[CheckpointInfo]:
         if self.job() is None:
             return []
         rows = [row for row in self.client.checkpoints(JOB) if row.restorable and not row.abandoned]

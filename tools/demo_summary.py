@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.client import CheckpointRow, Client, Order
+from holdfast.client import CheckpointInfo, Client, Order
 
 Losses = dict[tuple[int, int], float]
 """Values by (lineage, iteration)."""
@@ -147,7 +147,7 @@ def _lineages(timeline: dict[str, Any]) -> str:
     return _counted(len(timeline["lineages"]), "lineage")
 
 
-def _size(kept: list[CheckpointRow]) -> str:
+def _size(kept: list[CheckpointInfo]) -> str:
     return f"{kept[0].payload_bytes / 1e6:.0f} MB" if kept else "-"
 
 

@@ -20,13 +20,13 @@ from types import TracebackType
 from typing import Literal
 
 from holdfast.protocol.jobs import (
-    CheckpointRow,
+    CheckpointInfo,
     Edit,
-    Family,
     Fleet,
+    ForkFamily,
     JobNumbers,
     JobSummary,
-    NoticeRow,
+    NoticeInfo,
     Order,
     Tensors,
     Verification,
@@ -54,9 +54,9 @@ VERIFICATION = "/jobs/{job}/checkpoints/{checkpoint}/verification"
 TENSORS = "/jobs/{job}/checkpoints/{checkpoint}/tensors"
 
 __all__ = [
-    "DEFAULT_SERVER", "CheckpointRow", "Client", "Conflict", "Edit", "Goodput", "Invalid", "JobPlan", "JobSummary",
-    "NotFound", "NotPermitted", "NoticeRow", "Order", "ServerBusy", "ServerError", "Tensors", "UnreachableError",
-    "Verification", "validate_server",
+    "DEFAULT_SERVER", "CheckpointInfo", "Client", "Conflict", "Edit", "Goodput", "Invalid", "JobPlan",
+    "JobSummary", "NotFound", "NotPermitted", "NoticeInfo", "Order", "ServerBusy", "ServerError", "Tensors",
+    "UnreachableError", "Verification", "validate_server",
 ]  # fmt: skip
 
 
@@ -141,7 +141,7 @@ class Client(Administration):
         for answer in self._stream("/jobs/{job}/stream", job):
             yield decoded(answer, JobSummary)
 
-    def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointRow]:
+    def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointInfo]:
         """Return the checkpoints of a job in every state, newest first.
 
         Args:
@@ -154,10 +154,10 @@ class Client(Administration):
             Invalid: there is no checkpoint `before`.
         """
         return self._rows(
-            CheckpointRow, "checkpoints", "/jobs/{job}/checkpoints", job, query={"limit": limit, "before": before}
+            CheckpointInfo, "checkpoints", "/jobs/{job}/checkpoints", job, query={"limit": limit, "before": before}
         )
 
-    def pin(self, job: str, checkpoint: str | int, *, pinned: bool = True) -> CheckpointRow:
+    def pin(self, job: str, checkpoint: str | int, *, pinned: bool = True) -> CheckpointInfo:
         """Pin a checkpoint, so that retention keeps it, or unpin it.
 
         Args:
@@ -171,7 +171,7 @@ class Client(Administration):
         """
         return self._change_checkpoint(job, checkpoint, pinned=pinned)
 
-    def label(self, job: str, checkpoint: str | int, label: str | None) -> CheckpointRow:
+    def label(self, job: str, checkpoint: str | int, label: str | None) -> CheckpointInfo:
         """Label a checkpoint, or remove its label.
 
         Args:
@@ -185,8 +185,8 @@ class Client(Administration):
         """
         return self._change_checkpoint(job, checkpoint, label=label)
 
-    def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointRow:
-        return self._fetch(CheckpointRow, "PATCH", CHECKPOINT, job, checkpoint, body=changes, idempotent=True)
+    def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointInfo:
+        return self._fetch(CheckpointInfo, "PATCH", CHECKPOINT, job, checkpoint, body=changes, idempotent=True)
 
     def verify(self, job: str, checkpoint: str | int, *, against: str | int | None = None) -> Verification:
         """Request that the job verify a checkpoint while it trains; `verification` returns the progress.
@@ -215,13 +215,13 @@ class Client(Administration):
         """Return a summary of the tensors of a verified checkpoint, and of another one. Raises NotFound."""
         return self._fetch(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
 
-    def oldest_restorable(self, job: str) -> CheckpointRow | None:
+    def oldest_restorable(self, job: str) -> CheckpointInfo | None:
         """Return the restorable checkpoint at the lowest iteration. Raises NotFound."""
         return min(self.restorable(job), key=lambda row: row.iteration, default=None)
 
-    def restorable(self, job: str, limit: int | None = None) -> list[CheckpointRow]:
+    def restorable(self, job: str, limit: int | None = None) -> list[CheckpointInfo]:
         """Return at most `limit` restorable checkpoints, newest first. Raises NotFound."""
-        found: list[CheckpointRow] = []
+        found: list[CheckpointInfo] = []
         page = self.checkpoints(job, limit=PAGE)
         while page and (limit is None or len(found) < limit):
             found += [row for row in page if row.restorable]
@@ -263,9 +263,9 @@ class Client(Administration):
         """Compare the ranks, and find the one that the others wait for. Raises NotFound and Invalid."""
         return self._fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
 
-    def forks(self, job: str) -> Family:
+    def forks(self, job: str) -> ForkFamily:
         """Return the job that this job was forked from, and its own forks. Raises NotFound."""
-        return self._fetch(Family, "GET", "/jobs/{job}/forks", job)
+        return self._fetch(ForkFamily, "GET", "/jobs/{job}/forks", job)
 
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
         """Compare checkpoint intervals.
@@ -280,9 +280,9 @@ class Client(Administration):
         """
         return self._fetch(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
 
-    def notices(self, job: str, *, limit: int | None = None) -> list[NoticeRow]:
+    def notices(self, job: str, *, limit: int | None = None) -> list[NoticeInfo]:
         """Return the notices of a job, newest first. Raises NotFound."""
-        return self._rows(NoticeRow, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
+        return self._rows(NoticeInfo, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
 
     # ---- settings -----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
-from holdfast.protocol.messages import MOST_LABELS
+from holdfast.protocol.messages import MAX_LABELS
 from holdfast.protocol.retention import Retention, parse_retention
 
 DEFAULT_STORE = "checkpoints"
@@ -47,9 +47,9 @@ def _parse_labels(value: Mapping[str, str] | str) -> dict[str, str]:
         raise ValueError(f"labels={value!r}: give names and values, as in team=vision")
     labels = {str(key): str(text) for key, text in value.items()}
     short = all(key and len(key) <= MOST_LABEL and len(text) <= MOST_LABEL for key, text in labels.items())
-    if len(labels) > MOST_LABELS or not short:
+    if len(labels) > MAX_LABELS or not short:
         raise ValueError(
-            f"labels {value!r}: give at most {MOST_LABELS}, as in team=vision, with a name and up to {MOST_LABEL} "
+            f"labels {value!r}: give at most {MAX_LABELS}, as in team=vision, with a name and up to {MOST_LABEL} "
             "characters on either side"
         )
     return labels

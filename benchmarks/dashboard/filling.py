@@ -124,8 +124,8 @@ class SyntheticRun:
             reason="No space left on device" if failed else None,
         )
 
-    def _paced(self) -> messages.Paced:
-        return messages.Paced(
+    def _paced(self) -> messages.IntervalDecision:
+        return messages.IntervalDecision(
             at=self.at,
             iteration=self.iteration,
             lineage=1,

@@ -19,7 +19,7 @@ from .in_loop import log_call_seconds
 from .load import LoadResult, percentile_ms, post_all
 from .peers import METRICS, HoldfastPeer, MLflow, Peer, Trackio
 from .reading import fetch, long_run, many_jobs, median_ms, mlflow_path, mlflow_run, timeline_path
-from .running import ServerProcess, free_port, running, settle
+from .running import BenchmarkServer, free_port, running, settle
 from .waiting import job_name, order_latencies_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ def main() -> None:
     print(f"figures: {json.dumps(figures)}")
 
 
-def _ingest(peers: list[Peer], up: dict[str, ServerProcess], options: argparse.Namespace) -> dict[str, float]:
+def _ingest(peers: list[Peer], up: dict[str, BenchmarkServer], options: argparse.Namespace) -> dict[str, float]:
     """Measure in turns: each round runs every server with every number of clients."""
     found: dict[tuple[str, int], list[LoadResult]] = defaultdict(list)
     samples = 0
@@ -94,7 +94,7 @@ def _ingest(peers: list[Peer], up: dict[str, ServerProcess], options: argparse.N
 
 
 def _reads(
-    peers: list[Peer], up: dict[str, ServerProcess], folder: Path, options: argparse.Namespace
+    peers: list[Peer], up: dict[str, BenchmarkServer], folder: Path, options: argparse.Namespace
 ) -> dict[str, float]:
     ours, server = HoldfastPeer(), up["holdfast"]
     figures: dict[str, float] = {}
@@ -126,7 +126,7 @@ def _reads(
     return figures
 
 
-def _waits(server: ServerProcess, options: argparse.Namespace) -> dict[str, float]:
+def _waits(server: BenchmarkServer, options: argparse.Namespace) -> dict[str, float]:
     ours = HoldfastPeer()
     many_jobs(ours, server.port, [job_name(number) for number in range(options.agents)])
     settle([server])
@@ -139,13 +139,13 @@ def _waits(server: ServerProcess, options: argparse.Namespace) -> dict[str, floa
     return {"order_p50_ms": round(1000 * cuts[49], 1), "order_p99_ms": round(1000 * cuts[98], 1)}
 
 
-def _logs(server: ServerProcess) -> dict[str, float]:
+def _logs(server: BenchmarkServer) -> dict[str, float]:
     p50, p99 = log_call_seconds(server.port)
     print(f"one call with ten metrics in the loop: {1e6 * p50:.1f} us, p99 {1e6 * p99:.1f} us", flush=True)
     return {"log_call_p50_us": round(1e6 * p50, 2), "log_call_p99_us": round(1e6 * p99, 2)}
 
 
-def _started(peer: Peer, folder: Path) -> contextlib.AbstractContextManager[ServerProcess]:
+def _started(peer: Peer, folder: Path) -> contextlib.AbstractContextManager[BenchmarkServer]:
     port = free_port()
     return running(
         peer.command(folder, port),

@@ -14,7 +14,7 @@ from holdfast.protocol.messages import AttemptFinished, AttemptStarted, Batch
 from .load import post_all
 from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, HoldfastPeer, MLflow, timed
 from .posting import post_batches
-from .running import ServerProcess
+from .running import BenchmarkServer
 
 POINTS = 1200
 """Points across a wide screen."""
@@ -23,7 +23,7 @@ MLFLOW_POINTS = 2500
 """The number of points that MLflow's page requests."""
 
 
-def long_run(ours: HoldfastPeer, server: ServerProcess, iterations: int) -> tuple[str, list[int]]:
+def long_run(ours: HoldfastPeer, server: BenchmarkServer, iterations: int) -> tuple[str, list[int]]:
     """Send a job of so many iterations and ten metrics, as its agent does.
 
     Return its name, and the memory of the server before and after each tenth of it.

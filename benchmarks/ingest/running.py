@@ -20,7 +20,7 @@ IDLE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class ServerProcess:
+class BenchmarkServer:
     port: int
     process: subprocess.Popen[bytes]
     log: Path
@@ -36,7 +36,7 @@ class ServerProcess:
 @contextlib.contextmanager
 def running(
     command: Sequence[str], *, port: int, ready: str, log: Path, environment: Mapping[str, str]
-) -> Iterator[ServerProcess]:
+) -> Iterator[BenchmarkServer]:
     """Start a server with `command` and wait until `ready` answers 200.
 
     Raises:
@@ -54,12 +54,12 @@ def running(
         )
     try:
         _await(process, port, ready, log)
-        yield ServerProcess(port, process, log)
+        yield BenchmarkServer(port, process, log)
     finally:
         _end(process)
 
 
-def settle(servers: Iterable[ServerProcess]) -> None:
+def settle(servers: Iterable[BenchmarkServer]) -> None:
     """Wait until the servers are idle.
 
     Workers still import modules when their server is ready, and a server with thousands of jobs that began at the

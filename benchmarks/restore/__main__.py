@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ingest.running import free_port, running
-from holdfast.client import CheckpointRow, Client, ServerError
+from holdfast.client import CheckpointInfo, Client, ServerError
 from holdfast.snapshot.shared_buffers import SupervisorMemory
 
 from . import raw
@@ -178,7 +178,7 @@ def _ordered(client: Client, process: subprocess.Popen[str]) -> float:
     return next(step.at for step in done.transitions if step.state == "restoring") - posted_at
 
 
-def _durable(client: Client) -> list[CheckpointRow]:
+def _durable(client: Client) -> list[CheckpointInfo]:
     with contextlib.suppress(ServerError):  # the server does not know the job yet
         return [row for row in client.checkpoints(JOB) if row.state == "durable"]
     return []

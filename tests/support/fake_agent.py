@@ -146,7 +146,7 @@ class FakeAgent:
         cost = 0.32
         overhead = cost / (self.interval * ITERATION_SECONDS)
         self.events.append(
-            messages.Paced(
+            messages.IntervalDecision(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, policy="checkfreq",
                 interval=None if self.paused else self.interval, budget=self.budget,
                 predicted_overhead=overhead,
@@ -186,7 +186,9 @@ class FakeAgent:
             self.interval = desired.every
         self.paused = desired.paused
         self.events.append(
-            messages.Applied(at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage)
+            messages.DesiredStateApplied(
+                at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage
+            )
         )
         if desired.checkpoint_request > self.requested:
             self.requested = desired.checkpoint_request
@@ -201,7 +203,7 @@ class FakeAgent:
 
     def report_order(self, order: str, state: messages.OrderState, **details: object) -> None:
         self.events.append(
-            messages.OrderMoved(
+            messages.OrderStateChange(
                 at=self.at, order=order, state=state, iteration=self.iteration, lineage=self.lineage,
                 **details,  # type: ignore[arg-type]
             )

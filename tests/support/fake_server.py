@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from msgspec import inspect
 from typer.testing import Result
 
-from holdfast.protocol.jobs import CheckpointRow, Edit, Fleet, JobSummary, NoticeRow, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, Fleet, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import Goodput, JobPlan
 
 Holdfast = Callable[..., Result]
@@ -132,14 +132,14 @@ class FakeServer(ThreadingHTTPServer):
             case "GET", [_]:
                 return JobSummary
             case "GET", [_, "checkpoints" | "edits" | "notices" | "restores" as listed]:
-                kinds = {"checkpoints": CheckpointRow, "edits": Edit, "notices": NoticeRow}
+                kinds = {"checkpoints": CheckpointInfo, "edits": Edit, "notices": NoticeInfo}
                 return dict[str, list[kinds.get(listed, Order)]]  # type: ignore[misc]
             case "GET", [_, "plan"]:
                 return JobPlan
             case "GET", [_, "goodput"]:
                 return Goodput
             case "PATCH", [_, "checkpoints", _]:
-                return CheckpointRow
+                return CheckpointInfo
             case _, [_, "restores", *_]:
                 return Order
         return None

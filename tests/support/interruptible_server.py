@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.protocol.messages import OrderMoved
+from holdfast.protocol.messages import OrderStateChange
 from holdfast_server.control import control
 from holdfast_server.ingest import transaction
 from tests.support import server_process
@@ -24,4 +24,4 @@ def live(stage: WorkloadChannel, **options: Any) -> None:
 
 
 def _restored(event: object) -> bool:
-    return isinstance(event, OrderMoved) and event.state == "restored"
+    return isinstance(event, OrderStateChange) and event.state == "restored"

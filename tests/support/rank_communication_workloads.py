@@ -24,7 +24,7 @@ from holdfast.errors import (
     NoSuchCheckpoint,
     UnknownFormat,
 )
-from holdfast.protocol.messages import Desired, OrderMoved, RestoreOrder
+from holdfast.protocol.messages import Desired, OrderStateChange, RestoreOrder
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
 
@@ -399,7 +399,7 @@ def ordered(stage, store):
             if session.iteration != before + 1:
                 jumps.append((before + 1, session.iteration))
     for event in server.events:
-        if isinstance(event, OrderMoved):
+        if isinstance(event, OrderStateChange):
             told[event.state] = event.iteration
     session._close("killed")
     return job.taken, jumps, told

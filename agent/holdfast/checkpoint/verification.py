@@ -28,7 +28,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
 from holdfast.persist.writer import RateLimiter
-from holdfast.protocol.messages import MOST_TENSORS, TensorNorms, Verdict
+from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
 from holdfast.store import Store
 from holdfast.store.base import Pace
 from holdfast.system.io_pool import lower_cpu_priority
@@ -202,11 +202,11 @@ class Norms:
             sums.add(_values(data, dtype), None if other is None else _values(other, dtype))
 
     def result(self) -> TensorNorms:
-        """Return at most MOST_TENSORS: those with NaN or infinity first, then the largest."""
+        """Return at most MAX_REPORTED_TENSORS: those with NaN or infinity first, then the largest."""
         by_weight = sorted(
             self._sums, key=lambda name: (self._sums[name].nan + self._sums[name].inf, self._sums[name].elements)
         )
-        kept = set(by_weight[-MOST_TENSORS:])
+        kept = set(by_weight[-MAX_REPORTED_TENSORS:])
         names = [name for name in self._sums if name in kept]
         rows = [self._sums[name] for name in names]
         return TensorNorms(

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from holdfast.client import CheckpointRow, Client, Edit, JobSummary
+from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
 from holdfast.commands.console import counted, percent, print_json, print_table, seconds, size, with_client
 from holdfast.commands.options import JobName, Json
 
@@ -109,7 +109,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
     )
 
 
-def _checkpoint_row(row: CheckpointRow) -> tuple[str, ...]:
+def _checkpoint_row(row: CheckpointInfo) -> tuple[str, ...]:
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at))
     label = " ".join(filter(None, ["pinned" if row.pinned else "", row.label]))
     return str(row.iteration), row.id, row.kind, row.state, size(row.payload_bytes), taken, label

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from holdfast.client import CheckpointRow, Client, JobSummary, NoticeRow, Order, ServerError
+from holdfast.client import CheckpointInfo, Client, JobSummary, NoticeInfo, Order, ServerError
 from holdfast.commands.console import fail, parsed, print_json, seconds, size, with_client
 from holdfast.commands.control import (
     POLL_SECONDS,
@@ -44,7 +44,7 @@ def checkpoint(
     lineage = client.job(job).lineage
     before = {row.id: row for row in client.checkpoints(job)}
 
-    def find(seen: JobSummary, version: int) -> CheckpointRow | None:
+    def find(seen: JobSummary, version: int) -> CheckpointInfo | None:
         since = client.applied_at(job, version) or seen.applied_iteration or 0
         rows = [row for row in client.checkpoints(job) if before.get(row.id) != row]
         return _requested_checkpoint(rows, lineage, since)
@@ -85,7 +85,7 @@ def probe(
     """
     before = max((notice.id for notice in client.notices(job)), default=0)
 
-    def find(seen: JobSummary, version: int) -> NoticeRow | None:
+    def find(seen: JobSummary, version: int) -> NoticeInfo | None:
         """Return the first notice about data loading since the request."""
         since = (notice for notice in client.notices(job) if notice.code == PROBE_CODE and notice.id > before)
         return min(since, key=lambda notice: notice.id, default=None)
@@ -139,11 +139,11 @@ def _request(
             seen = client.job(job)
 
 
-def _is_in_progress(row: CheckpointRow | None) -> bool:
+def _is_in_progress(row: CheckpointInfo | None) -> bool:
     return row is None or row.state in ("snapshot", "persisting")
 
 
-def _requested_checkpoint(rows: list[CheckpointRow], lineage: int, iteration: int) -> CheckpointRow | None:
+def _requested_checkpoint(rows: list[CheckpointInfo], lineage: int, iteration: int) -> CheckpointInfo | None:
     """Return the first requested checkpoint at or after an iteration, or on a lineage that began since."""
     after = [row for row in rows if row.lineage > lineage or row.iteration >= iteration]
     order = sorted(after, key=lambda row: (row.lineage, row.iteration))

@@ -168,7 +168,7 @@ class Verifier:
 
     def _report(self, request: VerifyRequest, **what: object) -> None:
         reason = what.pop("reason", None)
-        event = messages.Verified(
+        event = messages.VerificationReport(
             at=time.time(),
             request=request.id,
             checkpoint=request.checkpoint,

@@ -15,7 +15,7 @@ from holdfast.persist.helper_process import HelperLost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
 from holdfast.persist.writer import RateLimiter, write_checkpoint
-from holdfast.protocol.messages import RankSpan
+from holdfast.protocol.messages import RankCheckpointTimes
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
 from holdfast.store import Store
 from holdfast.system.io_pool import lower_cpu_priority
@@ -118,7 +118,7 @@ class Persister:
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
         backend: str | None = None
-        spans: list[RankSpan] = []
+        spans: list[RankCheckpointTimes] = []
         stored_bytes = 0
         problem = _problem(run)
 

@@ -18,7 +18,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writer import manifest_of
-from holdfast.protocol.messages import MOST_RANK_SPANS, RankSpan
+from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
@@ -91,7 +91,7 @@ def commit(
     task: Task,
     problem: NotPrepared | None,
     write: Callable[[Task], Written],
-    on_durable: Callable[[list[RankSpan]], None] = lambda _: None,
+    on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
 ) -> int:
     """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
 
@@ -156,7 +156,7 @@ class _Lead:
         self._channel, self._number, self._store = channel, number, store
         self._task, self._write = task, write
         self._others = range(1, channel.world_size)
-        self.spans: list[RankSpan] = []
+        self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
 
     def run(self, problem: NotPrepared | None) -> int:
@@ -253,9 +253,9 @@ def _seconds(task: Task, written: Written) -> tuple[float, float, float]:
     return timings.get("snapshot_seconds", 0.0), timings.get("stall_seconds", 0.0), written.write_seconds
 
 
-def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankSpan]:
+def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankCheckpointTimes]:
     spans = [
-        RankSpan(rank=rank, snapshot_seconds=copied, stall_seconds=stalled, persist_seconds=wrote)
+        RankCheckpointTimes(rank=rank, snapshot_seconds=copied, stall_seconds=stalled, persist_seconds=wrote)
         for rank, (copied, stalled, wrote) in seconds.items()
     ]
     return sorted(spans, key=lambda each: -each.snapshot_seconds - each.persist_seconds)[:MOST_RANK_SPANS]

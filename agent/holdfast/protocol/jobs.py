@@ -10,8 +10,8 @@ from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
     Desired,
+    IntervalDecision,
     OrderState,
-    Paced,
     RestoreMode,
     StallKind,
 )
@@ -19,7 +19,7 @@ from holdfast.protocol.messages import (
 JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
 
 
-class CheckpointRow(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
+class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
     label: str | None = None
     """Label set by an operator."""
     pinned: bool = False
@@ -123,7 +123,7 @@ class NumberChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     latest_lineage: int | UnsetType = UNSET
 
 
-class Transition(Struct, kw_only=True, frozen=True):
+class OrderStep(Struct, kw_only=True, frozen=True):
     state: OrderState
     at: float
     who: str
@@ -154,14 +154,14 @@ class Order(Struct, kw_only=True, frozen=True):
     """Whether it can be cancelled: no attempt is carrying it out."""
     undoable: bool = False
     """Whether it can be undone: it was completed, and the previous state is still in the store."""
-    transitions: list[Transition] = []
+    transitions: list[OrderStep] = []
 
     @property
     def open(self) -> bool:
         return self.state in OPEN_ORDER_STATES
 
 
-class Change(Struct, kw_only=True, frozen=True):
+class SettingChange(Struct, kw_only=True, frozen=True):
     field: str
     before: str
     after: str
@@ -175,12 +175,12 @@ class Edit(Struct, kw_only=True, frozen=True):
     at: float
     summary: str
     """All changes in words, as in `budget 3.5% → 2%`."""
-    changes: list[Change] = []
+    changes: list[SettingChange] = []
     applied_iteration: int | None = None
     applied_at: float | None = None
 
 
-class NoticeRow(Struct, kw_only=True, frozen=True):
+class NoticeInfo(Struct, kw_only=True, frozen=True):
     id: int
     at: float
     iteration: int
@@ -196,7 +196,7 @@ class LongestStall(Struct, kw_only=True, frozen=True):
     iteration: int
 
 
-class Failing(Struct, kw_only=True, frozen=True):
+class RecentFailures(Struct, kw_only=True, frozen=True):
     """The newest checkpoints, if they failed."""
 
     count: int
@@ -234,7 +234,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     loss: float | None
     """Newest loss; may be nan or inf. `None` if the loop reports none."""
     metrics: list[str]
-    paced: Paced | None
+    paced: IntervalDecision | None
     measured_overhead: float | None
     measured_window_iterations: int
     budget: float | None
@@ -250,8 +250,8 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     """Time of these iterations: measured for the last 200, extrapolated beyond."""
     exposure_gpu_hours: float | None
     """This time multiplied by the number of ranks."""
-    last_durable: CheckpointRow | None
-    failing: Failing | None
+    last_durable: CheckpointInfo | None
+    failing: RecentFailures | None
     """Failures since the last good checkpoint, if there are any."""
     desired: Desired
     every_until: float | None
@@ -311,7 +311,7 @@ class ForkSource(Struct, kw_only=True, frozen=True):
     """Digest of its manifest, which has the digests of all its data."""
 
 
-class ForkRow(Struct, kw_only=True, frozen=True):
+class ForkInfo(Struct, kw_only=True, frozen=True):
     """A fork of this job."""
 
     job: str
@@ -324,11 +324,11 @@ class ForkRow(Struct, kw_only=True, frozen=True):
     at: float
 
 
-class Family(Struct, kw_only=True, frozen=True):
+class ForkFamily(Struct, kw_only=True, frozen=True):
     """The origin and the forks of a job."""
 
     origin: ForkSource | None
-    forks: list[ForkRow]
+    forks: list[ForkInfo]
     """Newest first, at most 200."""
 
 

@@ -18,15 +18,15 @@ import msgspec
 PROTOCOL = 2
 """Version 2 added columns as bytes, lanes and gaps."""
 DEFAULT_PORT = 7117
-MOST_PINS = 64
+MAX_PINS = 64
 """Pinned checkpoints per job."""
 MOST_RANK_SPANS = 32
 """Ranks reported per checkpoint, slowest first."""
-MOST_LABELS = 16
+MAX_LABELS = 16
 """Labels per job; each name and value has at most 64 characters."""
-MOST_VERIFICATIONS = 8
+MAX_OPEN_VERIFICATIONS = 8
 """Open verification requests per job."""
-MOST_TENSORS = 2000
+MAX_REPORTED_TENSORS = 2000
 """Tensors reported per verification, the largest ones."""
 MAX_LINEAGE = 999_999_999
 """Largest lineage number: a checkpoint id has nine digits for it."""
@@ -48,7 +48,7 @@ Lane = Literal["control", "samples"]
 """Control: events, which are never dropped. Samples: measurements, which are thinned under overload."""
 Numbers = list[float] | bytes
 """A column of numbers: a list, or faster, little-endian float64."""
-Counts = list[int] | bytes
+IntegerColumn = list[int] | bytes
 """A column of integers: a list, or faster, little-endian int64."""
 
 CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
@@ -64,9 +64,9 @@ RestoreMode = Literal["in_place", "relaunch", "next_start"]
 """Relaunch: the supervisor restarts the script. Next start: an operator must restart it."""
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
 
-PLANNED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
+INTENDED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
 """Intended ends, as attempts report them; any other is the exception that ended the attempt."""
-ASKED_TO_END = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
+REQUESTED_EXITS = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
 """Exits, as supervisors report them, of attempts that were asked to end, mostly by a scheduler."""
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -108,9 +108,9 @@ class Samples(msgspec.Struct, kw_only=True):
     Columns other than `iteration` may be empty: the batch's lineage and time apply, or nothing was measured.
     """
 
-    iteration: Counts = []
+    iteration: IntegerColumn = []
     """Iterations; a rank of an attempt reports an iteration of a lineage once."""
-    lineage: Counts = []
+    lineage: IntegerColumn = []
     at: Numbers = []
     seconds: Numbers = []
     """Wall time of the iteration, including stalls, without restores."""
@@ -132,7 +132,7 @@ class Gap(msgspec.Struct, kw_only=True, frozen=True):
     """Number of dropped iterations between the first and the last."""
 
 
-class Occurrence(msgspec.Struct, kw_only=True):
+class TrainingEvent(msgspec.Struct, kw_only=True):
     """An event at a point of training."""
 
     at: float
@@ -140,7 +140,7 @@ class Occurrence(msgspec.Struct, kw_only=True):
     lineage: int
 
 
-class AttemptStarted(Occurrence, kw_only=True, tag="attempt_started"):
+class AttemptStarted(TrainingEvent, kw_only=True, tag="attempt_started"):
     resumed_from: str | None = None
     host: str = ""
     pid: int = 0
@@ -153,7 +153,7 @@ class AttemptStarted(Occurrence, kw_only=True, tag="attempt_started"):
     labels: dict[str, str] = {}
 
 
-class AttemptFinished(Occurrence, kw_only=True, tag="attempt_finished"):
+class AttemptFinished(TrainingEvent, kw_only=True, tag="attempt_finished"):
     reason: str
     """`finished`, `interrupted` or the exception that ended the loop."""
 
@@ -167,7 +167,7 @@ class Origin(msgspec.Struct, kw_only=True, frozen=True):
     """Digest of its manifest, which has the digests of all its data."""
 
 
-class LineageStarted(Occurrence, kw_only=True, tag="lineage_started"):
+class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     parent: str | None = None
     """Id of the restored checkpoint; `None` for a fresh start."""
     order: str | None = None
@@ -178,7 +178,7 @@ class LineageStarted(Occurrence, kw_only=True, tag="lineage_started"):
     """On the first lineage of a fork: the source of the copy `parent`."""
 
 
-class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
+class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
     """The times of one rank for its part of a checkpoint."""
 
     rank: int
@@ -188,7 +188,7 @@ class RankSpan(msgspec.Struct, kw_only=True, frozen=True):
     """Time to write its part, without waiting for other ranks."""
 
 
-class CheckpointFacts(Occurrence, kw_only=True):
+class CheckpointFacts(TrainingEvent, kw_only=True):
     """The fields of a checkpoint that agents report and servers return."""
 
     id: str
@@ -208,7 +208,7 @@ class CheckpointFacts(Occurrence, kw_only=True):
     """Why it is failed, torn or damaged."""
     store_free_bytes: int | None = None
     """Free space in the store once it was durable; `None` if unknown, as for an object store."""
-    ranks: list[RankSpan] = []
+    ranks: list[RankCheckpointTimes] = []
     """Times of the slowest ranks, at most `MOST_RANK_SPANS`, for a durable checkpoint of several ranks."""
 
 
@@ -216,14 +216,14 @@ class Checkpoint(CheckpointFacts, kw_only=True, tag="checkpoint"):
     """The state of a checkpoint; sent after each change."""
 
 
-class Stall(Occurrence, kw_only=True, tag="stall"):
+class Stall(TrainingEvent, kw_only=True, tag="stall"):
     """A single long wait of training."""
 
     kind: StallKind
     seconds: float
 
 
-class Paced(Occurrence, kw_only=True, tag="paced"):
+class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     """The checkpoint interval in force and the figures behind it."""
 
     policy: str
@@ -242,13 +242,13 @@ class Paced(Occurrence, kw_only=True, tag="paced"):
     """Mean time between failures, if the script states it."""
 
 
-class Applied(Occurrence, kw_only=True, tag="applied"):
+class DesiredStateApplied(TrainingEvent, kw_only=True, tag="applied"):
     """The agent applied version `version` of the desired state at the end of `iteration`."""
 
     version: int
 
 
-class OrderMoved(Occurrence, kw_only=True, tag="order"):
+class OrderStateChange(TrainingEvent, kw_only=True, tag="order"):
     """The state of a restore. `iteration` is the current one; for `restored`, the restored one."""
 
     order: str
@@ -259,7 +259,7 @@ class OrderMoved(Occurrence, kw_only=True, tag="order"):
     safety_checkpoint: str | None = None
 
 
-class Restores(Occurrence, kw_only=True, tag="restores"):
+class RestoreModeReport(TrainingEvent, kw_only=True, tag="restores"):
     """How this attempt would carry out a restore; sent after each change."""
 
     mode: RestoreMode
@@ -285,22 +285,22 @@ class TensorNorms(msgspec.Struct, kw_only=True):
     """
 
     name: list[str] = []
-    elements: Counts = []
+    elements: IntegerColumn = []
     norm: Numbers = []
     """L2 norm."""
     largest: Numbers = []
     """Largest absolute value."""
-    nan: Counts = []
-    inf: Counts = []
+    nan: IntegerColumn = []
+    inf: IntegerColumn = []
     other_norm: Numbers = []
     """L2 norm in the other checkpoint; this column and the next are empty without one."""
     distance: Numbers = []
     """Norm of the difference; NaN if the other checkpoint has no such tensor, or one of another shape."""
     left_out: int = 0
-    """Number of tensors beyond `MOST_TENSORS`."""
+    """Number of tensors beyond `MAX_REPORTED_TENSORS`."""
 
 
-class Verified(msgspec.Struct, kw_only=True, tag="verified"):
+class VerificationReport(msgspec.Struct, kw_only=True, tag="verified"):
     """The progress or result of a verification; sent after each change."""
 
     at: float
@@ -319,7 +319,7 @@ class Verified(msgspec.Struct, kw_only=True, tag="verified"):
     tensors: TensorNorms | None = None
 
 
-class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
+class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
     """Totals of one of several ranks since its last report.
 
     Of rank 0 only the barrier counts: it also sends samples per iteration.
@@ -341,7 +341,7 @@ class RankWork(msgspec.Struct, kw_only=True, tag="rank_work"):
     """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
 
 
-class Notice(Occurrence, kw_only=True, tag="notice"):
+class Notice(TrainingEvent, kw_only=True, tag="notice"):
     """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
 
     level: Literal["info", "warning", "error"]
@@ -355,13 +355,13 @@ Event = (
     | LineageStarted
     | Checkpoint
     | Stall
-    | Paced
-    | Applied
-    | OrderMoved
-    | Restores
+    | IntervalDecision
+    | DesiredStateApplied
+    | OrderStateChange
+    | RestoreModeReport
     | Inventory
-    | Verified
-    | RankWork
+    | VerificationReport
+    | RankTotals
     | Notice
 )
 
@@ -436,9 +436,9 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     restore: RestoreOrder | None = None
     """The open restore request, if there is one."""
     pins: tuple[str, ...] | None = None
-    """Ids of pinned checkpoints, at most `MOST_PINS`; `None`: not set here, and the store's pins apply."""
+    """Ids of pinned checkpoints, at most `MAX_PINS`; `None`: not set here, and the store's pins apply."""
     verify: tuple[VerifyRequest, ...] = ()
-    """Open verification requests, oldest first, at most `MOST_VERIFICATIONS`; processed one at a time."""
+    """Open verification requests, oldest first, at most `MAX_OPEN_VERIFICATIONS`; processed one at a time."""
     latest_attempt: int = 0
     latest_lineage: int = 0
     """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent

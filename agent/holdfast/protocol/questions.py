@@ -8,9 +8,9 @@ from msgspec import UNSET, Struct, UnsetType
 
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.pacing.what_if import IntervalComparison
-from holdfast.protocol.jobs import CheckpointRow, Edit, Order, Verification
+from holdfast.protocol.jobs import CheckpointInfo, Edit, Order, Verification
 from holdfast.protocol.messages import RestoreMode
-from holdfast.protocol.timeline import LineageRow, ShortWindow, Window
+from holdfast.protocol.timeline import LineageInfo, ShortWindow, Window
 
 Bucket = Literal[
     "productive",
@@ -53,7 +53,7 @@ class Goodput(Struct, kw_only=True, frozen=True):
     buckets: list[TimeBucket]
 
 
-class RankRow(Struct, kw_only=True, frozen=True):
+class RankInfo(Struct, kw_only=True, frozen=True):
     """One rank: means over its iterations in the window."""
 
     rank: int
@@ -93,7 +93,7 @@ class RankTimes(Struct, kw_only=True, frozen=True):
     waiting_gpu_seconds: float | None
     """Total waiting time of all ranks for it, per iteration."""
     stragglers: list[int]
-    ranks: list[RankRow]
+    ranks: list[RankInfo]
     """Slowest first."""
 
 
@@ -110,7 +110,7 @@ class RetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=
     """Size beyond which the oldest samples are reduced to roll-ups."""
 
 
-class Kept(Struct, kw_only=True, frozen=True):
+class ReportRetention(Struct, kw_only=True, frozen=True):
     """How long a project keeps reports, and their size."""
 
     project: str
@@ -135,19 +135,19 @@ Origin = Literal["measured", "estimated", "stated", "set", "assumed"]
 """Source of a figure: this job; this job and published figures; the request; the job's settings; a default."""
 
 
-class CheckpointStory(Struct, kw_only=True, frozen=True):
+class CheckpointDetail(Struct, kw_only=True, frozen=True):
     """A checkpoint with its ancestry and history."""
 
-    checkpoint: CheckpointRow
-    lineage: list[LineageRow]
+    checkpoint: CheckpointInfo
+    lineage: list[LineageInfo]
     """Lineages that it descends from, its own first."""
-    begun_here: list[LineageRow]
+    begun_here: list[LineageInfo]
     """Lineages that a restore of it began."""
     orders: list[Order]
     """Restores of it, newest first."""
-    before: CheckpointRow | None
+    before: CheckpointInfo | None
     """Previous and next durable checkpoint on its lineage."""
-    after: CheckpointRow | None
+    after: CheckpointInfo | None
     edit: Edit | None
     """Newest change of settings before it was taken."""
     verification: Verification
@@ -173,7 +173,7 @@ class JobPlan(Struct, kw_only=True, frozen=True):
 
 
 class RestorePreview(Struct, kw_only=True, frozen=True):
-    checkpoint: CheckpointRow
+    checkpoint: CheckpointInfo
     from_iteration: int
     to_iteration: int
     iterations_abandoned: int

@@ -6,19 +6,19 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.protocol.jobs import CheckpointRow, Edit, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, Order
 from holdfast.protocol.messages import StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
 ShortWindow = Literal["10m", "1h", "24h"]
 
 
-class Mean(Struct, kw_only=True, frozen=True):
+class MeanAndMax(Struct, kw_only=True, frozen=True):
     mean: list[float]
     max: list[float]
 
 
-class Band(Struct, kw_only=True, frozen=True):
+class MinMeanMax(Struct, kw_only=True, frozen=True):
     mean: list[float]
     min: list[float]
     max: list[float]
@@ -36,15 +36,15 @@ class Series(Struct, kw_only=True, frozen=True):
     """Its last iteration on the path to the current one; -1: none."""
     iteration: list[int]
     at: list[float]
-    seconds: Mean
+    seconds: MeanAndMax
     stall_seconds: list[float]
     """Sum over the bucket."""
     data_seconds: list[float]
     """Sum over the bucket."""
-    metrics: dict[str, Band]
+    metrics: dict[str, MinMeanMax]
 
 
-class LineageRow(Struct, kw_only=True, frozen=True):
+class LineageInfo(Struct, kw_only=True, frozen=True):
     lineage: int
     iteration: int
     """Iteration that it starts from; its first is the next one."""
@@ -58,7 +58,7 @@ class LineageRow(Struct, kw_only=True, frozen=True):
     """Its last iteration on the path to the current one; -1: none."""
 
 
-class StallRow(Struct, kw_only=True, frozen=True):
+class StallInfo(Struct, kw_only=True, frozen=True):
     iteration: int
     lineage: int
     kind: StallKind
@@ -68,7 +68,7 @@ class StallRow(Struct, kw_only=True, frozen=True):
     """Whether it is off the path to the current iteration."""
 
 
-class Density(Struct, kw_only=True, frozen=True):
+class CheckpointDensity(Struct, kw_only=True, frozen=True):
     """Checkpoints per bar, as columns, if there are too many to show each."""
 
     width: float
@@ -96,7 +96,7 @@ class StallDensity(Struct, kw_only=True, frozen=True):
     longest_seconds: list[float] = []
 
 
-class AttemptRow(Struct, kw_only=True, frozen=True):
+class AttemptInfo(Struct, kw_only=True, frozen=True):
     attempt: int
     started_at: float
     iteration: int
@@ -109,7 +109,7 @@ class AttemptRow(Struct, kw_only=True, frozen=True):
     resumed_from: str | None = None
 
 
-class PacedRow(Struct, kw_only=True, frozen=True):
+class IntervalInfo(Struct, kw_only=True, frozen=True):
     iteration: int
     lineage: int
     at: float
@@ -120,7 +120,7 @@ class PacedRow(Struct, kw_only=True, frozen=True):
     """Whether it is on the path to the current iteration and no later attempt repeated it."""
 
 
-class GapRow(Struct, kw_only=True, frozen=True):
+class SampleGapInfo(Struct, kw_only=True, frozen=True):
     """Samples that the agent dropped while no server accepted them."""
 
     lineage: int
@@ -149,20 +149,20 @@ class Timeline(Struct, kw_only=True, frozen=True):
     metrics: list[str] = []
     """Names of all metrics of the job."""
     series: list[Series]
-    lineages: list[LineageRow]
-    checkpoints: list[CheckpointRow]
+    lineages: list[LineageInfo]
+    checkpoints: list[CheckpointInfo]
     """Checkpoints in the window. If there are too many, some of them; `checkpoint_density` counts all."""
     checkpoints_total: int
-    checkpoint_density: Density | None = None
-    stalls: list[StallRow]
+    checkpoint_density: CheckpointDensity | None = None
+    stalls: list[StallInfo]
     """Stalls in the window. If there are too many, the longest; `stall_density` counts all."""
     stalls_total: int = 0
     stall_density: list[StallDensity] = []
-    attempts: list[AttemptRow]
+    attempts: list[AttemptInfo]
     edits: list[Edit]
     orders: list[Order]
-    paced: list[PacedRow]
-    gaps: list[GapRow] = []
+    paced: list[IntervalInfo]
+    gaps: list[SampleGapInfo] = []
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):

@@ -12,7 +12,7 @@ from holdfast.protocol.administration import (
     Person,
     Token,
 )
-from holdfast.protocol.questions import Kept
+from holdfast.protocol.questions import ReportRetention
 from holdfast.server_link.json_client import JsonClient
 
 
@@ -155,13 +155,13 @@ class Administration(JsonClient):
 
     # ---- retention of reports -----------------------------------------------------------------
 
-    def retention(self, project: str = "default") -> Kept:
+    def retention(self, project: str = "default") -> ReportRetention:
         """Return how long a project keeps reports, and their size. Raises NotFound."""
-        return self._fetch(Kept, "GET", "/projects/{project}/retention", project)
+        return self._fetch(ReportRetention, "GET", "/projects/{project}/retention", project)
 
-    def change_retention(self, *, project: str = "default", **limits: float | int | None) -> Kept:
+    def change_retention(self, *, project: str = "default", **limits: float | int | None) -> ReportRetention:
         """Change `samples_seconds`, `fine_seconds`, `reports_seconds` or `samples_bytes`; `None` is no limit.
 
         Reports beyond a limit are deleted within minutes. Raises NotFound, NotPermitted and Invalid.
         """
-        return self._fetch(Kept, "PATCH", "/projects/{project}/retention", project, body=limits)
+        return self._fetch(ReportRetention, "PATCH", "/projects/{project}/retention", project, body=limits)

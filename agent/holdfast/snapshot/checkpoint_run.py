@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
-from holdfast.protocol.messages import CheckpointKind, RankSpan, checkpoint_id
+from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes, checkpoint_id
 
 if TYPE_CHECKING:
     from holdfast.pacing.profile import SnapshotMode
@@ -167,7 +167,7 @@ class WriteResult:
     """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
     """Size of all ranks' files; 0 if unknown."""
-    ranks: Sequence[RankSpan] = ()
+    ranks: Sequence[RankCheckpointTimes] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 
 from holdfast.errors import Fenced
-from holdfast.protocol.messages import ASKED_TO_END, PLANNED_ENDS
+from holdfast.protocol.messages import INTENDED_ENDS, REQUESTED_EXITS
 from holdfast.store import Attempt, Ending, Store
 
 logger = logging.getLogger("holdfast")
@@ -43,10 +43,10 @@ def failures_between(store: Store, job: str, first: int, present: int, last_exit
     for attempt, following in itertools.pairwise(attempts):
         if following.number > present:
             break
-        if following.number == present and last_exit in ASKED_TO_END:
+        if following.number == present and last_exit in REQUESTED_EXITS:
             continue
         if (ending := endings.get(attempt.number)) is not None:
-            failed += ending.reason not in PLANNED_ENDS and ending.iterations > 0
+            failed += ending.reason not in INTENDED_ENDS and ending.iterations > 0
         else:
             failed += attempt.number == first or _lasted(attempt, following)
     return failed

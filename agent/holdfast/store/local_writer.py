@@ -57,7 +57,7 @@ def write_durably(
     with naming(path):
         fd = files.create(path)
         try:
-            _Writing(files, fd, parts, volume, pace).run()
+            _DurableWrite(files, fd, parts, volume, pace).run()
             files.sync(fd)
         except BaseException:  # raise the first error, not that of closing the file
             with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-class _Writing:
+class _DurableWrite:
     """One call of `write_durably`: the blocks that are left to write, shared by its threads."""
 
     def __init__(

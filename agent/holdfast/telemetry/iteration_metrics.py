@@ -131,7 +131,7 @@ class RankReporter:
         # stagger the first reports by rank, so that later ones do not coincide either
         self._due_after = self.every_seconds * (rank + 1) / world_size
         self._seconds_since = 0.0
-        self._work: messages.RankWork | None = None
+        self._work: messages.RankTotals | None = None
 
     def add(self, measured: Iteration) -> None:
         work = self._work
@@ -139,7 +139,7 @@ class RankReporter:
             self.send()
             work = None
         if work is None:
-            work = self._work = messages.RankWork(
+            work = self._work = messages.RankTotals(
                 at=measured.at,
                 lineage=measured.lineage,
                 first_iteration=measured.iteration,

@@ -126,7 +126,7 @@ class Reporter:
 
     def applied(self, version: int) -> None:
         self.event(
-            messages.Applied(
+            messages.DesiredStateApplied(
                 at=time.time(),
                 version=version,
                 iteration=self.position.iteration,
@@ -154,7 +154,7 @@ class Reporter:
             self.position if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
         )
         self.event(
-            messages.OrderMoved(
+            messages.OrderStateChange(
                 at=time.time(),
                 order=order,
                 state=state,
@@ -168,7 +168,7 @@ class Reporter:
 
     def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
         self.event(
-            messages.Restores(
+            messages.RestoreModeReport(
                 **self._here(),
                 mode=mode,
                 reason=text(reason),
@@ -195,7 +195,7 @@ class Reporter:
         if changed and plan is not None and not self._quiet:
             self._log_interval(plan, controller.settings.budget)
         self.event(
-            messages.Paced(
+            messages.IntervalDecision(
                 **self._here(),
                 policy=plan.policy if plan else controller.settings.policy,
                 interval=plan.interval if plan else None,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast_server.core.errors import NotFound, RequestRefused
+from holdfast_server.core.errors import RequestRefused, ResourceNotFound
 
 
-class UnknownAlert(NotFound):
+class UnknownAlert(ResourceNotFound):
     code, details = "unknown_alert", ("alert",)
 
     def __init__(self, alert: int) -> None:
@@ -23,14 +23,14 @@ class AlertResolved(RequestRefused):
         super().__init__(f"alert {alert} has resolved already")
 
 
-class UnknownRule(NotFound):
+class UnknownRule(ResourceNotFound):
     code = "unknown_rule"
 
     def __init__(self, project: str, name: str) -> None:
         super().__init__(f"project {project!r} has no custom rule {name!r}")
 
 
-class UnknownChannel(NotFound):
+class UnknownChannel(ResourceNotFound):
     code = "unknown_channel"
 
     def __init__(self, channel: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.jobs import Failing, JobStatus
+from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.records import checkpoints
@@ -58,7 +58,7 @@ class JobFacts:
     exposure_gpu_hours: float | None = None
     measured_overhead: float | None = None
     budget: float | None = None
-    failing: Failing | None = None
+    failing: RecentFailures | None = None
     damaged: tuple[str, ...] = ()
     """Damaged checkpoints in the store, newest first."""
     durable_age_seconds: float | None = None
@@ -110,7 +110,7 @@ def _facts(
     attempt: models.AttemptRecord | None,
     durable: models.CheckpointRecord | None,
     *,
-    failing: Failing | None,
+    failing: RecentFailures | None,
     damaged: tuple[str, ...],
     order: EndedRestore | None,
     now: float,

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.jobs import CheckpointChanges, CheckpointRow, Tensors, Verification
+from holdfast.protocol.jobs import CheckpointChanges, CheckpointInfo, Tensors, Verification
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
@@ -31,7 +31,7 @@ class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(CheckpointChanges),
     responses=returns(
-        CheckpointRow,
+        CheckpointInfo,
         _404="No such job or checkpoint: `nearest` is the next earlier one that can be restored",
         _409="It is not in the store, or the limit of pins is reached",
         _422="Invalid label, or no change",

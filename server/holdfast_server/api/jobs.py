@@ -9,14 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import (
-    CheckpointRow,
+    CheckpointInfo,
     Edit,
-    Family,
     Fleet,
+    ForkFamily,
     JobNumbers,
     JobStatus,
     JobSummary,
-    NoticeRow,
+    NoticeInfo,
     NumberChanges,
 )
 from holdfast.protocol.messages import MAX_INTEGER, MAX_ITERATION
@@ -133,7 +133,7 @@ async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") ->
     return Json(await goodput.goodput(db, job, window, now=clock()))
 
 
-@router.get("/{job}/forks", responses=returns(Family, _404=NOT_FOUND))
+@router.get("/{job}/forks", responses=returns(ForkFamily, _404=NOT_FOUND))
 async def job_forks(job: str, db: Db, asker: Asker) -> Response:
     """Return the job that it was forked from, and its own forks, as far as you may see them."""
     return Json(await summaries.family(db, job, visible=asker.visible_projects))
@@ -162,7 +162,7 @@ async def plan(
 
 @router.get(
     "/{job}/checkpoints",
-    responses=returns(dict[str, list[CheckpointRow]], _404=NOT_FOUND, _422="Invalid `before`"),
+    responses=returns(dict[str, list[CheckpointInfo]], _404=NOT_FOUND, _422="Invalid `before`"),
 )
 async def restore_points(job: str, db: Db, limit: Limit = 50, before: str | None = None) -> Response:
     """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
@@ -175,6 +175,6 @@ async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
     return Json({"edits": await timeline.edits(db, job, limit=limit)})
 
 
-@router.get("/{job}/notices", responses=returns(dict[str, list[NoticeRow]], _404=NOT_FOUND))
+@router.get("/{job}/notices", responses=returns(dict[str, list[NoticeInfo]], _404=NOT_FOUND))
 async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
     return Json({"notices": await timeline.notices(db, job, limit=limit)})

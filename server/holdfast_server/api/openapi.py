@@ -40,8 +40,8 @@ def body(kind: Any) -> dict[str, Any]:
 
 
 _ROWS = {
-    "Alert": "alerts", "AlertChannel": "channels", "CheckpointRow": "checkpoints", "AlertDelivery": "deliveries",
-    "Edit": "edits", "AuditEntry": "entries", "NoticeRow": "notices", "Order": "restores", "Person": "people",
+    "Alert": "alerts", "AlertChannel": "channels", "CheckpointInfo": "checkpoints", "AlertDelivery": "deliveries",
+    "Edit": "edits", "AuditEntry": "entries", "NoticeInfo": "notices", "Order": "restores", "Person": "people",
     "AlertRule": "rules", "Token": "tokens",
 }  # fmt: skip
 """Name of the list in an answer with several of them."""

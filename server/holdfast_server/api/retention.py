@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, RetentionChanges
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
@@ -17,7 +17,7 @@ from holdfast_server.http.dependencies import Clock, Db, Who
 router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 
 
-@router.get("", responses=returns(Kept, _404="No such project"))
+@router.get("", responses=returns(ReportRetention, _404="No such project"))
 async def kept(project: str, db: Db) -> Response:
     return Json(await retention.get_settings(db, project))
 
@@ -26,7 +26,7 @@ async def kept(project: str, db: Db) -> Response:
     "",
     max_body_size=MAX_EDIT_BYTES,
     openapi_extra=body(RetentionChanges),
-    responses=returns(Kept, _404="No such project", _422="Invalid limit"),
+    responses=returns(ReportRetention, _404="No such project", _422="Invalid limit"),
 )
 async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
     """Change limits; `null` removes one. Data beyond a limit is deleted within minutes, irreversibly."""

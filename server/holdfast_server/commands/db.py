@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, RetentionChanges
 from holdfast_server.commands.database import Db, Json, command_group, fail, in_database, print_json, whoami
 from holdfast_server.control import retention
 from holdfast_server.core.settings import database_url, default_database
@@ -92,7 +92,7 @@ def keep(
     except ValueError as error:
         fail(str(error))
 
-    async def work(database: Database, now: float) -> Kept:
+    async def work(database: Database, now: float) -> ReportRetention:
         if changes == RetentionChanges():
             return await retention.get_settings(database, project)
         return await retention.change(database, project, changes, who=whoami(), request_id="", now=now)

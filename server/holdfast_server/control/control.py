@@ -14,7 +14,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.jobs import (
     BulkOutcome,
     CheckpointChanges,
-    CheckpointRow,
+    CheckpointInfo,
     DesiredChanges,
     JobNumbers,
     NumberChanges,
@@ -292,7 +292,7 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
 
 async def change_checkpoint(
     db: Database, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
-) -> CheckpointRow:
+) -> CheckpointInfo:
     """Pin or unpin a checkpoint, label it, or both.
 
     Args:
@@ -312,7 +312,7 @@ async def change_checkpoint(
         raise InvalidSetting("", "nothing to change: give pinned, label or both")
     label = UNSET if changes.label is UNSET else _label(changes.label)
 
-    async def work(session: AsyncSession) -> CheckpointRow:
+    async def work(session: AsyncSession) -> CheckpointInfo:
         row = await find_job(session, job)
         found = await _named(session, row, checkpoint)
         acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
@@ -419,7 +419,7 @@ async def _named(session: AsyncSession, job: models.JobRecord, checkpoint: str) 
     return await checkpoints.find(session, job, checkpoint)
 
 
-async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointRow:
+async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:
     """Return the checkpoint that a restore to an iteration uses.
 
     Raises:

@@ -12,7 +12,7 @@ from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf
 from holdfast.pacing.what_if import at_world_size, compare_intervals
-from holdfast.protocol.messages import Paced
+from holdfast.protocol.messages import IntervalDecision
 from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
@@ -102,7 +102,7 @@ async def preview_settings(
 
 
 def _preview_settings(
-    job: models.JobRecord, paced: Paced | None, budget: float | None, every: int | None
+    job: models.JobRecord, paced: IntervalDecision | None, budget: float | None, every: int | None
 ) -> PacingSettings:
     try:
         chosen = None if budget is None else parse_budget(budget)
@@ -146,7 +146,7 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
     )
 
 
-def _failures(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> FailureEstimate:
+def _failures(seen: ObservedFailures, paced: IntervalDecision | None, what_if: WhatIf) -> FailureEstimate:
     """Combine the assumed or stated mean time between failures with the observed failures."""
     ranks = what_if.ranks or seen.failures.world_size
     if what_if.mtbf_seconds is not None:
@@ -159,12 +159,12 @@ def _failures(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> F
     return replace(at_world_size(here, ranks), mean_seconds=stated)
 
 
-def _settings(job: models.JobRecord, paced: Paced, what_if: WhatIf) -> PacingSettings:
+def _settings(job: models.JobRecord, paced: IntervalDecision, what_if: WhatIf) -> PacingSettings:
     budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
     return PacingSettings(budget=budget, policy=job.policy or paced.policy)
 
 
-def _origins(seen: ObservedFailures, paced: Paced | None, what_if: WhatIf) -> dict[str, Origin]:
+def _origins(seen: ObservedFailures, paced: IntervalDecision | None, what_if: WhatIf) -> dict[str, Origin]:
     mtbf: Origin = "estimated" if seen.count else "assumed"
     if what_if.mtbf_seconds or (paced is not None and paced.mtbf_seconds and not seen.count):
         mtbf = "stated"

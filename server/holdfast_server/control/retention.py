@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import Kept, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, RetentionChanges
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
@@ -26,18 +26,18 @@ ROWS_AT_ONCE = 2000
 _REPORTS = (models.StallRecord, models.NoticeRecord, models.IntervalDecisionRecord, models.GapRecord)
 
 
-async def get_settings(db: Database, project: str) -> Kept:
+async def get_settings(db: Database, project: str) -> ReportRetention:
     """Return the settings and the stored size of a project. Raises UnknownProject."""
     async with db.read() as session:
         if await session.get(models.ProjectRecord, project) is None:
             raise UnknownProject(project)
         row = await session.get(models.RetentionRecord, project)
-        return Kept(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
+        return ReportRetention(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
 
 
 async def change(
     db: Database, project: str, changes: RetentionChanges, *, who: str, request_id: str, now: float
-) -> Kept:
+) -> ReportRetention:
     """Change the given settings of a project; None: no limit.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from holdfast.protocol.jobs import CheckpointRow, Order
+from holdfast.protocol.jobs import CheckpointInfo, Order
 
 
 class RequestRefused(Exception):
@@ -18,13 +18,13 @@ class RequestRefused(Exception):
     """After which the same request may succeed: the `Retry-After` header."""
 
 
-class NotFound(RequestRefused):
+class ResourceNotFound(RequestRefused):
     """The named thing does not exist, or the client may not know that it does."""
 
     status = 404
 
 
-class UnknownJob(NotFound):
+class UnknownJob(ResourceNotFound):
     code, details = "unknown_job", ("job",)
 
     def __init__(self, job: str) -> None:
@@ -32,7 +32,7 @@ class UnknownJob(NotFound):
         super().__init__(f"job {job!r} not found: no agent has reported under this name")
 
 
-class UnknownOrder(NotFound):
+class UnknownOrder(ResourceNotFound):
     code, details = "unknown_order", ("job", "order")
 
     def __init__(self, job: str, order: str) -> None:
@@ -40,12 +40,12 @@ class UnknownOrder(NotFound):
         super().__init__(f"job {job!r} has no restore request {order!r}")
 
 
-class CheckpointNotFound(NotFound):
+class CheckpointNotFound(ResourceNotFound):
     """No checkpoint can be restored at that iteration; `nearest` is the next earlier one that can."""
 
     code, details = "no_such_checkpoint", ("iteration", "nearest")
 
-    def __init__(self, iteration: int, nearest: CheckpointRow | None) -> None:
+    def __init__(self, iteration: int, nearest: CheckpointInfo | None) -> None:
         self.iteration, self.nearest = iteration, nearest
         offer = (
             f"the nearest earlier one is {nearest.id}, at iteration {nearest.iteration}"
@@ -55,28 +55,28 @@ class CheckpointNotFound(NotFound):
         super().__init__(f"no restorable checkpoint at iteration {iteration}; {offer}")
 
 
-class UnknownPerson(NotFound):
+class UnknownPerson(ResourceNotFound):
     code = "unknown_person"
 
     def __init__(self, name: str) -> None:
         super().__init__(f"there is no user {name!r}")
 
 
-class UnknownProject(NotFound):
+class UnknownProject(ResourceNotFound):
     code = "unknown_project"
 
     def __init__(self, project: str) -> None:
         super().__init__(f"there is no project {project!r}")
 
 
-class UnknownToken(NotFound):
+class UnknownToken(ResourceNotFound):
     code = "unknown_key"
 
     def __init__(self, prefix: str) -> None:
         super().__init__(f"there is no key {prefix!r}")
 
 
-class UnknownSession(NotFound):
+class UnknownSession(ResourceNotFound):
     code = "unknown_session"
 
     def __init__(self) -> None:

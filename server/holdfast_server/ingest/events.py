@@ -8,7 +8,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
-from holdfast.protocol.messages import MOST_LABELS
+from holdfast.protocol.messages import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
 from holdfast_server.records import (
@@ -73,19 +73,19 @@ async def record(source: EventSource, event: messages.Event) -> None:
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
             await pins.adopt_pins(session, job, event, now=source.now)
-        case messages.Verified() if source.rank == 0:
+        case messages.VerificationReport() if source.rank == 0:
             await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case messages.Stall():
             _stall(source, event)
-        case messages.Paced():
+        case messages.IntervalDecision():
             _paced(source, event)
-        case messages.RankWork():
+        case messages.RankTotals():
             await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
-        case messages.Applied() if source.current:
+        case messages.DesiredStateApplied() if source.current:
             await desired_state.record_applied(session, job, event.version, event.iteration, event.at)
-        case messages.OrderMoved():
+        case messages.OrderStateChange():
             await restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
-        case messages.Restores() if source.rank == 0:
+        case messages.RestoreModeReport() if source.rank == 0:
             attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
             attempt.start_seconds = event.start_seconds
         case messages.Notice():
@@ -114,7 +114,7 @@ def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> N
     attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
     attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
     attempt.owner = event.owner[:MAX_LABEL] or None
-    labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MOST_LABELS]}
+    labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MAX_LABELS]}
     attempt.labels = msgspec.msgpack.encode(labels) if labels else None
 
 
@@ -147,7 +147,7 @@ def _stall(source: EventSource, event: messages.Stall) -> None:
     )
 
 
-def _paced(source: EventSource, event: messages.Paced) -> None:
+def _paced(source: EventSource, event: messages.IntervalDecision) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(

@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 from sqlalchemy import select
 
-from holdfast.protocol.jobs import CheckpointRow
+from holdfast.protocol.jobs import CheckpointInfo
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.db import Database
@@ -275,7 +275,7 @@ async def checkpoints_csv(
         query = query.where(rows.iteration >= wanted.first)
     if wanted.last is not None:
         query = query.where(rows.iteration <= wanted.last)
-    names = tuple(name for name in CheckpointRow.__struct_fields__ if name != "ranks")
+    names = tuple(name for name in CheckpointInfo.__struct_fields__ if name != "ranks")
 
     def convert(part: Sequence[models.CheckpointRecord]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)

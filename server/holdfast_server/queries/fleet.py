@@ -13,7 +13,7 @@ from sqlalchemy import ColumnExpressionArgument, Row, Select, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import Fleet, JobStatus
-from holdfast.protocol.messages import Paced
+from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import summaries
@@ -168,7 +168,7 @@ def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], 
 
 # ---- orders by risk, overhead or age: no column has these, so they are computed for all matching jobs
 
-_paced, _recent = msgspec.msgpack.Decoder(Paced), msgspec.msgpack.Decoder(RecentSamples)
+_paced, _recent = msgspec.msgpack.Decoder(IntervalDecision), msgspec.msgpack.Decoder(RecentSamples)
 
 
 async def _worst_first(

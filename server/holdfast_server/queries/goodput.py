@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Select, bindparam, case, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.messages import PLANNED_ENDS, StallKind
+from holdfast.protocol.messages import INTENDED_ENDS, StallKind
 from holdfast.protocol.questions import Bucket, Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast_server import models
@@ -155,7 +155,7 @@ async def _attempt_time(
 def _end(attempts: Sequence[AttemptHistory], *, now: float) -> float:
     """Return the end of the window: a job that ended as planned is not down after that."""
     last = attempts[-1].attempt if attempts else None
-    wanted = last is not None and last.finished in PLANNED_ENDS and last.finished != RELAUNCHED
+    wanted = last is not None and last.finished in INTENDED_ENDS and last.finished != RELAUNCHED
     return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
 
 

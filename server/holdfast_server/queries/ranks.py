@@ -9,7 +9,7 @@ from statistics import median_low
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import RankRow, RankTimes
+from holdfast.protocol.questions import RankInfo, RankTimes
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server import models
 from holdfast_server.db import Database
@@ -138,7 +138,7 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
     compared = {rank.rank: rank.own_seconds if own else rank.iteration_seconds for rank in means}
     slow = found.slow if found else {}
     rows = [
-        RankRow(
+        RankInfo(
             rank=rank.rank,
             iterations=rank.iterations,
             iteration_seconds=rank.iteration_seconds,

@@ -11,14 +11,14 @@ from sqlalchemy import Select, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import (
-    CheckpointRow,
-    Failing,
-    Family,
-    ForkRow,
+    CheckpointInfo,
+    ForkFamily,
+    ForkInfo,
     ForkSource,
     JobSummary,
     LongestStall,
     Order,
+    RecentFailures,
 )
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server import models
@@ -98,8 +98,8 @@ class _Facts:
     job: models.JobRecord
     attempt: models.AttemptRecord | None
     recent: RecentSamples
-    last_durable: CheckpointRow | None
-    failing: Failing | None
+    last_durable: CheckpointInfo | None
+    failing: RecentFailures | None
     open_order: Order | None
     asked: desired_state.CheckpointRequests
     attempts: int
@@ -211,14 +211,14 @@ def _of_starts() -> Select[str, int]:
 # ---- forks --------------------------------------------------------------------------------------
 
 
-async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> Family:
+async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> ForkFamily:
     """Return the origin of a job, and its forks, newest first.
 
     `visible`: projects that the user may see; None: all. Raises UnknownJob.
     """
     async with db.read() as session:
         await find_job(session, job)
-        found = Family(origin=await _origin(session, job), forks=await _forks(session, job, visible))
+        found = ForkFamily(origin=await _origin(session, job), forks=await _forks(session, job, visible))
     return found if visible is None else _as_seen(found, visible)
 
 
@@ -242,7 +242,7 @@ async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
     )
 
 
-async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkRow]:
+async def _forks(session: AsyncSession, job: str, visible: Collection[str] | None) -> list[ForkInfo]:
     rows, jobs = models.LineageRecord, models.JobRecord
     query = (
         select(rows, jobs.project)
@@ -254,7 +254,7 @@ async def _forks(session: AsyncSession, job: str, visible: Collection[str] | Non
     if visible is not None:
         query = query.where(jobs.project.in_(visible))
     return [
-        ForkRow(
+        ForkInfo(
             job=row.job, project=project, checkpoint=row.from_checkpoint or "", iteration=row.iteration,
             lineage=row.lineage, at=row.at,
         )
@@ -262,9 +262,9 @@ async def _forks(session: AsyncSession, job: str, visible: Collection[str] | Non
     ]  # fmt: skip
 
 
-def _as_seen(found: Family, visible: Collection[str]) -> Family:
+def _as_seen(found: ForkFamily, visible: Collection[str]) -> ForkFamily:
     """Hide the name of an origin in a project that the user may not see."""
     origin = found.origin
     if origin is not None and origin.project is not None and origin.project not in visible:
         origin = msgspec.structs.replace(origin, job=None, project=None)
-    return Family(origin=origin, forks=found.forks)
+    return ForkFamily(origin=origin, forks=found.forks)

@@ -13,10 +13,10 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.jobs import CheckpointRow, Edit, NoticeRow, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
-from holdfast.protocol.questions import CheckpointStory
-from holdfast.protocol.timeline import AttemptRow, LineageRow, Series, Timeline
+from holdfast.protocol.questions import CheckpointDetail
+from holdfast.protocol.timeline import AttemptInfo, LineageInfo, Series, Timeline
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
@@ -42,7 +42,7 @@ MAX_ORDERS = 20
 
 async def restore_points(
     db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
-) -> list[CheckpointRow]:
+) -> list[CheckpointInfo]:
     """List the checkpoints of all lineages and states, the last taken first.
 
     `in_store`: only those that are in the store, even damaged, or being written to it. `before`: the last id of
@@ -69,7 +69,7 @@ async def restore_points(
         return [as_row(row, ancestry) for row in found_rows]
 
 
-async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointRow | None:
+async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointInfo | None:
     async with db.read() as session:
         found = await find_job(session, job)
         row = await session.get(models.CheckpointRecord, (job, checkpoint))
@@ -95,15 +95,15 @@ async def edits(db: Database, job: str, *, limit: int = 20) -> list[Edit]:
         return await desired_state.edit_rows(session, job, limit=min(limit, MAX_ROWS))
 
 
-async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeRow]:
+async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo]:
     rows = models.NoticeRecord
     async with db.read() as session:
         await find_job(session, job)
         query = select(rows).where(rows.job == job).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
-        return [as_view(NoticeRow, row) for row in await session.scalars(query)]
+        return [as_view(NoticeInfo, row) for row in await session.scalars(query)]
 
 
-async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
+async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
     """Return the detail of a checkpoint.
 
     Raises:
@@ -117,7 +117,7 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         begun = await lineages_of(session, job)
         here = Ancestry(begun, row.lineage)
         lineages = {one.lineage: here.as_row(one) for one in begun}
-        return CheckpointStory(
+        return CheckpointDetail(
             checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
             lineage=_descent(lineages, found.lineage),
             begun_here=[one for one in lineages.values() if one.parent == found.id],
@@ -129,8 +129,8 @@ async def story(db: Database, job: str, checkpoint: str) -> CheckpointStory:
         )
 
 
-def _descent(lineages: dict[int, LineageRow], number: int) -> list[LineageRow]:
-    found: list[LineageRow] = []
+def _descent(lineages: dict[int, LineageInfo], number: int) -> list[LineageInfo]:
+    found: list[LineageInfo] = []
     while (row := lineages.get(number)) is not None and row not in found:
         found.append(row)
         number = parse_checkpoint_id(row.parent)[1] if row.parent else 0
@@ -139,7 +139,7 @@ def _descent(lineages: dict[int, LineageRow], number: int) -> list[LineageRow]:
 
 async def _neighbour(
     session: AsyncSession, point: models.CheckpointRecord, here: Ancestry, *, later: bool
-) -> CheckpointRow | None:
+) -> CheckpointInfo | None:
     rows = models.CheckpointRecord
     query = select(rows).where(rows.job == point.job, rows.lineage == point.lineage, rows.state == DURABLE)
     if later:
@@ -195,7 +195,7 @@ async def timeline(
         ancestry = Ancestry(begun, found.lineage)
         all_series = await reading.series_of(session, job)
         starts = await _starts(session, job)
-        attempts = [as_view(AttemptRow, row) for row in starts]
+        attempts = [as_view(AttemptInfo, row) for row in starts]
         extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
         reach = TimelineWindow(
@@ -286,7 +286,7 @@ async def _plans(
     session: AsyncSession,
     job: models.JobRecord,
     all_series: Sequence[models.SampleSeriesRecord],
-    attempts: Sequence[AttemptRow],
+    attempts: Sequence[AttemptInfo],
     reach: TimelineWindow,
 ) -> list[read_plan.PlannedRead]:
     own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))

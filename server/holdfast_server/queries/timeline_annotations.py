@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from holdfast.protocol.messages import StallKind
-from holdfast.protocol.timeline import Density, GapRow, PacedRow, StallDensity, StallRow
+from holdfast.protocol.timeline import CheckpointDensity, IntervalInfo, SampleGapInfo, StallDensity, StallInfo
 from holdfast_server import models
 from holdfast_server.records.ancestry import END, Ancestry
 from holdfast_server.records.checkpoints import DURABLE, taken_at
@@ -128,7 +128,7 @@ async def checkpoints(
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 
-async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWindow) -> Density:
+async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWindow) -> CheckpointDensity:
     rows = models.CheckpointRecord
     bucket = reach.bucket(rows.iteration, taken_at()).label("bucket")
     query = (
@@ -146,7 +146,7 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
     )
     columns: list[list[Any]] = [list(column) for column in zip(*await session.execute(query), strict=True)]
     starts, count, durable, failed, snapshot, persist = columns
-    return Density(
+    return CheckpointDensity(
         width=reach.bar,
         start=[reach.start(bucket) for bucket in starts],
         count=count,
@@ -157,12 +157,12 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
     )
 
 
-async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallRow]:
+async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallInfo]:
     """Return the longest stalls in the order of their times."""
     rows = models.StallRecord
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
-        as_view(StallRow, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        as_view(StallInfo, row, abandoned=(row.iteration, row.lineage) not in ancestry)
         for row in await session.scalars(query)
     ]
     return sorted(found, key=lambda stall: stall.at)
@@ -188,7 +188,7 @@ async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) 
     return list(made.values())
 
 
-async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[PacedRow]:
+async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[IntervalInfo]:
     """Return the decisions in the window and the one before; of too many, the changes and every n-th."""
     rows, values = models.IntervalDecisionRecord, reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
@@ -198,7 +198,7 @@ async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry
     before = await session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
     stands = _standing(found, ancestry)
-    return [as_view(PacedRow, row, stands=row.id in stands) for row in found]
+    return [as_view(IntervalInfo, row, stands=row.id in stands) for row in found]
 
 
 def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry) -> set[int]:
@@ -259,9 +259,9 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
     return kept
 
 
-async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[GapRow]:
+async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[SampleGapInfo]:
     """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
-    found = [as_view(GapRow, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
+    found = [as_view(SampleGapInfo, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import Edit, Order
 from holdfast.protocol.messages import MAX_ITERATION
-from holdfast.protocol.timeline import PacedRow
+from holdfast.protocol.timeline import IntervalInfo
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
@@ -69,7 +69,7 @@ class _Found:
     stalls: Sequence[models.StallRecord]
     edits: Sequence[Edit]
     orders: Sequence[Order]
-    paced: Sequence[PacedRow]
+    paced: Sequence[IntervalInfo]
 
 
 async def trace(
@@ -183,7 +183,7 @@ async def _stalls_of(session: AsyncSession, job: str, within: _Within) -> Sequen
     return (await session.scalars(query.limit(MOST_ROWS + 1))).all()
 
 
-async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[PacedRow]:
+async def _paced_of(session: AsyncSession, job: str, within: _Within) -> list[IntervalInfo]:
     reach = timeline_annotations.TimelineWindow("iteration", within.first, within.last, MAX_POINTS, MAX_MARKS)
     if (within.first, within.last) == (0, MAX_ITERATION):
         reach = timeline_annotations.TimelineWindow("time", within.begin, within.end, MAX_POINTS, MAX_MARKS)

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.timeline import LineageRow
+from holdfast.protocol.timeline import LineageInfo
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 
@@ -59,9 +59,9 @@ class Ancestry:
         shared = (min(end, other.upto.get(lineage, 0)) for lineage, end in self.upto.items())
         return min(limit, max(shared, default=0))
 
-    def as_row(self, row: models.LineageRecord) -> LineageRow:
+    def as_row(self, row: models.LineageRecord) -> LineageInfo:
         upto = self.upto.get(row.lineage)
-        return LineageRow(
+        return LineageInfo(
             lineage=row.lineage,
             iteration=row.iteration,
             parent=row.parent,

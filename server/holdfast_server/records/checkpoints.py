@@ -12,8 +12,8 @@ from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, se
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
-from holdfast.protocol.jobs import CheckpointRow, Failing
-from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankSpan
+from holdfast.protocol.jobs import CheckpointInfo, RecentFailures
+from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
@@ -31,12 +31,12 @@ NAMED_AT_ONCE = 1000
 ENDED = "the attempt ended before it was durable"
 
 
-_ranks = msgspec.msgpack.Decoder(list[RankSpan])
+_ranks = msgspec.msgpack.Decoder(list[RankCheckpointTimes])
 
 
-def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointRow:
+def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointInfo:
     """Return a checkpoint as the API shows it, with the times of at most `ranks` ranks, the slowest."""
-    return CheckpointRow(
+    return CheckpointInfo(
         **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
         pinned=checkpoint.pinned_at is not None,
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
@@ -167,13 +167,15 @@ def _of_durable() -> Select[str, int]:
     return select(rows.job, func.count()).where(named, rows.state == DURABLE).group_by(rows.job)
 
 
-async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, Failing]:
+async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, RecentFailures]:
     """Return by job how many checkpoints have failed since the last durable one, of jobs whose newest one failed.
 
     Checkpoints that an attempt's death interrupted do not count: they say nothing about later ones.
     """
     return {
-        row.job: Failing(count=row._mapping["count"], reason=row.reason or "no reason given", since=row.since)
+        row.job: RecentFailures(
+            count=row._mapping["count"], reason=row.reason or "no reason given", since=row.since
+        )
         for row in await session.execute(_of_failing(), {"jobs": jobs})
     }
 

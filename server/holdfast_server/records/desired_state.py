@@ -13,11 +13,11 @@ from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import parse_budget, parse_every, parse_policy
-from holdfast.protocol.jobs import Change, DesiredChanges, Edit, Order
+from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
     Desired,
-    Paced,
+    IntervalDecision,
     RestoreOrder,
     VerifyRequest,
 )
@@ -199,7 +199,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
     made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
-        paced = msgspec.msgpack.decode(job.paced, type=Paced) if job.paced else None
+        paced = msgspec.msgpack.decode(job.paced, type=IntervalDecision) if job.paced else None
         known = paced.budget if paced and job.budget is None else None
         made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
@@ -332,7 +332,7 @@ def as_edit(row: models.SettingsVersionRecord) -> Edit:
     )
 
 
-def _summary(changes: Sequence[Change]) -> str:
+def _summary(changes: Sequence[SettingChange]) -> str:
     shown = [change for change in changes if change.before != change.after] or changes
     return ", ".join(
         f"{change.field} {change.before} → {change.after}" if change.before else f"{change.field} {change.after}"
@@ -340,7 +340,7 @@ def _summary(changes: Sequence[Change]) -> str:
     )
 
 
-def described(made: StoredChange) -> Change:
+def described(made: StoredChange) -> SettingChange:
     """Render a change as text."""
     before, after = _text(made, made.before, made.script_budget), _text(made, made.after, None)
     match made.field:
@@ -351,7 +351,7 @@ def described(made: StoredChange) -> Change:
             before, after = (before or (place if after else "")), (after or place)
         case "verify" if made.against:
             after = f"{after} beside {made.against}"
-    return Change(field=made.field, before=before, after=after)
+    return SettingChange(field=made.field, before=before, after=after)
 
 
 def _text(made: StoredChange, value: object, script_budget: float | None) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from holdfast.pacing.failures import FailureEstimate
-from holdfast.protocol.messages import ASKED_TO_END, PLANNED_ENDS
+from holdfast.protocol.messages import INTENDED_ENDS, REQUESTED_EXITS
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 
@@ -69,10 +69,10 @@ def _failed(job: models.JobRecord, attempt: models.AttemptRecord, following: mod
     if attempt.iterations == 0:
         return False
     if attempt.finished is not None:
-        return attempt.finished not in PLANNED_ENDS
+        return attempt.finished not in INTENDED_ENDS
     if attempt.uid == job.uid or following is None:
         return False  # it runs, as far as is known
-    return following.previous_exit not in ASKED_TO_END
+    return following.previous_exit not in REQUESTED_EXITS
 
 
 def _running_seconds(job: models.JobRecord, history: AttemptHistory) -> float:

@@ -6,20 +6,20 @@ import msgspec
 
 from holdfast.pacing import IntervalPlan, PacingSettings, Profile, plan, policies
 from holdfast.pacing.policy import duration, format_iterations, percent
-from holdfast.protocol.messages import Paced
+from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 
 CHECKFREQ, FIXED = "checkfreq", "fixed"
 
-_decoder = msgspec.msgpack.Decoder(Paced)
+_decoder = msgspec.msgpack.Decoder(IntervalDecision)
 
 
-def paced_of(job: models.JobRecord) -> Paced | None:
+def paced_of(job: models.JobRecord) -> IntervalDecision | None:
     """Return the agent's newest interval decision."""
     return _decoder.decode(job.paced) if job.paced else None
 
 
-def profile_of(paced: Paced | None) -> Profile | None:
+def profile_of(paced: IntervalDecision | None) -> Profile | None:
     """Return the profile of a decision; None until an iteration was timed."""
     if paced is None or "iteration_seconds" not in paced.profile:
         return None
@@ -27,7 +27,7 @@ def profile_of(paced: Paced | None) -> Profile | None:
     return Profile(**known)  # type: ignore[arg-type]
 
 
-def in_force(paced: Paced | None) -> IntervalPlan | None:
+def in_force(paced: IntervalDecision | None) -> IntervalPlan | None:
     """Return the plan for the current interval; None without an interval or a profile."""
     profile = profile_of(paced)
     if paced is None or profile is None or paced.interval is None:
@@ -35,7 +35,7 @@ def in_force(paced: Paced | None) -> IntervalPlan | None:
     return plan(profile, PacingSettings(budget=paced.budget, every=paced.interval))
 
 
-def reason_of(paced: Paced | None) -> str:
+def reason_of(paced: IntervalDecision | None) -> str:
     """Explain the current interval.
 
     The agent gave its reason when it decided, and costs have changed since. Recomputed from the newest profile,

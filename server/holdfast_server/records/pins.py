@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.messages import MOST_PINS, Inventory
+from holdfast.protocol.messages import MAX_PINS, Inventory
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state
@@ -31,8 +31,8 @@ async def pin(
     if pinned and row.state != "durable":
         raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
     asked = await desired_state.checkpoint_requests(session, [job.name])
-    if pinned and len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) >= MOST_PINS:
-        raise NotPossible(f"{job.name} has {MOST_PINS} pinned checkpoints, the maximum: unpin one first")
+    if pinned and len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) >= MAX_PINS:
+        raise NotPossible(f"{job.name} has {MAX_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
     desired_state.add_version(
@@ -46,7 +46,7 @@ async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Invent
     if job.pins_known or not event.pinned:
         return
     rows = models.CheckpointRecord
-    query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MOST_PINS]))
+    query = select(rows).where(rows.job == job.name, rows.id.in_(event.pinned[:MAX_PINS]))
     for row in await session.scalars(query):
         row.pinned_by, row.pinned_at = AGENT, event.at
     job.pins_known = True

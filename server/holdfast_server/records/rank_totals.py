@@ -31,7 +31,7 @@ def add_samples(connection: Connection, rank: Mapping[str, Any], lineage: int, s
     _ADD.run(connection, *({**rank, "lineage": lineage, **row} for row in _by_bucket(samples)))
 
 
-async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: messages.RankWork) -> None:
+async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: messages.RankTotals) -> None:
     """Add a rank's report of its totals. Rank 0's iterations arrive as samples, which count already."""
     counts = rank != 0
     row = {

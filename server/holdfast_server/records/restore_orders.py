@@ -12,7 +12,7 @@ from sqlalchemy import Select, and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
-from holdfast.protocol.jobs import Order, Transition
+from holdfast.protocol.jobs import Order, OrderStep
 from holdfast.protocol.messages import OPEN_ORDER_STATES, OrderState
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
@@ -249,7 +249,7 @@ async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, wh
 
 
 async def report(
-    session: AsyncSession, job: models.JobRecord, event: messages.OrderMoved, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: messages.OrderStateChange, *, attempt: int, now: float
 ) -> None:
     """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
     row = await session.get(models.RestoreOrderRecord, event.order)
@@ -406,10 +406,10 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRe
         return []
     moves = models.OrderTransitionRecord
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
-    by_order: dict[str, list[Transition]] = {row.id: [] for row in rows}
+    by_order: dict[str, list[OrderStep]] = {row.id: [] for row in rows}
     for move in await session.scalars(query):
         by_order[move.order_id].append(
-            Transition(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
+            OrderStep(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
         )
     current = await _current_attempts(session, {row.job for row in rows})
     undoable = await _undoable(session, rows)
@@ -441,7 +441,7 @@ async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, 
 
 
 def _cancellable(
-    row: models.RestoreOrderRecord, moves: list[Transition], current: models.AttemptRecord | None
+    row: models.RestoreOrderRecord, moves: list[OrderStep], current: models.AttemptRecord | None
 ) -> bool:
     """Return whether an order may be cancelled: not while a live attempt carries it out."""
     if row.state != "restoring":

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
 from holdfast.protocol.jobs import TensorRow, Tensors, Verification
-from holdfast.protocol.messages import MOST_TENSORS, MOST_VERIFICATIONS, TensorNorms
+from holdfast.protocol.messages import MAX_OPEN_VERIFICATIONS, MAX_REPORTED_TENSORS, TensorNorms
 from holdfast_server import models
 from holdfast_server.core import compression
 from holdfast_server.core.errors import NotPossible
@@ -68,9 +68,9 @@ async def request(
     asked = (await desired_state.checkpoint_requests(session, [job.name])).get(
         job.name, desired_state.NOTHING_ASKED
     )
-    if sum(each.checkpoint != point.id for each in asked.verify) >= MOST_VERIFICATIONS:
+    if sum(each.checkpoint != point.id for each in asked.verify) >= MAX_OPEN_VERIFICATIONS:
         raise NotPossible(
-            f"{job.name} has {MOST_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
+            f"{job.name} has {MAX_OPEN_VERIFICATIONS} open verifications, the maximum: wait until one has finished"
         )
     desired_state.add_version(
         session, job, [StoredChange(field="verify", after=point.id, against=other)], who=who, now=now
@@ -96,7 +96,7 @@ async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, 
 
 
 async def record(
-    session: AsyncSession, job: models.JobRecord, event: messages.Verified, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: messages.VerificationReport, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a verification; of an earlier request, only the verdict counts."""
     row = await session.get(models.VerificationRecord, (job.name, event.checkpoint))
@@ -214,7 +214,7 @@ def _packed(norms: TensorNorms) -> bytes | None:
     beside = (norms.other_norm, norms.distance)
     wanted = {len(norms.name)} | {len(column) for column in columns} | {len(column) for column in beside if column}
     lists = all(isinstance(column, list) for column in (*columns, *beside))
-    if not lists or len(wanted) != 1 or len(norms.name) > MOST_TENSORS:
+    if not lists or len(wanted) != 1 or len(norms.name) > MAX_REPORTED_TENSORS:
         return None
     norms.name = [name[:MAX_NAME].replace("\0", "\ufffd") for name in norms.name]
     return compression.compress(msgspec.msgpack.encode(norms), _LEVEL)

@@ -202,7 +202,7 @@ def _validate_event(event: messages.Event) -> None:
             setattr(event, field.name, dict(islice(_shortened(value), MAX_ENTRIES)))
     if isinstance(event, messages.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
-    if isinstance(event, messages.Paced):
+    if isinstance(event, messages.IntervalDecision):
         # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
     if isinstance(event, messages.Checkpoint) and messages.parse_checkpoint_id(event.id) != (
@@ -219,7 +219,7 @@ def _validate_event(event: messages.Event) -> None:
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
         names = [*event.checkpoints, *event.pinned]
-    if isinstance(event, messages.Verified):
+    if isinstance(event, messages.VerificationReport):
         names = [event.checkpoint, event.against]
     for name in filter(None, names):
         messages.parse_checkpoint_id(name)
@@ -237,7 +237,7 @@ def _shortened(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
 
 
-def _is_span_of_a_rank(span: messages.RankSpan) -> bool:
+def _is_span_of_a_rank(span: messages.RankCheckpointTimes) -> bool:
     seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
     return 0 <= span.rank <= MAX_INTEGER and all(map(is_span, seconds))
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, Counts, Numbers, Samples
+from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, IntegerColumn, Numbers, Samples
 from holdfast_server.core.compression import compress, decompress
 from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME, MAX_SECONDS
 
@@ -119,7 +119,7 @@ def decode(samples: Samples, *, lineage: int, at: float, ahead: float, latest: f
     return BatchSamples(tuple(_by_lineage(table, lineages)), left_out=metrics.keys() != samples.metrics.keys())
 
 
-def _counts(name: str, column: Counts) -> Ints:
+def _counts(name: str, column: IntegerColumn) -> Ints:
     if isinstance(column, bytes):
         return cast("Ints", _from_bytes(name, column, "<i8"))
     try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from holdfast.protocol.timeline import Band, Mean, Series
+from holdfast.protocol.timeline import MeanAndMax, MinMeanMax, Series
 from holdfast_server.samples import rollups, sample_codec
 from holdfast_server.samples.read_plan import PlannedRead, Segment
 from holdfast_server.samples.rollups import DOWN, LAST, MAXIMUM, MINIMUM, NAN, SUM, UP, Rollup
@@ -92,7 +92,7 @@ def _as_series(plan: PlannedRead, buckets: Rollup, wanted: Mapping[str, int], di
         lost=plan.lost,
         iteration=buckets.last.tolist(),
         at=(at if digits is None else np.round(at, 3)).tolist(),
-        seconds=Mean(
+        seconds=MeanAndMax(
             mean=_listed(_mean(buckets, finite, SECONDS), digits),
             max=_listed(_extreme(buckets, finite, SECONDS, MAXIMUM), digits),
         ),
@@ -116,13 +116,13 @@ def _rounded(values: Floats, digits: int) -> Floats:
     return rounded
 
 
-def _band(buckets: Rollup, finite: Ints, column: int, digits: int | None) -> Band:
+def _band(buckets: Rollup, finite: Ints, column: int, digits: int | None) -> MinMeanMax:
     mean = _mean(buckets, finite, column)
     # If most iterations are measured, a non-finite value matters, and a mean would hide it.
     if 2 * finite[:, column].sum() > buckets.rows.sum():
         odd = finite[:, column] < buckets.rows
         mean[odd] = _odd(buckets, column)[odd]
-    return Band(
+    return MinMeanMax(
         mean=_listed(mean, digits),
         min=_listed(_extreme(buckets, finite, column, MINIMUM), digits),
         max=_listed(_extreme(buckets, finite, column, MAXIMUM), digits),

@@ -13,8 +13,8 @@ from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
     Checkpoint,
+    IntervalDecision,
     Notice,
-    Paced,
     Samples,
     checkpoint_id,
 )
@@ -212,7 +212,7 @@ class Site:
         common = {"at": agent.at, "iteration": 4, "lineage": 1}
         agent.say(
             Notice(level="warning", code=said, message=said, **common),
-            Paced(policy=said, interval=2, budget=0.03, predicted_overhead=None, measured_overhead=0.01,
+            IntervalDecision(policy=said, interval=2, budget=0.03, predicted_overhead=None, measured_overhead=0.01,
                   reason=said, profile={said: 1.0}, **common),
             Checkpoint(id=POINT, kind="scheduled", state="failed", reason=said, **common),
         )  # fmt: skip

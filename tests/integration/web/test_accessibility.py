@@ -10,7 +10,13 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast.client import Client
-from holdfast.protocol.messages import AttemptFinished, Checkpoint, RankSpan, TensorNorms, Verified
+from holdfast.protocol.messages import (
+    AttemptFinished,
+    Checkpoint,
+    RankCheckpointTimes,
+    TensorNorms,
+    VerificationReport,
+)
 from tests.support.axe import violations
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import Served
@@ -75,7 +81,10 @@ def read_back(served: Served, agent: FakeAgent) -> None:
         nan=[0, 3], inf=[0, 0], other_norm=[1.1, 2.0], distance=[0.2, 0.0],
     )  # fmt: skip
     read = {"read_bytes": 30, "total_bytes": 60, "host": "node-3"}
-    ranks = [RankSpan(rank=n, snapshot_seconds=0.1, stall_seconds=0.0, persist_seconds=1.0 + n) for n in range(2)]
+    ranks = [
+        RankCheckpointTimes(rank=n, snapshot_seconds=0.1, stall_seconds=0.0, persist_seconds=1.0 + n)
+        for n in range(2)
+    ]
     for point, verdict, more in (
         ("000000000360-1", "sound", {"tensors": norms, "against": POINT, "seconds": 1.0}),
         ("000000000320-1", None, {}),
@@ -83,7 +92,9 @@ def read_back(served: Served, agent: FakeAgent) -> None:
     ):
         asked = client.verify(agent.job, point, against=more.get("against"))
         agent.events.append(
-            Verified(at=agent.at, request=asked.request, checkpoint=point, verdict=verdict, **read, **more)
+            VerificationReport(
+                at=agent.at, request=asked.request, checkpoint=point, verdict=verdict, **read, **more
+            )
         )
     written = {"iteration": 320, "lineage": 1, "kind": "scheduled", "state": "durable"}
     agent.events.append(Checkpoint(at=agent.at, id="000000000320-1", ranks=ranks, **written))

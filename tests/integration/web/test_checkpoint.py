@@ -45,7 +45,7 @@ def test_a_checkpoint_is_pinned_and_unpinned_from_its_page(client: TestClient, a
 def test_how_far_a_pin_has_come_is_shown_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert "pin: saved v1 → waiting for delivery" in words(client.get(PAGE).text)
-    agent.events.append(messages.Applied(at=agent.at, version=1, iteration=401, lineage=1))
+    agent.events.append(messages.DesiredStateApplied(at=agent.at, version=1, iteration=401, lineage=1))
     agent.send()
     assert "pin: saved v1 → applied at iteration 401" in words(client.get(PAGE).text)
     other = words(client.get(f"{JOB}/checkpoints/000000000160-1").text)
@@ -83,7 +83,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     assert refused.status_code == 409
     assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)
     assert "Only durable checkpoints can be pinned; this one is no longer in the store" in words(refused.text)
-    assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 422
+    assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 404
 
 
 def fork_of(client: TestClient, job: str) -> None:
@@ -134,7 +134,7 @@ def panel(client: TestClient) -> str:
 
 def says(agent: FakeAgent, verdict: messages.Verdict | None = None, request: int = 1, **more: object) -> None:
     agent.events.append(
-        messages.Verified(
+        messages.VerificationReport(
             at=agent.at, request=request, checkpoint=POINT, verdict=verdict, host="node-3",
             **more,  # type: ignore[arg-type]
         )

@@ -58,7 +58,7 @@ def hostile(served: Served) -> FakeAgent:
             at=agent.at, iteration=agent.iteration, lineage=1, level="error", code=name, message=name
         )
         agent.events.append(notice)
-    paced = next(event for event in reversed(agent.events) if isinstance(event, messages.Paced))
+    paced = next(event for event in reversed(agent.events) if isinstance(event, messages.IntervalDecision))
     agent.events.append(msgspec.structs.replace(paced, policy=CORPUS[0], reason=text))
     made = agent._checkpoint("scheduled")
     agent.open.clear()

@@ -33,7 +33,7 @@ def agent(served) -> FakeAgent:  # type: ignore[no-untyped-def]
     agent.crash(12)
     agent.train(112)
     agent.restore(RestoreOrder(id="none", checkpoint="000000000200-1", fence=1))
-    agent.events = [event for event in agent.events if type(event).__name__ != "OrderMoved"]
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderStateChange"]
     agent.train(300)
     agent.send()
     return agent
@@ -92,7 +92,7 @@ def test_a_stretch_of_abandoned_work_is_the_same_stretch_in_time(open_page: Open
     agent.pace()
     agent.train(385)
     agent.restore(RestoreOrder(id="none", checkpoint="000000000080-1", fence=1))
-    agent.events = [event for event in agent.events if type(event).__name__ != "OrderMoved"]
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderStateChange"]
     agent.train(5)
     agent.send()
     page = drawn(open_page, agent, "?from=250&to=350")

@@ -47,7 +47,7 @@ def test_replicas_that_have_drifted_apart_are_refused(launcher, store):
         2, "tests.support.mismatched_ranks_workloads.unsynchronised", store=store
     )
     assert [each for each in checkpoints if not each.startswith("000000000001")] == []
-    assert any("does every update sum up gradients over all ranks" in each for each in told)
+    assert any("check that every update reduces gradients over all ranks" in each for each in told)
 
 
 def test_gradients_that_fully_shard_has_not_synchronised_are_refused(launcher, store):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 CONFTEST = """
-from tests.support.xdist_scheduler import ByFile
+from tests.support.xdist_scheduler import FileScheduler
 
 def pytest_xdist_make_scheduler(config, log):
-    return ByFile(config, log)
+    return FileScheduler(config, log)
 """
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "xdist"]
 GREEN = "def test_one(): ...\n\ndef test_two(): ...\n"

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 
 from demo_summary import DemoEvents, read_losses, summary
 
-from holdfast.client import CheckpointRow, Order
+from holdfast.client import CheckpointInfo, Order
 
 MEASURED = [(0.035, 0.021), (0.02, None), (0.02, 0.05), (0.02, None)]
 """Budgets, and the overheads under them."""
@@ -27,9 +27,9 @@ class SummaryClient:
         self.intervals: list[int | None] = [None, 10, 4, 6]
         self.most_points = 2000
 
-    def restorable(self, job: str) -> list[CheckpointRow]:
+    def restorable(self, job: str) -> list[CheckpointInfo]:
         return [
-            CheckpointRow(
+            CheckpointInfo(
                 id="000000000004-1",
                 at=103.0,
                 iteration=4,

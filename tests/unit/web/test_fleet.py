@@ -4,7 +4,7 @@ import re
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import Paced
+from holdfast.protocol.messages import IntervalDecision
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
@@ -134,7 +134,7 @@ def test_an_overhead_that_was_not_measured_yet_is_shown_to_be_so(client: TestCli
     young.train(3)
     young.pace()
     paced = young.events[-1]
-    assert isinstance(paced, Paced)
+    assert isinstance(paced, IntervalDecision)
     paced.measured_overhead, paced.measured_window_iterations = None, 0
     young.send()
     page = client.get("/").text

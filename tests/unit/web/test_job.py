@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import AttemptFinished, Inventory, Paced
+from holdfast.protocol.messages import AttemptFinished, IntervalDecision, Inventory
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -136,7 +136,7 @@ def test_a_job_that_was_interrupted_is_stopped_and_not_finished(client: TestClie
 def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: TestClient, agent: FakeAgent) -> None:
     agent.pace()
     paced = agent.events[-1]
-    assert isinstance(paced, Paced)
+    assert isinstance(paced, IntervalDecision)
     paced.reason = "a checkpoint costs 4.97 ms (measured), 0.05% of 40 iterations"
     agent.send()
     page = client.get(JOB).text

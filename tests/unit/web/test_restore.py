@@ -40,7 +40,7 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
 
 def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestClient, agent: FakeAgent) -> None:
     agent.events.append(
-        messages.Restores(
+        messages.RestoreModeReport(
             at=agent.at,
             iteration=400,
             lineage=1,

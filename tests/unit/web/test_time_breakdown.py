@@ -62,7 +62,7 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
 def ranks(agent: FakeAgent, slow: int, factor: float) -> None:
     for rank in range(4):
         own = 10.0 * (factor if rank == slow else 1.0)
-        work = messages.RankWork(
+        work = messages.RankTotals(
             at=agent.at, lineage=1, first_iteration=1, last_iteration=40, iterations=40, seconds=20.0,
             longest_seconds=1.0, barrier_iterations=40, barrier_seconds=20.0 - own,
         )  # fmt: skip

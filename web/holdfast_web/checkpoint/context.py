@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.protocol.jobs import Edit, Family, JobSummary, Tensors, Verification
+from holdfast.protocol.jobs import Edit, ForkFamily, JobSummary, Tensors, Verification
 from holdfast.protocol.messages import validate_job
-from holdfast.protocol.questions import CheckpointStory
+from holdfast.protocol.questions import CheckpointDetail
 from holdfast_server.control import control
 from holdfast_server.control.control import MOST_LABEL
 from holdfast_server.db import Database
@@ -59,15 +59,15 @@ class TensorsPart(View):
 class CheckpointPage(View):
     template: ClassVar[str] = "checkpoint/checkpoint.html"
     job: JobSummary
-    story: CheckpointStory
-    other: CheckpointStory | None
+    story: CheckpointDetail
+    other: CheckpointDetail | None
     """The checkpoint to compare with."""
     pin: ChangeStatus | None
     """The progress of the newest pin change."""
     label: FieldInput
     refusal: str
     """The reason why the pin change was refused."""
-    family: Family
+    family: ForkFamily
     fork: FieldInput
     """The name of the new job in the fork command."""
     verify: VerificationPart
@@ -108,7 +108,7 @@ async def checkpoint_page(
 
 
 def verification_part(
-    job: JobSummary, this: CheckpointStory, now: float, *, refusal: str = ""
+    job: JobSummary, this: CheckpointDetail, now: float, *, refusal: str = ""
 ) -> VerificationPart:
     found = this.verification
     return VerificationPart(

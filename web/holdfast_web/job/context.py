@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
-from holdfast.protocol.jobs import CheckpointRow, Edit, Family, JobSummary, NoticeRow, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, plans, previews
@@ -110,9 +110,9 @@ class PointsPart(View):
 
     template: ClassVar[str] = "job/_points.html"
     job: JobSummary
-    points: list[CheckpointRow]
+    points: list[CheckpointInfo]
     points_limit: int
-    family: Family
+    family: ForkFamily
     now: float
 
 
@@ -126,7 +126,7 @@ class HistoryPart(View):
     edits: list[Edit]
     edits_limit: int
     more_edits: bool
-    notices: list[NoticeRow]
+    notices: list[NoticeInfo]
     now: float
 
 
@@ -188,7 +188,7 @@ class RestoreDialog(View):
     asked: str
     """The iteration as typed."""
     refusal: str
-    nearest: CheckpointRow | None
+    nearest: CheckpointInfo | None
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Idempotency key: a form that is sent twice requests one restore."""
     now: float

@@ -25,7 +25,7 @@ from holdfast.store import Store
 if TYPE_CHECKING:
     import torch
 
-MOST_TENSORS, MOST_VALUES = 20, 40
+MAX_REPORTED_TENSORS, MOST_VALUES = 20, 40
 SHOWN_RANK = 0
 AT_ONCE = 1 << 22
 """Number of elements that are converted to float64 at a time."""
@@ -165,7 +165,7 @@ def _print(shown: ShownCheckpoint) -> None:
 
 
 def _print_tensors(shown: ShownCheckpoint) -> None:
-    rows = shown.tensors[:MOST_TENSORS]
+    rows = shown.tensors[:MAX_REPORTED_TENSORS]
     if rows:
         print()
         cells = [(row.name, row.dtype, _shape(row.shape), size(row.size_bytes), _stored(row)) for row in rows]

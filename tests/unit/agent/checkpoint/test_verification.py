@@ -149,7 +149,7 @@ def test_bytes_are_paid_for_before_they_are_read_and_few_are_held(tmp_path):
 
 
 def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_largest(tmp_path, monkeypatch):
-    monkeypatch.setattr(verification, "MOST_TENSORS", 3)
+    monkeypatch.setattr(verification, "MAX_REPORTED_TENSORS", 3)
     tensors = {f"model.{number}": torch.ones(number + 1) for number in range(6)}
     tensors["model.0"][0] = math.nan
     written = commit(tmp_path, tensors)
@@ -199,7 +199,7 @@ def verifying(tmp_path):
 
 def verdict_of(request):
     return lambda event: (
-        isinstance(event, messages.Verified) and event.request == request and event.verdict is not None
+        isinstance(event, messages.VerificationReport) and event.request == request and event.verdict is not None
     )
 
 
@@ -215,7 +215,7 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     assert (damaged.verdict, sound.verdict) == ("damaged", "sound")
     assert "the header does not match its digest" in damaged.reason
     assert (sound.against, sound.tensors.left_out) == (first.id, 0)
-    told = [(event.request, event.verdict) for event in verifying.heard.of(messages.Verified)]
+    told = [(event.request, event.verdict) for event in verifying.heard.of(messages.VerificationReport)]
     assert [each for each in told if each[1] is not None] == [(3, "damaged"), (4, "sound")]
     assert told.index((3, "damaged")) < told.index((4, None))
     (state,) = verifying.heard.of(messages.Checkpoint)
@@ -227,7 +227,7 @@ def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifyi
     large, small = commit(tmp_path, some(), iteration=1), commit(tmp_path, {"x": torch.ones(3)}, iteration=2)
     verifying.verifier._bytes_per_second = 1e6  # 20 s for the large one
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=small.id),))
     assert verifying.heard.wait(verdict_of(2)).verdict == "sound"
     assert not any(map(verdict_of(1), verifying.heard.events))
@@ -237,18 +237,18 @@ def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.close()
     assert not any(map(verdict_of(1), verifying.heard.events))
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=large.id),))
-    assert [event.request for event in verifying.heard.of(messages.Verified)][-1] == 1
+    assert [event.request for event in verifying.heard.of(messages.VerificationReport)][-1] == 1
 
 
 def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.Verified) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier._process.kill()
     told = verifying.heard.wait(verdict_of(1))
     assert (told.verdict, told.reason) == ("failed", "the verification process was killed by SIGKILL")

@@ -46,7 +46,7 @@ def test_a_click_has_the_data_probed_once_and_training_goes_on_as_if_it_had_not(
     assert "An iteration computes for " in message
     assert 11 <= iteration <= 13  # at the first boundary without a checkpoint under way
     assert dict(trainer.losses) == uninterrupted
-    assert [(e.version, e.iteration) for e in trainer.link.of(messages.Applied)] == [(1, 11)]
+    assert [(e.version, e.iteration) for e in trainer.link.of(messages.DesiredStateApplied)] == [(1, 11)]
 
 
 def test_a_job_that_was_probed_resumes_exactly(store, linked, uninterrupted):

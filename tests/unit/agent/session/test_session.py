@@ -310,9 +310,9 @@ def test_an_operators_restore_runs_through_its_states_and_can_be_undone(store, u
             order(trainer, 6)
 
     trainer = Trainer(store, **linked).run(until=13, after=operator)
-    moves = [(e.state, e.iteration, e.lineage) for e in trainer.link.of(protocol.OrderMoved)]
+    moves = [(e.state, e.iteration, e.lineage) for e in trainer.link.of(protocol.OrderStateChange)]
     assert moves == [("delivered", 11, 1), ("restoring", 12, 1), ("restored", 6, 2)]
-    done = trainer.link.of(protocol.OrderMoved)[-1]
+    done = trainer.link.of(protocol.OrderStateChange)[-1]
     assert done.seconds > 0
     assert [i for i, _ in trainer.losses] == [*range(1, 13), *range(7, 14)]
     # undo: back to the safety checkpoint, and on from there
@@ -340,7 +340,9 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
     again.link.desired = trainer.link.desired
     again.run(until=7)
     assert again.session.iteration == 7
-    moves = [(e.state, e.iteration, e.lineage, e.safety_checkpoint) for e in again.link.of(protocol.OrderMoved)]
+    moves = [
+        (e.state, e.iteration, e.lineage, e.safety_checkpoint) for e in again.link.of(protocol.OrderStateChange)
+    ]
     safety = protocol.checkpoint_id(9, 1)
     assert moves == [("restored", 3, 2, safety)]
     assert [e.left for e in again.link.of(protocol.LineageStarted)] == [safety]
@@ -357,7 +359,7 @@ def test_a_job_that_was_down_takes_its_order_at_its_next_start(store, linked, un
     trainer.link.desired = FakeServerConnection.first
     trainer.run(until=5).crash()
     assert trainer.losses == [(4, uninterrupted[4]), (5, uninterrupted[5])]
-    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
+    assert [e.state for e in trainer.link.of(protocol.OrderStateChange)] == ["restoring", "restored"]
 
 
 def told_numbers(trainer):
@@ -413,7 +415,7 @@ def wanted_at_start(**more):
 
 
 def moves_of(trainer):
-    return [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)]
+    return [(e.state, e.reason) for e in trainer.link.of(protocol.OrderStateChange)]
 
 
 def test_an_order_that_ends_every_start_is_given_up(store, linked):
@@ -477,7 +479,7 @@ def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
     trainer = Trainer(store, **linked)
     told = trainer.link
     trainer.run(until=8, after=operator).crash()
-    assert [event.state for event in told.of(protocol.OrderMoved)] == ["delivered", "restoring"]
+    assert [event.state for event in told.of(protocol.OrderStateChange)] == ["delivered", "restoring"]
     assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
     assert [lineage.order for lineage in open_store(store).records("job", Lineage)] == [None]
 
@@ -543,7 +545,7 @@ def test_an_order_to_a_damaged_checkpoint_fails_and_training_goes_on_untouched(s
 
     trainer = Trainer(store, **linked).run(until=12, after=operator).crash()
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}
-    moves = trainer.link.of(protocol.OrderMoved)
+    moves = trainer.link.of(protocol.OrderStateChange)
     assert [m.state for m in moves] == ["delivered", "restoring", "failed"]
     assert "rank-0.safetensors" in moves[-1].reason
     assert trainer.session.lineage == 1
@@ -560,7 +562,7 @@ def test_a_restore_without_room_for_the_safety_checkpoint_is_refused(store, link
 
     trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 9)}
-    failed = trainer.link.of(protocol.OrderMoved)[-1]
+    failed = trainer.link.of(protocol.OrderStateChange)[-1]
     assert failed.state == "failed"
     assert "no safety checkpoint of the current state: No space left" in failed.reason
 
@@ -583,7 +585,7 @@ def test_a_restore_that_breaks_half_way_goes_back_to_where_it_was(store, linked,
 
     trainer.run(until=12, after=operator).crash()
     assert trainer.losses == [(i, uninterrupted[i]) for i in range(1, 13)]
-    assert "training went back to 000000000008-1" in trainer.link.of(protocol.OrderMoved)[-1].reason
+    assert "training went back to 000000000008-1" in trainer.link.of(protocol.OrderStateChange)[-1].reason
 
 
 def test_an_order_meant_for_a_later_attempt_is_left_alone(store, linked):
@@ -592,7 +594,7 @@ def test_an_order_meant_for_a_later_attempt_is_left_alone(store, linked):
             order(trainer, 3, fence=2)
 
     trainer = Trainer(store, **linked).run(until=9, after=operator).crash()
-    assert [m.state for m in trainer.link.of(protocol.OrderMoved)] == ["delivered"]
+    assert [m.state for m in trainer.link.of(protocol.OrderStateChange)] == ["delivered"]
     assert trainer.session.iteration == 9
 
 
@@ -606,13 +608,17 @@ def test_live_settings_are_applied_at_a_boundary_and_acknowledged_with_it(store,
             trainer.link.desired = Desired(version=9, paused=True, checkpoint_request=1)
 
     trainer = Trainer(store, **linked).run(until=16, after=operator).crash()
-    assert [(e.version, e.iteration) for e in trainer.link.of(protocol.Applied)] == [(7, 5), (8, 10), (9, 14)]
+    assert [(e.version, e.iteration) for e in trainer.link.of(protocol.DesiredStateApplied)] == [
+        (7, 5),
+        (8, 10),
+        (9, 14),
+    ]
     durable = [e.iteration for e in trainer.link.of(protocol.Checkpoint) if e.state == "durable"]
     assert durable == [3, 5, 7, 9, 14]
     room = {e.state: e.store_free_bytes for e in trainer.link.of(protocol.Checkpoint)}
     assert room["durable"] > 0, "so that somebody is told before the store is full"
     assert room["persisting"] is None
-    assert trainer.link.of(protocol.Paced)[-1].budget == 0.035
+    assert trainer.link.of(protocol.IntervalDecision)[-1].budget == 0.035
 
 
 def test_clicks_from_before_a_start_are_not_for_it(store, linked):
@@ -1081,7 +1087,7 @@ def test_a_restore_refused_for_want_of_a_record_leaves_training_on_its_lineage(s
         raise OSError(errno.ENOSPC, "No space left on device")
 
     trainer = Trainer(store, **linked).run(until=12, after=operator).crash()
-    assert (trainer.session.lineage, trainer.link.of(protocol.OrderMoved)[-1].state) == (1, "failed")
+    assert (trainer.session.lineage, trainer.link.of(protocol.OrderStateChange)[-1].state) == (1, "failed")
     monkeypatch.undo()
     again = Trainer(store)
     assert (again.session.resume(), again.session.lineage) == (12, 1)
@@ -1135,7 +1141,7 @@ def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all
     )
     trainer = Trainer(store, **linked)
     assert trainer.session.resume() == 6
-    _, moved = trainer.link.of(protocol.OrderMoved)
+    _, moved = trainer.link.of(protocol.OrderStateChange)
     assert (moved.state, moved.reason) == (
         "failed",
         "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed.state),
@@ -1342,7 +1348,7 @@ def test_an_order_at_the_start_waits_for_a_store_that_is_away_for_a_moment(store
     Outage(monkeypatch, LocalStore, broken, until_seconds=20)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (3, 2)
-    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
+    assert [e.state for e in trainer.link.of(protocol.OrderStateChange)] == ["restoring", "restored"]
     trainer.crash()
 
 
@@ -1365,13 +1371,13 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 1)
     assert outage.seconds == pytest.approx(30)
-    assert not trainer.link.of(protocol.OrderMoved)
+    assert not trainer.link.of(protocol.OrderStateChange)
     (told,) = notices(trainer, "restore")
     assert "the requested restore waits: the store is unavailable: [Errno 5]" in told
     away = False
     trainer.link.desired = FakeServerConnection.first
     trainer.run(until=12).crash()
-    assert [e.state for e in trainer.link.of(protocol.OrderMoved)] == ["restoring", "restored"]
+    assert [e.state for e in trainer.link.of(protocol.OrderStateChange)] == ["restoring", "restored"]
     assert [i for i, _ in trainer.losses] == [10, *range(4, 13)]
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(4, 13)}
 
@@ -1392,7 +1398,7 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
 
     trainer.loop.load_state_dict = load
     assert trainer.session.resume() == 6
-    moves = [(e.state, e.reason) for e in trainer.link.of(protocol.OrderMoved)]
+    moves = [(e.state, e.reason) for e in trainer.link.of(protocol.OrderStateChange)]
     assert moves == [("restoring", None), ("failed", "the script's own")]
     trainer.crash()
 
@@ -1462,8 +1468,8 @@ def test_the_same_version_of_another_database_is_obeyed(store, linked):
             trainer.link.desired = Desired(version=3, budget=0.01, latest_attempt=2)
 
     trainer = Trainer(store, **linked).run(until=8, after=operator).crash()
-    assert [e.iteration for e in trainer.link.of(protocol.Applied)] == [3, 5]
-    assert trainer.link.of(protocol.Paced)[-1].budget == 0.01
+    assert [e.iteration for e in trainer.link.of(protocol.DesiredStateApplied)] == [3, 5]
+    assert trainer.link.of(protocol.IntervalDecision)[-1].budget == 0.01
 
 
 def test_an_error_that_is_no_text_is_told_all_the_same(store, linked, monkeypatch):

@@ -221,7 +221,7 @@ def test_an_error_on_any_thread_ends_all_and_is_raised(tmp_path, nth):
 def test_after_a_block_that_fails_no_thread_begins_another(tmp_path):
     files = FailingFiles(("write",), 3, errno.EIO)
     fd = files.create(tmp_path / "file")
-    work = local_writer._Writing(files, fd, [pages(8 * WRITE_BYTES)], Volume(), None)
+    work = local_writer._DurableWrite(files, fd, [pages(8 * WRITE_BYTES)], Volume(), None)
     with pytest.raises(OSError, match="Input/output error"):
         work._drain()
     work._drain()

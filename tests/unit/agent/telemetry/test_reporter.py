@@ -29,7 +29,7 @@ def test_iterations_are_summed_up():
     own.add(iteration(3, barrier=None))
     own.close()
     assert link.events == [
-        messages.RankWork(
+        messages.RankTotals(
             at=1003.0, lineage=1, first_iteration=1, last_iteration=3, iterations=3, seconds=5.0,
             longest_seconds=3.0, stall_seconds=0.5, data_seconds=0.25, barrier_iterations=2, barrier_seconds=0.5,
         )

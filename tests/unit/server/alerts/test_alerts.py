@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
 from holdfast.client import Client
-from holdfast.protocol.jobs import Failing
-from holdfast.protocol.messages import AttemptFinished, OrderMoved, Paced
+from holdfast.protocol.jobs import RecentFailures
+from holdfast.protocol.messages import AttemptFinished, IntervalDecision, OrderStateChange
 from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts import facts as job_facts
@@ -30,7 +30,7 @@ BROKEN = {
     "no_progress": replace(GOOD, stuck_seconds=601.0),
     "silent": replace(GOOD, status="silent", silent_seconds=121.0),
     "job_failed": replace(GOOD, status="failed", status_reason="OSError at iteration 7"),
-    "persist_failing": replace(GOOD, failing=Failing(count=2, reason="No space left on device", since=0.0)),
+    "persist_failing": replace(GOOD, failing=RecentFailures(count=2, reason="No space left on device", since=0.0)),
     "checkpoint_damaged": replace(GOOD, damaged=("000000000010-1",)),
     "durable_age": replace(GOOD, durable_age_seconds=7201.0),
     "exposure_gpu_hours": replace(GOOD, exposure_gpu_hours=100.1),
@@ -165,7 +165,7 @@ def test_an_alert_does_not_flap(alive, client, clock, look):
 def test_what_has_to_last_is_told_once_it_has_lasted(alive, client, clock, look):
     def paced(overhead):
         alive.say(
-            Paced(
+            IntervalDecision(
                 at=clock.now, iteration=10, lineage=1, policy="checkfreq", interval=5, budget=0.035,
                 predicted_overhead=0.03, measured_overhead=overhead, measured_window_iterations=100,
             )
@@ -252,7 +252,9 @@ def test_a_store_that_fills_up_is_told_from_what_the_agent_reports(alive, client
 def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
     order = client.post(f"{JOB}/restores", json={"iteration": 10}).json()
     for state in ("restoring", "restored"):
-        alive.say(OrderMoved(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5))
+        alive.say(
+            OrderStateChange(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5)
+        )
     look(1)
     told = only(client, "restore_finished")
     assert (told["severity"], told["message"]) == ("info", "restored to iteration 10 in 1.5 s")

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Applied, Desired, Paced
+from holdfast.protocol.messages import Desired, DesiredStateApplied, IntervalDecision
 from holdfast_server.control import control
 from holdfast_server.db import DatabaseBusy, DatabaseUnavailable
 
@@ -136,8 +136,8 @@ def test_an_edit_of_an_unknown_job_is_not_found(client):
 def test_applied_stamps_the_version_with_its_iteration(job, client):
     edit(client, 0, budget=0.02)
     edit(client, 1, every=7)
-    job.say(Applied(at=job.at, version=2, iteration=6, lineage=1))
-    job.say(Applied(at=job.at, version=1, iteration=9, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=2, iteration=6, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=1, iteration=9, lineage=1))
     summary = client.get(JOB).json()
     assert (summary["applied_version"], summary["applied_iteration"]) == (2, 6)
     edits = client.get(f"{JOB}/edits").json()["edits"]
@@ -153,15 +153,15 @@ def test_only_rank_0_of_the_current_attempt_says_what_is_applied(job, client, fr
     second.start()
     other_rank = fresh_agent(client, uid=second.uid, attempt=2, rank=1)
     for outsider in (job, other_rank):
-        outsider.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
+        outsider.say(DesiredStateApplied(at=job.at, version=1, iteration=6, lineage=1))
     assert client.get(JOB).json()["applied_version"] == 0
-    second.say(Applied(at=job.at, version=1, iteration=7, lineage=1))
+    second.say(DesiredStateApplied(at=job.at, version=1, iteration=7, lineage=1))
     assert client.get(JOB).json()["applied_iteration"] == 7
 
 
 def test_a_version_that_was_never_made_is_not_applied(job, client):
     edit(client, 0, budget=0.02)
-    job.say(Applied(at=job.at, version=9, iteration=6, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=9, iteration=6, lineage=1))
     assert client.get(JOB).json()["applied_version"] == 0
     (only,) = client.get(f"{JOB}/edits").json()["edits"]
     assert only["applied_iteration"] is None
@@ -176,7 +176,7 @@ def test_an_edit_that_is_not_applied_says_so(job, client):
 def test_a_paused_job_is_paused_once_its_agent_says_so(job, client):
     edit(client, 0, paused=True)
     assert client.get(JOB).json()["status"] == "running"
-    job.say(Applied(at=job.at, version=1, iteration=6, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=1, iteration=6, lineage=1))
     assert client.get(JOB).json()["status"] == "paused"
 
 
@@ -186,7 +186,7 @@ def paced(**fields):
               "profile": {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.5,
                           "cost_seconds": 0.05, "checkpoint_bytes": 1e8,
                           "device_copy_seconds": float("inf")}}  # fmt: skip
-    return Paced(**(values | fields))
+    return IntervalDecision(**(values | fields))
 
 
 def test_what_is_in_force_comes_from_the_agent(job, client):

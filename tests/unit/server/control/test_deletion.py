@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.protocol.messages import (
-    Applied,
     AttemptFinished,
+    DesiredStateApplied,
     Gap,
+    IntervalDecision,
     LineageStarted,
     Notice,
-    OrderMoved,
-    Paced,
-    RankWork,
+    OrderStateChange,
+    RankTotals,
     Stall,
 )
 from holdfast_server import models
@@ -41,14 +41,18 @@ def report_everything(agent):
     agent.say(
         Stall(kind="barrier", seconds=2.0, **at),
         Notice(level="info", code="x", message="y", **at),
-        Paced(policy="checkfreq", interval=5, budget=0.03, predicted_overhead=None, measured_overhead=0.01, **at),
-        RankWork(at=agent.at, lineage=1, first_iteration=1, last_iteration=9, iterations=9, seconds=1.0,
-                 longest_seconds=0.2),
+        IntervalDecision(policy="checkfreq", interval=5, budget=0.03, predicted_overhead=None,
+                         measured_overhead=0.01, **at),
+        RankTotals(at=agent.at, lineage=1, first_iteration=1, last_iteration=9, iterations=9, seconds=1.0,
+                   longest_seconds=0.2),
     )  # fmt: skip
     client.patch(f"{job}/desired", json={"budget": 0.1}, headers={"If-Match": '"0"'}).raise_for_status()
     client.post(f"{job}/checkpoints/100/verification", json={}).raise_for_status()
     placed = client.post(f"{job}/restores", json={"iteration": 100, "key": "k"}).json()
-    agent.say(OrderMoved(order=placed["id"], state="failed", reason="z", **at), Applied(version=1, **at))
+    agent.say(
+        OrderStateChange(order=placed["id"], state="failed", reason="z", **at),
+        DesiredStateApplied(version=1, **at),
+    )
     thinned = {"job": agent.job, "uid": agent.uid, "attempt": 1, "rank": 0, "sequence": 99, "sent_at": agent.at,
                "iteration": agent.iteration, "lineage": 1,
                "gaps": [Gap(lineage=1, first_iteration=1, last_iteration=2, dropped=1)]}  # fmt: skip

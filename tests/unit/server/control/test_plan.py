@@ -9,14 +9,14 @@ import pytest
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
-from holdfast.protocol.messages import AttemptFinished, Paced
+from holdfast.protocol.messages import AttemptFinished, IntervalDecision
 
 JOB = "/api/v1/jobs/char-gpt"
 PROFILE = {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.4, "cost_seconds": 0.02}
 
 
-def pace(agent: Any, *, interval: int | None = 20, budget: float = 0.035, **profile: float) -> Paced:
-    return Paced(
+def pace(agent: Any, *, interval: int | None = 20, budget: float = 0.035, **profile: float) -> IntervalDecision:
+    return IntervalDecision(
         at=agent.at, iteration=agent.iteration, lineage=1, policy="checkfreq", interval=interval, budget=budget,
         predicted_overhead=None, measured_overhead=None, profile=PROFILE | profile,
     )  # fmt: skip

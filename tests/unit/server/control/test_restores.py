@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from holdfast.protocol import messages
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderMoved, checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderStateChange, checkpoint_id
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
 
@@ -17,8 +17,8 @@ def order(client, **wish):
 
 
 def moved(job, placed, state, **fields):
-    job.say(OrderMoved(at=job.at, order=placed["id"], state=state, iteration=job.iteration, lineage=job.lineage,
-                       **fields))  # fmt: skip
+    job.say(OrderStateChange(at=job.at, order=placed["id"], state=state, iteration=job.iteration,
+                             lineage=job.lineage, **fields))  # fmt: skip
 
 
 def watch(client, now):
@@ -390,7 +390,7 @@ def test_a_job_that_is_not_running_goes_back_at_its_next_start(job, client, cloc
 
 def says(job, mode, reason="the script says so itself", start_seconds=None):
     job.say(
-        messages.Restores(
+        messages.RestoreModeReport(
             at=job.at, iteration=30, lineage=1, mode=mode, reason=reason, start_seconds=start_seconds
         )
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.messages import Notice, OrderMoved, Paced, Stall
+from holdfast.protocol.messages import IntervalDecision, Notice, OrderStateChange, Stall
 from holdfast_server import models
 from holdfast_server.control import retention
 from holdfast_server.records import desired_state
@@ -66,7 +66,7 @@ def questions(client, agent):
     agent.checkpoint(20)
     agent.say(
         Notice(at=agent.at, iteration=20, lineage=1, level="info", code="example", message="something"),
-        Paced(
+        IntervalDecision(
             at=agent.at,
             iteration=20,
             lineage=1,
@@ -80,7 +80,7 @@ def questions(client, agent):
     )
     client.patch(f"/api/v1/jobs/{JOB}/desired", json={"budget": "2%"}, headers={"If-Match": '"0"'})
     order = client.post(f"/api/v1/jobs/{JOB}/restores", json={"iteration": 10}).json()["id"]
-    agent.say(OrderMoved(at=agent.at, order=order, state="restoring", iteration=20, lineage=1))
+    agent.say(OrderStateChange(at=agent.at, order=order, state="restoring", iteration=20, lineage=1))
     parts = {"job": JOB, "checkpoint": "000000000010-1", "order": order, "iteration": "10"}
     found = set()
     for path in routes_of(client.app):

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from fastapi import params
 
-from holdfast.protocol.messages import Inventory, Paced, checkpoint_id
+from holdfast.protocol.messages import IntervalDecision, Inventory, checkpoint_id
 from holdfast_server import models
 from holdfast_web.accounts import routes as accounts
 from holdfast_web.checkpoint import routes as checkpoint
@@ -152,7 +152,7 @@ def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, cli
     many = {f"{number:>5}" + "x" * 500: 1.0 for number in range(1000)}
     agent.start(versions=dict.fromkeys(many, "v" * 5000))
     agent.say(
-        Paced(
+        IntervalDecision(
             at=agent.at, iteration=1, lineage=1, policy="checkfreq", interval=5, budget=0.03,
             predicted_overhead=None, measured_overhead=None, profile=many, spread=many,
         )

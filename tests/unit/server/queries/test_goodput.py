@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankWork, Stall
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankTotals, Stall
 from holdfast_server import models
 from holdfast_server.queries import goodput as questions
 from holdfast_server.queries.goodput import stalls_over_time
@@ -172,7 +172,7 @@ def test_the_barrier_of_rank_0_is_told_by_itself(agent, client, clock):
     agent.start(world_size=2)
     train(agent, 50, start=T)
     work = {"lineage": 1, "first_iteration": 1, "last_iteration": 50, "iterations": 50, "longest_seconds": 1.0}
-    agent.say(RankWork(at=T + 50, seconds=50.0, barrier_iterations=50, barrier_seconds=10.0, **work))
+    agent.say(RankTotals(at=T + 50, seconds=50.0, barrier_iterations=50, barrier_seconds=10.0, **work))
     clock.now = T + 50
     answer, found = goodput(client)
     assert (found["barrier"], answer["iterations"]) == (10, 50)

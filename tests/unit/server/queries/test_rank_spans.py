@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from holdfast.protocol.messages import RankSpan
+from holdfast.protocol.messages import RankCheckpointTimes
 
 JOB = "/api/v1/jobs/char-gpt"
 
 
-def spans(*persist: float) -> list[RankSpan]:
+def spans(*persist: float) -> list[RankCheckpointTimes]:
     return [
-        RankSpan(rank=rank, snapshot_seconds=0.1, stall_seconds=0.01, persist_seconds=seconds)
+        RankCheckpointTimes(rank=rank, snapshot_seconds=0.1, stall_seconds=0.01, persist_seconds=seconds)
         for rank, seconds in enumerate(persist)
     ]
 

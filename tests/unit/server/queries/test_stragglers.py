@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.protocol.messages import RankWork
+from holdfast.protocol.messages import RankTotals
 from holdfast_server import models
 from holdfast_server.queries import ranks
 from holdfast_server.queries.ranks import OWN, WHOLE, RankMeans, compare
@@ -74,7 +74,7 @@ def told(agent, rank, seconds, barrier, *, at=T + 60, iterations=100):
     """What a rank reports of a hundred iterations."""
     agent.rank, agent.sequence = rank, agent.sequence + 1
     agent.say(
-        RankWork(
+        RankTotals(
             at=at, lineage=1, first_iteration=1, last_iteration=iterations, iterations=iterations,
             seconds=seconds * iterations, longest_seconds=seconds * 2, barrier_iterations=iterations,
             barrier_seconds=barrier * iterations,

@@ -10,9 +10,9 @@ import pytest
 from holdfast.protocol.messages import (
     AttemptFinished,
     Checkpoint,
+    IntervalDecision,
     Inventory,
     LineageStarted,
-    Paced,
     Samples,
     Stall,
     checkpoint_id,
@@ -465,7 +465,7 @@ def test_the_newest_point_of_the_lineage_that_stands_is_drawn_however_dense_othe
 def test_decisions_of_pacing_are_no_more_than_can_be_drawn(job, client):
     job.train(1)
     job.say(*[
-        Paced(at=job.at + number, iteration=number, lineage=1, interval=number, policy="budget",
+        IntervalDecision(at=job.at + number, iteration=number, lineage=1, interval=number, policy="budget",
               budget=0.01, predicted_overhead=None, measured_overhead=None) for number in range(1, 301)
     ])  # fmt: skip
     told = client.get(f"{JOB}/timeline?from=1&to=300&marks=20").json()["paced"]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from holdfast.protocol.messages import MOST_PINS, Applied, Inventory, checkpoint_id
+from holdfast.protocol.messages import MAX_PINS, DesiredStateApplied, Inventory, checkpoint_id
 
 JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)
@@ -107,16 +107,16 @@ def test_only_what_is_in_the_store_can_be_pinned(job, client):
 
 
 def test_a_job_has_so_many_pins_and_one_more_takes_another_s_place(job, client):
-    every = [checkpoint_id(number, 1) for number in range(100, 101 + MOST_PINS)]
+    every = [checkpoint_id(number, 1) for number in range(100, 101 + MAX_PINS)]
     job.say(Inventory(at=job.at, checkpoints=[FIRST, SECOND, *every]))
-    for one in every[:MOST_PINS]:
+    for one in every[:MAX_PINS]:
         assert say(client, one, pinned=True).status_code == 200
     refused = say(client, every[-1], pinned=True)
     assert refused.status_code == 409
     assert "char-gpt has 64 pinned checkpoints" in refused.json()["message"]
     say(client, every[0], pinned=False)
     assert say(client, every[-1], pinned=True).status_code == 200
-    assert len(desired(client)["pins"]) == MOST_PINS
+    assert len(desired(client)["pins"]) == MAX_PINS
 
 
 def test_a_pin_takes_nobody_s_form_away(job, client):
@@ -128,7 +128,7 @@ def test_a_pin_takes_nobody_s_form_away(job, client):
 
 def test_it_is_told_at_which_iteration_a_pin_held(job, client):
     say(client, FIRST, pinned=True)
-    job.say(Applied(at=job.at, version=1, iteration=31, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=1, iteration=31, lineage=1))
     (edit,) = client.get(f"{JOB}/edits").json()["edits"]
     assert (edit["summary"], edit["who"], edit["applied_iteration"]) == (f"pin {FIRST}", "operator", 31)
 

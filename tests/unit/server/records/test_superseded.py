@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Batch, Notice, OrderMoved
+from holdfast.protocol.messages import Batch, Notice, OrderStateChange
 from holdfast_server.ingest.transaction import OVERLAP_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -59,7 +59,9 @@ def test_it_ends_no_order(agent, newer, client):
     agent.at = newer.at + 60
     newer.checkpoint(15)
     placed = client.post(f"{JOB}/restores", json={"iteration": 15}).json()
-    moved = OrderMoved(at=agent.at, order=placed["id"], state="failed", iteration=10, lineage=1, reason="fenced")
+    moved = OrderStateChange(
+        at=agent.at, order=placed["id"], state="failed", iteration=10, lineage=1, reason="fenced"
+    )
     assert said(agent, agent.at, moved).status_code == 409
     assert client.get(f"{JOB}/restores/{placed['id']}").json()["state"] == "requested"
 

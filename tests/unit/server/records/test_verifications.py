@@ -7,7 +7,14 @@ import math
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import MOST_VERIFICATIONS, Applied, Inventory, TensorNorms, Verified, checkpoint_id
+from holdfast.protocol.messages import (
+    MAX_OPEN_VERIFICATIONS,
+    DesiredStateApplied,
+    Inventory,
+    TensorNorms,
+    VerificationReport,
+    checkpoint_id,
+)
 
 JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)
@@ -34,7 +41,9 @@ def state_of(client, checkpoint=FIRST):
 def says(agent, request, verdict=None, checkpoint=FIRST, **more):
     agent.at += 1
     agent.say(
-        Verified(at=agent.at, request=request, checkpoint=checkpoint, verdict=verdict, host="node-1", **more)
+        VerificationReport(
+            at=agent.at, request=request, checkpoint=checkpoint, verdict=verdict, host="node-1", **more
+        )
     )
 
 
@@ -83,7 +92,7 @@ def test_asked_twice_it_is_read_once_and_asked_again_once_more(job, client):
 
 
 def test_they_wait_in_the_order_they_were_asked_in_and_not_too_many(job, client):
-    more = [checkpoint_id(number, 1) for number in range(100, 100 + MOST_VERIFICATIONS)]
+    more = [checkpoint_id(number, 1) for number in range(100, 100 + MAX_OPEN_VERIFICATIONS)]
     job.say(Inventory(at=job.at, checkpoints=[FIRST, SECOND, *more]))
     for each in more:
         assert ask(client, each).status_code == 200
@@ -143,7 +152,7 @@ def test_a_request_takes_nobody_s_form_away_and_is_in_the_history_and_the_log(jo
     ask(client, SECOND, against=FIRST)
     edited = client.patch(f"{JOB}/desired", json={"every": 50}, headers={"If-Match": '"0"'})
     assert edited.status_code == 200
-    job.say(Applied(at=job.at, version=1, iteration=31, lineage=1))
+    job.say(DesiredStateApplied(at=job.at, version=1, iteration=31, lineage=1))
     says(job, 1, "sound", checkpoint=SECOND)
     edits = client.get(f"{JOB}/edits").json()["edits"]
     assert [edit["summary"] for edit in edits if "verify" in edit["summary"]] == [
@@ -160,7 +169,7 @@ def test_a_late_verdict_does_not_take_back_a_newer_one(job, client):
     at = job.at
     request = ask(client).json()["request"]
     says(job, request, "sound")
-    job.say(Verified(at=at, request=1, checkpoint=FIRST, verdict="damaged", host="node-2"))
+    job.say(VerificationReport(at=at, request=1, checkpoint=FIRST, verdict="damaged", host="node-2"))
     assert (told(client)["verdict"], told(client)["verified_host"]) == ("sound", "node-1")
 
 
