@@ -21,7 +21,7 @@ from holdfast.client import Client, UnreachableError
 from holdfast.protocol.messages import AttemptFinished
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "web"))
+sys.path.insert(0, str(ROOT))
 
 from tests.support.fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
 

@@ -85,8 +85,8 @@ def test_the_timeline_says_where_the_checkpoint_came_from(tmp_path: Path, server
     options = ("--starts", "1", "--stay", "never")
     run(tmp_path, "--end", "SIGKILL", "--hang", "--always", options=options, server=server.server)
     (rescued,) = [notice for notice in server.notices("tier") if notice.code == "rescue"]
-    assert "iteration 15 was saved out of memory after the trainer ended (killed by SIGKILL)" in rescued.message
-    assert "5 iterations that no checkpoint held" in rescued.message
+    assert "saved iteration 15 from memory after the trainer ended (killed by SIGKILL)" in rescued.message
+    assert "5 iterations that were in no checkpoint" in rescued.message
     durable = [row for row in server.checkpoints("tier") if row.state == "durable"]
     assert 15 in {row.iteration for row in durable}
 

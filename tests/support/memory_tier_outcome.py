@@ -32,7 +32,7 @@ class MemoryTierOutcome:
 
     @property
     def rescued(self) -> list[int]:
-        return [int(found) for found in re.findall(r"iteration (\d+) was saved out of memory", self.log)]
+        return [int(found) for found in re.findall(r"saved iteration (\d+) from memory", self.log)]
 
     @property
     def attempts(self) -> dict[int, int]:

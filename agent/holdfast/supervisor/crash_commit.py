@@ -1,10 +1,10 @@
-"""Make durable what a trainer has left in memory.
+"""Commit the newest snapshot that a dead trainer left in shared memory.
 
-    python -m holdfast.supervisor.crash_commit FOLDER TRAINED END UIDS [PID ...]
+    python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS [PID ...]
 
-The supervisor starts it beside the trainer's next start, which does not wait for it: that one reads the memory,
-too. When its attempt begins before the rescue has committed, the rescue is fenced and the attempt saves what it
-has loaded itself. Imports no torch.
+The supervisor runs this process while it restarts the trainer, which reads the same memory and does not wait for
+the commit. If the new attempt begins first, this process is fenced, and the attempt saves the state that it loaded.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -34,38 +34,40 @@ from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import PublishedAttempt, log_line
 
 HELPER_SECONDS = 600.0
-"""A helper of the dead trainer is given so long to end: it may be about to commit the same."""
+"""Maximum wait for the writer processes of the dead trainer, which may be committing the same snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class RescuedCheckpoint:
-    """What a rescue made durable."""
+    """A checkpoint committed from memory."""
 
     task: Task
-    """Of several ranks, rank 0's."""
+    """The task of rank 0."""
     size_bytes: int
-    """Of all ranks' files."""
+    """Size of the files of all ranks."""
     before: int
-    """The iteration of the newest durable checkpoint until then, 0 without one."""
+    """Iteration of the newest durable checkpoint before this one, 0 if there was none."""
 
 
 def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) -> RescuedCheckpoint | None:
-    """Commit the newest whole snapshot in memory, under the attempt that died. None where nothing is to be saved.
+    """Commit the newest complete snapshot in memory, under the attempt that died.
 
-    Of several ranks it is whole where all have sealed their parts of it. Nothing is to be saved where it is
-    durable already, where something newer is, where training went on from somewhere else, and where another
-    attempt has begun.
+    A snapshot of several ranks is complete if each rank has written a completion marker.
 
     Args:
-        folder: of the supervisor, with the slots.
-        trained: who trained last.
-        dead: uids of attempts that have ended too; the last of them may have died before it said anything.
+        folder: folder of the supervisor, which contains the shared buffers.
+        trained: the attempt that trained last.
+        dead: uids of further attempts that have ended; the last one may have died before it published itself.
+
+    Returns:
+        The committed checkpoint, or `None` if it or a newer one is durable, training has continued on another
+        lineage, or another attempt has begun.
 
     Raises:
-        Fenced: another attempt has begun meanwhile: the trainer's next, as a rule, which saves it itself.
-        DamagedCheckpoint: what is there is not what was sealed.
-        IncompleteParts, NotPrepared: what ranks have sealed does not belong together.
-        OSError: the store cannot take it.
+        Fenced: another attempt began, usually that of the restarted trainer, which saves the state itself.
+        DamagedCheckpoint: the memory does not match the digests of its marker.
+        IncompleteParts, NotPrepared: the parts do not belong to one checkpoint.
+        OSError: the store cannot be written to.
     """
     store, worst = open_store(trained.store), None
     attempts = store.records(trained.job, Attempt)
@@ -82,10 +84,10 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
             return None
         try:
             size_bytes = _save(store, folder, sealed, attempts[-1].number)
-        except (DamagedCheckpoint, IncompleteParts, NotPrepared) as error:  # the one before may be sound
+        except (DamagedCheckpoint, IncompleteParts, NotPrepared) as error:  # try the next older one
             worst = error
             continue
-        except FileExistsError:  # a helper of the trainer's was quicker
+        except FileExistsError:  # a writer process of the trainer committed it first
             return None
         return RescuedCheckpoint(sealed.task, size_bytes, before[0])
     if worst is not None:
@@ -94,10 +96,10 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
 
 
 def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) -> int:
-    """The bytes of all files."""
+    """Verify and commit the parts of all ranks. Return the size of all files."""
     with contextlib.ExitStack() as held:
         payloads = []
-        for marker in sealed.markers:  # all of them, before a byte of any is written
+        for marker in sealed.markers:  # verify all before writing any
             payload = held.enter_context(mapped(SharedBuffer(folder, marker.number), marker.size_bytes))
             verify(marker, payload)
             payloads.append(payload)
@@ -120,10 +122,10 @@ def _of_attempt(task: Task, attempt: int) -> Task:
 
 
 def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> None:
-    """On the job's timeline, with the event of any other checkpoint; its log has a line of it."""
+    """Log the checkpoint, and report it to the server for the job's timeline."""
     iteration = saved.task.iteration
-    gained = f"{iteration - saved.before:,} iterations that no checkpoint held"
-    message = f"iteration {iteration:,} was saved out of memory after the trainer ended ({end}): {gained}"
+    gained = f"{iteration - saved.before:,} iterations that were in no checkpoint"
+    message = f"saved iteration {iteration:,} from memory after the trainer ended ({end}): {gained}"
     log_line(message)
     if trained.server:
         from holdfast.supervisor.supervisor_link import report_rescue
@@ -132,11 +134,11 @@ def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> No
 
 
 def _wait_for_exit(pids: Iterable[int]) -> None:
-    """Until these processes have ended."""
+    """Wait until these processes have ended."""
     for pid in pids:
         try:
             fd = os.pidfd_open(pid)
-        except OSError:  # it has
+        except OSError:  # it has ended
             continue
         try:
             select.select([fd], [], [], HELPER_SECONDS)
@@ -144,16 +146,16 @@ def _wait_for_exit(pids: Iterable[int]) -> None:
             os.close(fd)
 
 
-def main(folder: str, trained_json: str, end: str, dead: str, *pids: str) -> None:
+def main(folder: str, attempt_json: str, end: str, dead: str, *pids: str) -> None:
     become_background_process()  # a stop signal to all processes of the job must not interrupt the commit
-    trained = msgspec.json.decode(trained_json, type=PublishedAttempt)
+    trained = msgspec.json.decode(attempt_json, type=PublishedAttempt)
     _wait_for_exit(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
         return
     except (OSError, HoldfastError) as error:
-        log_line(f"what is in memory was not saved: {error}", logging.WARNING)
+        log_line(f"the snapshot in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:
         _report(trained, saved, end)
