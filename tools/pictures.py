@@ -140,7 +140,7 @@ def pictures(browser: Browser, url: str) -> dict[str, bytes]:
     found = {
         "job-page.png": taken(wide, f"{url}/jobs/{JOB}", DRAWN),
         "fleet-page.png": taken(wide, f"{url}/", ".jobs", tall=640),
-        "restore-phone.png": taken(phone, f"{url}/jobs/{JOB}/restore?iteration={RESTORED}", ".deal"),
+        "restore-phone.png": taken(phone, f"{url}/jobs/{JOB}/restore?iteration={RESTORED}", ".restore-facts"),
     }
     return {name: small(blank, png) for name, png in found.items()}
 

@@ -3,8 +3,8 @@
     python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS [PID ...]
 
 The supervisor runs this process while it restarts the trainer, which reads the same memory and does not wait for
-the commit. If the new attempt begins first, this process is fenced, and the attempt saves the state that it loaded.
-Imports no torch.
+the commit. If the new attempt begins first, this process is fenced, and that attempt saves the state that it
+loaded. Imports no torch.
 """
 
 from __future__ import annotations
