@@ -58,7 +58,7 @@ class RepairPlan(RemovalPlan):
 def plan(
     store: Store, job: str, rules: Retention, drop: Collection[str] = (), wanted: Collection[str] = ()
 ) -> RemovalPlan:
-    """RemovalPlan which checkpoints and leftovers of a job to remove.
+    """Plan which checkpoints and leftovers of a job to remove.
 
     Args:
         store: where the checkpoints of the job are.
@@ -107,7 +107,7 @@ def carry_out(store: Store, planned: RemovalPlan) -> None:
 
 
 def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPlan:
-    """RemovalPlan which records of attempts, and of lineages without checkpoints, to remove.
+    """Plan which records of attempts, and of lineages without checkpoints, to remove.
 
     A number is implausible if it is out of range or almost, or far above the previous number. The lowest number is
     always plausible.

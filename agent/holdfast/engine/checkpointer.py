@@ -43,7 +43,7 @@ RETURN_SECONDS = 0.05
 class Checkpointer:
     """Takes checkpoints of one attempt, and listens to their runs.
 
-    Its methods are for the training thread, except `want`, `mark_damaged` and `run_changed`. `_changed` guards
+    Its methods are for the training thread, except `head`, `mark_damaged` and `run_changed`. `_changed` guards
     what other threads change: the head, the runs, what is damaged. It is held for no I/O, and no other lock is
     taken under it.
     """

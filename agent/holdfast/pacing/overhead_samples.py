@@ -251,7 +251,7 @@ class ProfileSamples:
         self.saved: Profile | None = None
         """The profile of an earlier attempt."""
         self.checkpoints = 0
-        """ProfileSamples so far, by this attempt."""
+        """Number of checkpoints measured so far, by this attempt."""
         self._samples = samples
         self._in_flight = in_flight
         self._updates: deque[float] = deque(maxlen=RECENT_UPDATES)

@@ -32,8 +32,8 @@ class Profile:
     memory_total_bytes: int = 0
     """Mmax: all device memory."""
     cost_seconds: float | None = None
-    """ProfileSamples price of one checkpoint, stall and interference together; None until it was measured.
-    It takes the place of the predicted stall as soon as it is known."""
+    """Measured cost of one checkpoint, stall and interference together; None until it is measured. From then on it
+    replaces the predicted stall."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Checkpoints in a bucket of an S3-compatible server; `object_keys` explains why it needs no lock."""
+"""Checkpoints in a bucket of an S3-compatible server; `s3_keys` explains why it needs no lock."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class CheckpointRecord(Base):
     reason: Mapped[str | None]
     store_free_bytes: Mapped[int | None]
     ranks: Mapped[bytes | None]
-    """`protocol.RankSpans` in msgpack; None for a job of one rank."""
+    """`protocol.RankCheckpointTimes` in msgpack; None for a job of one rank."""
     label: Mapped[str | None]
     """Name that an operator gave it."""
     pinned_by: Mapped[str | None]

@@ -1,4 +1,4 @@
-"""FailureEstimate of a job, from its attempts: their number, the running time, and the time to restart."""
+"""Failures of a job, estimated from its attempts: their number, the running time, and the time to restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ObservedFailures:
     restarts: int
     """Number of restarts behind `restart_seconds`."""
     failures: FailureEstimate
-    """FailureEstimate as policies weigh them, older ones less."""
+    """The estimate that policies use, in which older failures count less."""
 
 
 @dataclass(frozen=True, slots=True)

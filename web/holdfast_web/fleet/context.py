@@ -135,7 +135,7 @@ async def fleet_rows(db: Database, question: FleetQuery, *, server: str, now: fl
 
 
 def _groups(jobs: list[JobSummary]) -> list[JobGroup]:
-    """JobGroup jobs that are sorted by project."""
+    """Group jobs, which are sorted by project."""
     return [JobGroup(project, list(of_project)) for project, of_project in groupby(jobs, attrgetter("project"))]
 
 
