@@ -158,7 +158,7 @@ class Boundary:
         self._controller.change(self._orders.settings())
         self._reporter.report_interval(self._controller, changed=True)
 
-    # The four steps
+    # The steps of `run`
 
     def settle(self) -> None:
         """Process the checkpoints that settled since the last iteration."""

@@ -1,7 +1,8 @@
 """The state machine of one checkpoint. Imports no torch.
 
     requested → copying → copied → writing → durable
-                                           ↘ failed | torn | abandoned
+        ↓          ↓        ↓         ↓
+    failed | abandoned      failed | torn
 
 `CheckpointRun` is the only place that changes the state, under one lock. Listeners are called after each
 transition, on the thread that made it and without the lock. Waits for a state end when they have returned.

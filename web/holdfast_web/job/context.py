@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from holdfast.pacing import planner
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
@@ -35,11 +36,13 @@ NOTICES_SHOWN = 8
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long the banner of a completed and of a failed restore stays on the page."""
 FAILURES = ("failed", "expired")
-POLICIES = {
+POLICY_WORDS = {
     "checkfreq": "as often as the budget allows",
     "goodput": "least lost time",
     "young-daly": "from the failure rate",
 }
+POLICIES = {name: POLICY_WORDS.get(name, "") for name in planner.policies if name != "fixed"}
+"""The policies of the menu, described; a form of its own fixes the interval."""
 HOLDS = (
     ("", "until changed"),
     ("30 min", "for 30 min"),
