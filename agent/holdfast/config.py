@@ -120,7 +120,7 @@ class Config:
     every: int | None = setting(None, "a fixed interval in the policy's place", parse_every, shown="none")
     mtbf: float | None = setting(
         None,
-        "mean time between failures of the whole job, `3.1h`; what is seen of the job corrects it",
+        "mean time between failures of the whole job, `3.1h`; corrected by observed failures",
         parse_mtbf,
         shown="as clusters report it",
     )
@@ -162,7 +162,7 @@ class Config:
     )
     labels: dict[str, str] = setting(
         None,
-        'what to tell it by: `{"team": "vision"}`, or `team=vision, data=v3`',
+        'labels shown in the fleet: `{"team": "vision"}`, or `team=vision, data=v3`',
         _parse_labels,
         shown="none",
         computed=dict,

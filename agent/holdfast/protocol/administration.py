@@ -62,7 +62,7 @@ class AlertRule(Struct, kw_only=True, frozen=True):
 
 
 class AlertChannel(Struct, kw_only=True, frozen=True):
-    """A recipient of alerts."""
+    """Where alerts of a project are sent."""
 
     id: str
     project: str
