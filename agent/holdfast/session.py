@@ -147,7 +147,7 @@ class Session:
         )
         self._meter = IterationMetrics(self._controller, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
-        self._leaving = PreemptionHandler(options.grace)
+        self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
         """The last error that `step` reported: a repeated one is logged once."""
@@ -161,12 +161,17 @@ class Session:
                 orders=self._orders,
                 verifier=self._verifier,
                 meter=self._meter,
-                leaving=self._leaving,
+                preemption=self._preemption,
                 lifecycle=self._lifecycle,
                 options=options,
             )
         except BaseException:  # leave the process as it was found
-            for close in (self._reporter.link.close, self._ranks.close, self._training.close, self._leaving.close):
+            for close in (
+                self._reporter.link.close,
+                self._ranks.close,
+                self._training.close,
+                self._preemption.close,
+            ):
                 with contextlib.suppress(Exception):
                     close()
             console_log.close()
@@ -336,7 +341,7 @@ class Session:
             self._training.close,
             lambda: self._boundary.report_unsaved() if has_begun else None,
             console_log.close,
-            self._leaving.close,  # last: a second SIGTERM must not interrupt the final checkpoint
+            self._preemption.close,  # last: a second SIGTERM must not interrupt the final checkpoint
         )
         for part in parts:
             try:

@@ -26,7 +26,7 @@ from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
 from holdfast_server.api import openapi, responses, router
 from holdfast_server.api.exports import PARQUET
-from holdfast_server.control import retention
+from holdfast_server.control import report_retention
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
@@ -55,7 +55,7 @@ BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
     BackgroundJob("compaction", compaction.EVERY_SECONDS, compaction.compact),
     BackgroundJob("orders", restore_orders.EVERY_SECONDS, restore_orders.check_timeouts),
     BackgroundJob("overrides", desired_state.OVERRIDES_EVERY_SECONDS, desired_state.end_overrides),
-    BackgroundJob("retention", retention.EVERY_SECONDS, retention.apply_all),
+    BackgroundJob("retention", report_retention.EVERY_SECONDS, report_retention.apply_all),
 )
 
 

@@ -15,7 +15,7 @@ from holdfast.engine.coordination import (
     Decision,
     DetachedCoordinator,
     RestoreTarget,
-    steering_of,
+    coordinator_for,
 )
 from holdfast.engine.decide import Requests, Situation, decide
 from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
@@ -56,17 +56,17 @@ class Boundary:
         orders: Orders,
         verifier: Verifier,
         meter: IterationMetrics,
-        leaving: PreemptionHandler,
+        preemption: PreemptionHandler,
         lifecycle: Lifecycle,
         options: Config,
     ) -> None:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
-        self._meter, self._leaving = meter, leaving
+        self._meter, self._preemption = meter, preemption
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.position
         self.requests = Requests()
-        self._starter = Startup(
+        self._startup = Startup(
             training,
             checkpoints,
             orders,
@@ -77,11 +77,11 @@ class Boundary:
             server=options.server,
             token=options.token,
         )
-        self._starter.open()
+        self._startup.open()
         self.in_place_restore = InPlaceRestore(training, checkpoints, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
         self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
-        self._steering = steering_of(ranks, self._choose)
+        self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When this attempt began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
@@ -89,17 +89,17 @@ class Boundary:
         training.around_updates(
             self._before_update,
             meter.clock.update_ends,
-            lambda iteration: self._steering.may_act_after(iteration),
+            lambda iteration: self._coordinator.may_act_after(iteration),
         )
 
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
-        self._begin(self._starter.choose())
+        self._begin(self._startup.choose())
 
     def _begin(self, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
-        self._starter.begin(start)
-        self._steering.begin(self._position.iteration)
+        self._startup.begin(start)
+        self._coordinator.begin(self._position.iteration)
         self._meter.clock.begin()
         self._lifecycle.enter(Life.TRAINING)
 
@@ -125,7 +125,7 @@ class Boundary:
             logger.info("%s: the loop ended within an iteration; no final checkpoint is taken", self._reporter.job)
             return
         try:
-            if not self._steering.end(self._position.iteration):
+            if not self._coordinator.end(self._position.iteration):
                 return
             self.settle()
             self._checkpoints.update_lineage()
@@ -172,11 +172,11 @@ class Boundary:
 
     def _measure(self, metrics: dict[str, Any]) -> None:
         """Measure the iteration, and read the settings of operators."""
-        if self._leaving.is_requested and not self._ranks.leads:
+        if self._preemption.is_requested and not self._ranks.leads:
             self._ranks.request_exit()
         if self._reporter.link.is_fenced and self._is_replaced():
             self._give_way()
-        if self._leaving.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
+        if self._preemption.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
         self._follow_operators()
@@ -216,7 +216,7 @@ class Boundary:
             return Situation(
                 lineage=lineage,
                 end_requested=True,
-                grace_left_seconds=self._leaving.grace_left_seconds,
+                grace_left_seconds=self._preemption.grace_left_seconds,
                 checkpoint_seconds=profile.snapshot_seconds + profile.persist_seconds if profile else None,
             )
         checkpoints, controller, plan = self._checkpoints, self._controller, self._controller.plan
@@ -250,8 +250,8 @@ class Boundary:
         return self._controller.due(iteration)
 
     def _is_exit_requested(self) -> bool:
-        if self._leaving.is_requested or self._ranks.world_size == 1:
-            return self._leaving.is_requested
+        if self._preemption.is_requested or self._ranks.world_size == 1:
+            return self._preemption.is_requested
         now = time.monotonic()
         if now - self._ranks_asked_at < AGREE_EVERY_SECONDS:
             return False
@@ -310,19 +310,19 @@ class Boundary:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
         self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
-        self._starter.publish_attempt()
+        self._startup.publish_attempt()
         self._meter.clock.restart()
-        self._steering.begin(self._position.iteration)
+        self._coordinator.begin(self._position.iteration)
 
     def _end(self, decision: Decision) -> None:
         """Take the final checkpoint after SIGTERM, if there is time."""
         checkpoints, saved = self._checkpoints, "no time for a checkpoint"
         try:
             if decision.checkpoint is not None:
-                if checkpoints.wait_settled(self._leaving.grace_left_seconds):
+                if checkpoints.wait_settled(self._preemption.grace_left_seconds):
                     self.settle()
                     self._take(decision)
-                durable = checkpoints.wait_settled(self._leaving.grace_left_seconds)
+                durable = checkpoints.wait_settled(self._preemption.grace_left_seconds)
                 is_saved = durable and checkpoints.head == self._here
                 saved = f"saved as {self._here}" if is_saved else "the checkpoint was not durable in time"
             message = f"SIGTERM received; ending after iteration {self._position.iteration:,}: {saved}"
@@ -339,7 +339,7 @@ class Boundary:
     def _begin_afresh(self) -> None:
         """Begin at iteration 0: the loop has neither resumed nor drawn batches from the session."""
         try:
-            unused = self._starter.unused_checkpoints()
+            unused = self._startup.unused_checkpoints()
             self._begin(Start())
         except RanksLost as error:
             self._detach(error)
@@ -352,13 +352,13 @@ class Boundary:
         iteration = self._position.iteration
         try:
             try:
-                self._act(self._steering.decision(iteration))
+                self._act(self._coordinator.decision(iteration))
             except RestoreFailed:  # no rank goes on
                 raise
             except BaseException:  # the other ranks wait for what comes next
-                self._steering.look_ahead(self._position.iteration)
+                self._coordinator.look_ahead(self._position.iteration)
                 raise
-            self._steering.look_ahead(self._position.iteration)
+            self._coordinator.look_ahead(self._position.iteration)
         except RanksLost as error:
             self._detach(error)
 
@@ -392,7 +392,7 @@ class Boundary:
         )
 
     def _stop_coordinating(self) -> None:
-        self._steering = DetachedCoordinator()
+        self._coordinator = DetachedCoordinator()
         self._ranks.close()
 
     def _before_update(self) -> None:

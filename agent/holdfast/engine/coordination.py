@@ -96,7 +96,7 @@ class DetachedCoordinator(BoundaryCoordinator):
         return False
 
 
-def steering_of(ranks: Ranks, choose: Callable[[int], Decision]) -> BoundaryCoordinator:
+def coordinator_for(ranks: Ranks, choose: Callable[[int], Decision]) -> BoundaryCoordinator:
     return DistributedCoordinator(ranks, choose) if isinstance(ranks, SideGroup) else BoundaryCoordinator(choose)
 
 
@@ -197,8 +197,8 @@ class DistributedCoordinator(BoundaryCoordinator):
 
     def _receive_announcement(self) -> None:
         assert self._announcement is not None
-        word, self._announcement = self._announcement, None
-        self._ranks.wait_for(word)
+        work, self._announcement = self._announcement, None
+        self._ranks.wait_for(work)
         if not self._ranks.leads:
             self._at, self._next, self._ended = _decoded(self._numbers)
 

@@ -97,7 +97,7 @@ class RankTimes(Struct, kw_only=True, frozen=True):
     """Slowest first."""
 
 
-class RetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+class ReportRetentionChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A change of how long a project keeps reports. UNSET: unchanged. `None`: no limit."""
 
     samples_seconds: float | UnsetType | None = UNSET

@@ -12,8 +12,8 @@ from holdfast_server.api import (
     exports,
     ingest,
     jobs,
+    report_retention,
     restores,
-    retention,
     stream,
     system,
 )
@@ -22,7 +22,7 @@ router = APIRouter()
 # The first route, because routes are matched in order and reports are by far the most frequent requests.
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
-for part in (jobs, exports, desired_state, checkpoints, restores, alerts, retention, stream, accounts):
+for part in (jobs, exports, desired_state, checkpoints, restores, alerts, report_retention, stream, accounts):
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

@@ -45,7 +45,9 @@ async def jobs(
     search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
     status: JobStatus | None = None,
     project: str | None = None,
-    sort: Annotated[fleet.Order, Query(description="`living`: running jobs by name, then the others")] = "heard",
+    sort: Annotated[
+        fleet.FleetSort, Query(description="`living`: running jobs by name, then the others")
+    ] = "heard",
     page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="jobs per page")] = fleet.PAGE_ROWS,
 ) -> Response:

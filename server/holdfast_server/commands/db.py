@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast.protocol.questions import ReportRetention, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server.commands.database import Db, Json, command_group, fail, in_database, print_json, whoami
-from holdfast_server.control import retention
+from holdfast_server.control import report_retention
 from holdfast_server.core.settings import database_url, default_database
 from holdfast_server.db import Database, backups
 from holdfast_server.db.backups import size_text
@@ -83,7 +83,7 @@ def keep(
 ) -> None:
     """Set or, without options, print how long a project keeps its data. Without limits, it keeps everything."""
     try:
-        changes = RetentionChanges(
+        changes = ReportRetentionChanges(
             samples_seconds=_seconds("--samples", samples),
             fine_seconds=_seconds("--fine", fine),
             reports_seconds=_seconds("--reports", reports),
@@ -93,9 +93,9 @@ def keep(
         fail(str(error))
 
     async def work(database: Database, now: float) -> ReportRetention:
-        if changes == RetentionChanges():
-            return await retention.get_settings(database, project)
-        return await retention.change(database, project, changes, who=whoami(), request_id="", now=now)
+        if changes == ReportRetentionChanges():
+            return await report_retention.get_settings(database, project)
+        return await report_retention.change(database, project, changes, who=whoami(), request_id="", now=now)
 
     kept = in_database(db, work)
     if json:

@@ -31,7 +31,7 @@ _WORST: tuple[Worst, ...] = get_args(Worst)
 _WATCHED = (*ALIVE, "silent")
 """Statuses of jobs that may still lose work, which come before ended jobs."""
 
-Order = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
+FleetSort = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
 """`living`: live jobs by name, so that rows keep their place, then the others, newest first."""
 
 
@@ -43,7 +43,7 @@ class FleetQuery:
     """Part of a name, in any case."""
     status: JobStatus | None = None
     project: str | None = None
-    order: Order = "living"
+    order: FleetSort = "living"
     grouped: bool = False
     """Whether to group by project; the order applies within each."""
     page: int = 1
@@ -144,7 +144,7 @@ def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
     return query
 
 
-def _order(order: Order, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
+def _order(order: FleetSort, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
     job = models.JobRecord
     match order:
         case "name":

@@ -14,12 +14,12 @@ from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.db import Database
 from holdfast_server.queries import goodput
-from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, Order
+from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.queries.fleet import fleet as fleet_of
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
-ORDERS: dict[Order, str] = {
+ORDERS: dict[FleetSort, str] = {
     "living": "Running first",
     "name": "Name",
     "heard": "Latest report first",
@@ -97,7 +97,7 @@ class FleetRows(View):
     """Jobs whose newest checkpoint is too old."""
     server: str
     """The address for agents."""
-    orders: dict[Order, str] = field(default_factory=lambda: ORDERS)
+    orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
     sizes: tuple[int, ...] = SIZES
     now: float
 

@@ -14,7 +14,7 @@ from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_server.control import control
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, StreamPlace
-from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, Order
+from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.records.job_status import STATUSES
 from holdfast_web.fleet import context
 from holdfast_web.shared import forms
@@ -40,8 +40,8 @@ def _question(
     """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
     if status and status not in STATUSES:
         raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
-    if sort and sort not in get_args(Order):
-        raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(Order))}")
+    if sort and sort not in get_args(FleetSort):
+        raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(FleetSort))}")
     if group not in ("", "project"):
         raise InvalidSetting("group", f"unknown group {group!r}; use project")
     return FleetQuery(
@@ -49,7 +49,7 @@ def _question(
         status=status or None,
         project=project or None,
         grouped=bool(group),
-        order=cast("Order", sort) if sort else "living",
+        order=cast("FleetSort", sort) if sort else "living",
         page=_number("page", page, 1, most=10**9),
         size=_number("size", size, PAGE_ROWS, most=MOST_ROWS),
         visible_projects=asker.visible_projects,

@@ -693,7 +693,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
             iterate(model, optimizer, session)
         session.close()
     finally:
-        session._leaving.cancel()  # or the end of the grace would end this process
+        session._preemption.cancel()  # or the end of the grace would end this process
         deletes.go.set()
     assert ended.value.code == 143
     notices = [each.message for each in session._reporter.link.of(protocol.Notice) if each.code == "preempted"]

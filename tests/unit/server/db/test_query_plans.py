@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.protocol.messages import IntervalDecision, Notice, OrderStateChange, Stall
 from holdfast_server import models
-from holdfast_server.control import retention
+from holdfast_server.control import report_retention
 from holdfast_server.records import desired_state
 from tests.support import database_queries
 
@@ -169,7 +169,7 @@ def test_what_is_over_is_found_by_an_index(client, questions):
     database, now = database_queries.of(client), T + 1e8
     for chore, index in (
         (desired_state.end_overrides, "ix_jobs_every_until"),
-        (retention.apply_all, "ix_alert_deliveries_alert"),
+        (report_retention.apply_all, "ix_alert_deliveries_alert"),
     ):
         with database_queries.statements() as noted:
             database_queries.in_loop(client, chore, database, now)

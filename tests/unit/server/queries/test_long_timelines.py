@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import func, select
 
 from holdfast.protocol.messages import Samples
-from holdfast.protocol.questions import RetentionChanges
+from holdfast.protocol.questions import ReportRetentionChanges
 from holdfast_server import models
-from holdfast_server.control import retention
+from holdfast_server.control import report_retention
 from holdfast_server.db.background_jobs import BackgroundJob, run_once
 from holdfast_server.samples import compaction, read_plan
 
@@ -160,7 +160,7 @@ def test_old_samples_are_thinned_into_rollups(agent, client):
     train(agent, 20_000, random.Random(2))
     before, near = series_of(client, "points=100"), series_of(client, "from=15000&to=15400&points=500")
     keep(client, samples_seconds=10_000.0)
-    run(client, retention.apply_all, now=agent.at + 20_000)
+    run(client, report_retention.apply_all, now=agent.at + 20_000)
     first = scalar(client, select(models.SampleSeriesRecord.chunks_from))
     assert 9000 < first <= 10_000
     assert scalar(client, select(func.min(models.ChunkRecord.last_iteration))) >= first
@@ -178,7 +178,7 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     train(agent, 20_000, random.Random(2))
     before = series_of(client, "points=12")
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
-    run(client, retention.apply_all, now=agent.at + 20_000)
+    run(client, report_retention.apply_all, now=agent.at + 20_000)
     assert scalar(client, select(models.SampleSeriesRecord.finest_from)) == 23 * 256
     assert (
         scalar(client, select(func.min(models.RollupRecord.bucket)).where(models.RollupRecord.level == 6))
@@ -187,7 +187,7 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
     alike(series_of(client, "points=12"), before)
     (coarse,) = series_of(client, "from=1&to=4095&points=500")
     assert len(coarse["iteration"]) == 16
-    run(client, retention.apply_all, now=agent.at + 20_000)
+    run(client, report_retention.apply_all, now=agent.at + 20_000)
     alike(series_of(client, "points=12"), before)
 
 
@@ -203,21 +203,21 @@ def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch)
     monkeypatch.setattr(database, "write", counted)
     keep(client, samples_seconds=8_000.0, fine_seconds=14_000.0)
     written.clear()
-    run(client, retention.apply_all, now=crashed.at)
+    run(client, report_retention.apply_all, now=crashed.at)
     assert written == []
-    run(client, retention.apply_all, now=crashed.at + 30_000)
+    run(client, report_retention.apply_all, now=crashed.at + 30_000)
     assert written
     written.clear()
-    run(client, retention.apply_all, now=crashed.at + 30_000)
+    run(client, report_retention.apply_all, now=crashed.at + 30_000)
     assert written == []
 
 
 def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, monkeypatch):
-    monkeypatch.setattr(retention, "LEAST_BYTES", 1)
+    monkeypatch.setattr(report_retention, "LEAST_BYTES", 1)
     train(crashed, 20_000, random.Random(3), batch=1000)
     limit = keep(client)["stored_bytes"] // 2
     keep(client, samples_bytes=limit)
-    run(client, retention.apply_all)
+    run(client, report_retention.apply_all)
     assert limit // 2 < keep(client)["stored_bytes"] <= limit
     chunks = select(models.SampleSeriesRecord.chunks)
     by_uid = {
@@ -237,7 +237,7 @@ def test_old_reports_go_and_new_ones_stay(agent, client):
             Notice(at=at, iteration=1, lineage=1, level="info", code="x", message="y"),
         )
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.apply_all, now=110 * DAY)
+    run(client, report_retention.apply_all, now=110 * DAY)
     for table in (models.StallRecord, models.NoticeRecord):
         assert scalar(client, select(func.count()).select_from(table)) == 1
         assert scalar(client, select(func.min(table.at))) == 100 * DAY
@@ -271,7 +271,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
 
     client.portal.call(client.app.state.database.write, add)
     keep(client, reports_seconds=50 * DAY)
-    run(client, retention.apply_all, now=110 * DAY)
+    run(client, report_retention.apply_all, now=110 * DAY)
     assert ids(client, models.AlertRecord) == [2, 3, 4, 5]
     assert ids(client, models.AlertDeliveryRecord) == [3, 4]
 
@@ -286,7 +286,7 @@ def ids(client, rows):
 
 def test_without_limits_all_is_kept(crashed, client):
     before = chunks(client)
-    run(client, retention.apply_all, now=1e12)
+    run(client, report_retention.apply_all, now=1e12)
     assert chunks(client) == before
 
 
@@ -311,4 +311,4 @@ def test_a_project_that_is_not_there_keeps_nothing(client):
 
 
 def test_changes_are_what_was_given_and_no_more():
-    assert msgspec.to_builtins(RetentionChanges(samples_seconds=None)) == {"samples_seconds": None}
+    assert msgspec.to_builtins(ReportRetentionChanges(samples_seconds=None)) == {"samples_seconds": None}

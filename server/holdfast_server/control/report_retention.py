@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import ReportRetention, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownProject
 from holdfast_server.db import Database
@@ -36,7 +36,7 @@ async def get_settings(db: Database, project: str) -> ReportRetention:
 
 
 async def change(
-    db: Database, project: str, changes: RetentionChanges, *, who: str, request_id: str, now: float
+    db: Database, project: str, changes: ReportRetentionChanges, *, who: str, request_id: str, now: float
 ) -> ReportRetention:
     """Change the given settings of a project; None: no limit.
 
@@ -81,7 +81,7 @@ async def change(
 
 
 def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:
-    names = RetentionChanges.__struct_fields__
+    names = ReportRetentionChanges.__struct_fields__
     return {name: None if row is None else getattr(row, name) for name in names}
 
 

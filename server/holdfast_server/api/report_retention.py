@@ -6,11 +6,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.questions import ReportRetention, RetentionChanges
+from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
-from holdfast_server.control import retention
+from holdfast_server.control import report_retention
 from holdfast_server.core.request_id import request_id
 from holdfast_server.http.dependencies import Clock, Db, Who
 
@@ -18,17 +18,17 @@ router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 
 
 @router.get("", responses=returns(ReportRetention, _404="No such project"))
-async def kept(project: str, db: Db) -> Response:
-    return Json(await retention.get_settings(db, project))
+async def get_report_retention(project: str, db: Db) -> Response:
+    return Json(await report_retention.get_settings(db, project))
 
 
 @router.patch(
     "",
     max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(RetentionChanges),
+    openapi_extra=body(ReportRetentionChanges),
     responses=returns(ReportRetention, _404="No such project", _422="Invalid limit"),
 )
 async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
     """Change limits; `null` removes one. Data beyond a limit is deleted within minutes, irreversibly."""
-    changes = parse(await request.body(), RetentionChanges)
-    return Json(await retention.change(db, project, changes, who=who, request_id=request_id(), now=clock()))
+    changes = parse(await request.body(), ReportRetentionChanges)
+    return Json(await report_retention.change(db, project, changes, who=who, request_id=request_id(), now=clock()))
