@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.checkpoint import restore
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
-from holdfast.protocol.retention import Retention, expendable
+from holdfast.protocol.retention import Retention, checkpoints_to_delete
 from holdfast.store import Attempt, Lineage, Pins, RecordName, Store, newest_attempt, newest_pins
 from holdfast.store.records import decode_record, held_checkpoints, protected_checkpoints
 from holdfast.system import processes
@@ -81,7 +81,7 @@ def plan(
     named = [each for each in committed if each in drop]
     gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
-    gone |= expendable(rest, rules, never=never, pinned=pins, sizes=sizes)
+    gone |= checkpoints_to_delete(rest, rules, protected=never, pinned=pins, sizes=sizes)
     items = [RemovableItem(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
     stays = len(committed) - len(items)
     items += [

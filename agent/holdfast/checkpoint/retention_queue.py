@@ -17,7 +17,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.pins import PinnedCheckpoints
 from holdfast.errors import HoldfastError
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.protocol.retention import Retention, expendable
+from holdfast.protocol.retention import Retention, checkpoints_to_delete
 from holdfast.store import Lineage, Store
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import io_pool
@@ -144,7 +144,7 @@ class RetentionQueue:
         pins = self.pinned.checkpoints
         sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
         never = self._protected() | self._minimum_kept(committed, at.damaged)
-        gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
+        gone = checkpoints_to_delete(committed, self.rules, protected=never, pinned=pins, sizes=sizes)
         waits = held_checkpoints(self._store, self._job) if gone else set()
         deleted = self._delete(each for each in gone if each not in waits)
         if deleted:

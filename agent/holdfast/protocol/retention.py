@@ -88,11 +88,11 @@ def _parsed(part: str, text: str) -> tuple[str, float | bool]:
     return name, int(digits)
 
 
-def expendable(
+def checkpoints_to_delete(
     checkpoints: Collection[str],
     rules: Retention,
     *,
-    never: Collection[str] = (),
+    protected: Collection[str] = (),
     pinned: Collection[str] = (),
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
@@ -104,12 +104,12 @@ def expendable(
     Args:
         checkpoints: the names of the committed checkpoints.
         rules: the retention rules.
-        never: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
+        protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
         sizes: sizes in bytes; missing ones count as 0.
     """
     order = sorted(checkpoints, key=_trained)
-    kept = {*never, *pinned, *order[-1:]}
+    kept = {*protected, *pinned, *order[-1:]}
     counted = [each for each in order if each not in pinned]
     groups = _by_lineage(counted) if rules.per_lineage else [counted]
     gone: dict[str, str] = {}

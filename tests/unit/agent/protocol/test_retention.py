@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import Retention, expendable, parse_retention
+from holdfast.protocol.retention import Retention, checkpoints_to_delete, parse_retention
 
 
 def ids(*iterations: int, lineage: int = 1) -> list[str]:
@@ -15,7 +15,7 @@ def ids(*iterations: int, lineage: int = 1) -> list[str]:
 
 
 def left(checkpoints: list[str], rules: str, **options: object) -> list[str]:
-    gone = expendable(checkpoints, parse_retention(rules), **options)  # type: ignore[arg-type]
+    gone = checkpoints_to_delete(checkpoints, parse_retention(rules), **options)  # type: ignore[arg-type]
     return [each for each in checkpoints if each not in gone]
 
 
@@ -120,10 +120,10 @@ def test_the_size_is_a_ceiling_over_the_other_rules() -> None:
 
 def test_what_is_never_to_go_counts_among_those_kept_and_what_is_pinned_does_not() -> None:
     checkpoints = ids(1, 2, 3, 4, 5, 6)
-    assert left(checkpoints, "spaced 2", never=ids(1, 3)) == ids(1, 3, 6)
+    assert left(checkpoints, "spaced 2", protected=ids(1, 3)) == ids(1, 3, 6)
     assert left(checkpoints, "last 2", pinned=ids(1, 6)) == ids(1, 4, 5, 6)
     sizes = dict.fromkeys(checkpoints, 9)
-    assert left(checkpoints, "size 1B", never=ids(2), pinned=ids(1), sizes=sizes) == ids(1, 2, 6)
+    assert left(checkpoints, "size 1B", protected=ids(2), pinned=ids(1), sizes=sizes) == ids(1, 2, 6)
 
 
 def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left() -> None:
@@ -138,7 +138,9 @@ def test_each_lineage_keeps_its_own_where_that_is_wanted() -> None:
 
 
 def test_each_is_told_why_it_goes() -> None:
-    gone = expendable(ids(1, 2, 3), parse_retention("last 2, size 1B"), sizes=dict.fromkeys(ids(1, 2, 3), 1))
+    gone = checkpoints_to_delete(
+        ids(1, 2, 3), parse_retention("last 2, size 1B"), sizes=dict.fromkeys(ids(1, 2, 3), 1)
+    )
     assert gone == {ids(1)[0]: "not kept by 'last 2'", ids(2)[0]: "the total exceeds 1B"}
 
 
@@ -160,7 +162,7 @@ def situations(draw: st.DrawFn) -> dict[str, object]:
     return {
         "checkpoints": checkpoints,
         "rules": Retention(size_bytes=size, per_lineage=draw(st.booleans()), **rules),
-        "never": draw(some),
+        "protected": draw(some),
         "pinned": draw(some),
         "sizes": {each: draw(st.integers(0, 40)) for each in draw(some)},
     }
@@ -173,17 +175,17 @@ def newest(checkpoints: list[str]) -> list[str]:
 @settings(max_examples=300, deadline=None)
 @given(situations())
 def test_the_newest_what_must_stay_and_what_is_pinned_never_go(situation: dict) -> None:
-    gone = expendable(**situation)
+    gone = checkpoints_to_delete(**situation)
     assert set(gone) <= set(situation["checkpoints"])
-    assert not set(gone) & {*situation["never"], *situation["pinned"], *newest(situation["checkpoints"])[-1:]}
+    assert not set(gone) & {*situation["protected"], *situation["pinned"], *newest(situation["checkpoints"])[-1:]}
 
 
 @settings(max_examples=300, deadline=None)
 @given(situations())
 def test_what_stays_would_stay_again(situation: dict) -> None:
-    gone = expendable(**situation)
+    gone = checkpoints_to_delete(**situation)
     again = situation | {"checkpoints": [each for each in situation["checkpoints"] if each not in gone]}
-    assert expendable(**again) == {}
+    assert checkpoints_to_delete(**again) == {}
 
 
 @settings(max_examples=300, deadline=None)
@@ -191,14 +193,14 @@ def test_what_stays_would_stay_again(situation: dict) -> None:
 def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, random: object) -> None:
     shuffled = list(situation["checkpoints"])
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert expendable(**situation | {"checkpoints": shuffled}) == expendable(**situation)
+    assert checkpoints_to_delete(**situation | {"checkpoints": shuffled}) == checkpoints_to_delete(**situation)
 
 
 @settings(max_examples=300, deadline=None)
 @given(situations())
 def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dict) -> None:
     rules: Retention = situation["rules"]
-    gone, checkpoints = expendable(**situation), situation["checkpoints"]
+    gone, checkpoints = checkpoints_to_delete(**situation), situation["checkpoints"]
     counted = newest([each for each in checkpoints if each not in situation["pinned"]])
     if rules.size_bytes is None:
         for lineage in {parse_checkpoint_id(each)[1] for each in counted} if rules.per_lineage else {0}:
@@ -207,6 +209,6 @@ def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dic
             assert not set(gone) & set(own[-((rules.spaced + 1) // 2) :] if rules.spaced else [])
     elif gone:
         stays = [each for each in checkpoints if each not in gone]
-        free = set(stays) - {*situation["never"], *situation["pinned"], *newest(checkpoints)[-1:]}
+        free = set(stays) - {*situation["protected"], *situation["pinned"], *newest(checkpoints)[-1:]}
         size = sum(situation["sizes"].get(each, 0) for each in stays)
         assert size <= rules.size_bytes or not free
