@@ -146,13 +146,13 @@ class RetentionQueue:
         never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = expendable(committed, self.rules, never=never, pinned=pins, sizes=sizes)
         waits = held_checkpoints(self._store, self._job) if gone else set()
-        deleted = self._delete(each for each in gone if each not in waits)
+        deleted = {each: gone[each] for each in self._delete(each for each in gone if each not in waits)}
         if deleted:
-            self._reporter.inventory([each for each in committed if each not in deleted], pins)
+            self._reporter.inventory([each for each in committed if each not in deleted], pins, deleted)
 
-    def _delete(self, checkpoints: Iterable[str]) -> set[str]:
+    def _delete(self, checkpoints: Iterable[str]) -> list[str]:
         """Delete one by one, except those protected or pinned meanwhile; return the deleted names."""
-        deleted = set()
+        deleted = []
         for checkpoint in checkpoints:
             with self._lock:
                 if self._closing:
@@ -160,7 +160,7 @@ class RetentionQueue:
                 is_wanted = checkpoint in self._protected_by.values()
             if not is_wanted and checkpoint not in self.pinned.checkpoints:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
-                deleted.add(checkpoint)
+                deleted.append(checkpoint)
         return deleted
 
     def _protected(self) -> set[str]:

@@ -218,7 +218,8 @@ def _validate_event(event: messages.Event) -> None:
     if isinstance(event, messages.Inventory):
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
-        names = [*event.checkpoints, *event.pinned]
+        names = [*event.checkpoints, *event.pinned, *event.deleted]
+        event.deleted = {checkpoint: reason[:MAX_TEXT] for checkpoint, reason in event.deleted.items()}
     if isinstance(event, messages.VerificationReport):
         names = [event.checkpoint, event.against]
     for name in filter(None, names):
