@@ -166,12 +166,8 @@ class Session:
                 options=options,
             )
         except BaseException:  # leave the process as it was found
-            for close in (
-                self._reporter.link.close,
-                self._ranks.close,
-                self._training.close,
-                self._preemption.close,
-            ):
+            parts = self._reporter.link, self._ranks, self._training, self._preemption
+            for close in (*[part.close for part in parts], self._checkpoints.tier.release):
                 with contextlib.suppress(Exception):
                     close()
             console_log.close()
@@ -244,8 +240,7 @@ class Session:
 
         Raises:
             RestoreFailed: a restore failed half-way, and the previous state could not be put back.
-            SystemExit: the job received SIGTERM; or, under `holdfast run`, a newer attempt of the job has begun
-                elsewhere, or the supervisor is to restart the script for a restore.
+            SystemExit: SIGTERM; under `holdfast run` also a newer attempt elsewhere, or a restore by a restart.
         """
         self._position.iteration += 1
         if self._lifecycle.only_counts:

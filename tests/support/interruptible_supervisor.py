@@ -7,7 +7,7 @@ from holdfast.supervisor import supervisor_link
 from holdfast.supervisor.supervisor import Supervisor
 from tests.support.fault_injection import watch
 
-watch(Supervisor, "_wait", before="between end and start")
+watch(Supervisor, "_back_off", before="between end and start")
 watch(
     supervisor_link.RestoreRequestWaiter,
     "_on_desired",

@@ -10,7 +10,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
@@ -146,13 +146,16 @@ class RetentionQueue:
         never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = checkpoints_to_delete(committed, self.rules, protected=never, pinned=pins, sizes=sizes)
         waits = held_checkpoints(self._store, self._job) if gone else set()
-        deleted = self._delete(each for each in gone if each not in waits)
-        if deleted:
-            self._reporter.inventory([each for each in committed if each not in deleted], pins)
+        deleted: dict[str, str] = {}
+        try:
+            for checkpoint in self._delete(each for each in gone if each not in waits):
+                deleted[checkpoint] = gone[checkpoint]
+        finally:  # also where the store failed in between
+            if deleted:
+                self._reporter.inventory([each for each in committed if each not in deleted], pins, deleted)
 
-    def _delete(self, checkpoints: Iterable[str]) -> set[str]:
-        """Delete one by one, except those protected or pinned meanwhile; return the deleted names."""
-        deleted = set()
+    def _delete(self, checkpoints: Iterable[str]) -> Iterator[str]:
+        """Delete one by one, except those protected or pinned meanwhile; yield the deleted names."""
         for checkpoint in checkpoints:
             with self._lock:
                 if self._closing:
@@ -160,8 +163,7 @@ class RetentionQueue:
                 is_wanted = checkpoint in self._protected_by.values()
             if not is_wanted and checkpoint not in self.pinned.checkpoints:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
-                deleted.add(checkpoint)
-        return deleted
+                yield checkpoint
 
     def _protected(self) -> set[str]:
         """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets."""

@@ -276,6 +276,8 @@ class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     checkpoints: list[str]
     pinned: list[str] = []
     """Ids of pinned checkpoints, so that a server whose data was deleted learns them."""
+    deleted: dict[str, str] = {}
+    """Ids of the checkpoints that retention has just deleted, and why."""
 
 
 class TensorNorms(msgspec.Struct, kw_only=True):

@@ -124,8 +124,10 @@ class BatchSender:
             return
         # Leave some time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
-        self._send_all(send_until)
-        self._outbox.store_all()
+        try:
+            self._send_all(send_until)
+        finally:
+            self._outbox.store_all()
 
     def _send_all(self, until: float | None = None) -> None:
         """Send sealed batches in order, then pending reports, or an empty batch as a heartbeat.

@@ -234,7 +234,12 @@ class _TimedHTTPConnection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         """Connect in a thread, which is abandoned at the limit: name resolution cannot be interrupted."""
         connecting = self._connecting = Future()
-        threading.Thread(target=self._connect, args=(connecting,), name="holdfast-connect", daemon=True).start()
+        try:
+            threading.Thread(
+                target=self._connect, args=(connecting,), name="holdfast-connect", daemon=True
+            ).start()
+        except RuntimeError:  # the process may start no more threads, or is exiting
+            return super()._new_conn()
         try:
             return connecting.result(min(CONNECT_SECONDS, self.timeout or CONNECT_SECONDS))
         except (TimeoutError, CancelledError):
@@ -275,7 +280,31 @@ class _TimedHTTPConnection(HTTPConnection):
         return http.client.HTTPResponse(timed, *args, **more)
 
 
-class _TimedHTTPSConnection(_TimedHTTPConnection, HTTPSConnection): ...
+class _TimedHTTPSConnection(_TimedHTTPConnection, HTTPSConnection):
+    """As `_TimedHTTPConnection`; the TLS handshake is limited by `CONNECT_SECONDS` as well, and can be aborted."""
+
+    _handshake: socket.socket | None = None
+    """A second descriptor of the socket during the handshake, which detaches the first one."""
+
+    def _new_conn(self) -> socket.socket:
+        connected = super()._new_conn()
+        connected.settimeout(min(CONNECT_SECONDS, self.timeout or CONNECT_SECONDS))  # until `request` sets its own
+        self._handshake = connected.dup()
+        return connected
+
+    def connect(self) -> None:
+        try:
+            super().connect()
+        finally:
+            if (handshake := self._handshake) is not None:
+                self._handshake = None
+                handshake.close()
+
+    def abort(self) -> None:
+        super().abort()
+        if (handshake := self._handshake) is not None:
+            with contextlib.suppress(OSError):
+                handshake.shutdown(socket.SHUT_RDWR)
 
 
 class _TimedFile(io.RawIOBase):

@@ -118,8 +118,15 @@ class Reporter:
         )
         self.inventory(committed, pinned)
 
-    def inventory(self, checkpoints: list[str], pinned: Iterable[str]) -> None:
-        self.event(messages.Inventory(at=time.time(), checkpoints=checkpoints, pinned=list(pinned)))
+    def inventory(
+        self, checkpoints: list[str], pinned: Iterable[str], deleted: Mapping[str, str] | None = None
+    ) -> None:
+        """Report the committed checkpoints, those pinned, and why retention deleted others."""
+        self.event(
+            messages.Inventory(
+                at=time.time(), checkpoints=checkpoints, pinned=list(pinned), deleted=dict(deleted or {})
+            )
+        )
 
     def attempt_ended(self, reason: str) -> None:
         self.event(messages.AttemptFinished(**self._here(), reason=reason))

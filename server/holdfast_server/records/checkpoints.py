@@ -254,7 +254,7 @@ async def take_inventory(
     listed = set(event.checkpoints)
     known = await _known(session, job, listed)
     for row in known.values():
-        state, reason = _state_in(row, present=row.id in listed, attempt=attempt)
+        state, reason = _state_in(row, event, present=row.id in listed, attempt=attempt)
         if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
             row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
     for checkpoint in listed - known.keys():
@@ -285,12 +285,15 @@ async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> di
     return known
 
 
-def _state_in(row: models.CheckpointRecord, *, present: bool, attempt: int) -> tuple[str, str | None]:
+def _state_in(
+    row: models.CheckpointRecord, event: messages.Inventory, *, present: bool, attempt: int
+) -> tuple[str, str | None]:
     if present:
         # a damaged checkpoint stays in the store
         return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
     if row.state in (DURABLE, "damaged"):
-        return "missing", "it is no longer in the store"
+        why = event.deleted.get(row.id)
+        return "missing", f"deleted by retention: {why}" if why else "it is no longer in the store"
     if row.state in UNDER_WAY and row.attempt < attempt:
         return "failed", ENDED
     return row.state, row.reason

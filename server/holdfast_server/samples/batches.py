@@ -199,7 +199,8 @@ def _validate_event(event: messages.Event) -> None:
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
         elif isinstance(value, dict):
-            setattr(event, field.name, dict(islice(_shortened(value), MAX_ENTRIES)))
+            most = MAX_CHECKPOINTS if field.name == "deleted" else MAX_ENTRIES
+            setattr(event, field.name, dict(islice(_shortened(value), most)))
     if isinstance(event, messages.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
     if isinstance(event, messages.IntervalDecision):
@@ -218,7 +219,7 @@ def _validate_event(event: messages.Event) -> None:
     if isinstance(event, messages.Inventory):
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
-        names = [*event.checkpoints, *event.pinned]
+        names = [*event.checkpoints, *event.pinned, *event.deleted]
     if isinstance(event, messages.VerificationReport):
         names = [event.checkpoint, event.against]
     for name in filter(None, names):

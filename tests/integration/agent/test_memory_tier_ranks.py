@@ -333,7 +333,7 @@ def tier(folder, tmp_path, monkeypatch):
 
 def test_another_number_of_ranks_loads_from_the_store(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     for world_size in (2, 4):
         other = tier(world_size)
@@ -370,7 +370,7 @@ def test_where_there_are_too_few_slots_for_all_ranks_none_has_any_and_the_job_is
 
 def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])
@@ -381,7 +381,7 @@ def test_a_part_that_is_gone_since_rank_0_saw_it_is_refused(dead, tier):
 
 def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_them(dead, tier):
     dead.leave(3)
-    dead.introduce()
+    dead.publish_attempt()
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])

@@ -12,6 +12,7 @@ import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -1062,6 +1063,55 @@ def test_a_server_with_tls_is_verified_and_its_answers_are_limited_in_time(
     finally:
         client.close()
         server.close()
+
+
+@pytest.fixture
+def silent_tls() -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a server that never answers a TLS handshake, and a function that waits for its beginning."""
+    with socket.create_server(("127.0.0.1", 0)) as hole, contextlib.ExitStack() as opened:
+
+        def handshake_begun() -> None:
+            connection = opened.enter_context(hole.accept()[0])
+            assert connection.recv(1) == b"\x16"
+
+        yield f"https://127.0.0.1:{hole.getsockname()[1]}", handshake_begun
+
+
+def test_a_tls_handshake_is_limited_as_connecting_is(
+    silent_tls: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, _ = silent_tls
+    monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.2)
+    with pytest.raises(http_client.RequestFailed, match="timed out"):
+        http_client.HttpClient(address, None, "test").exchange("GET", "/", seconds=10 * PATIENCE_SECONDS)
+
+
+def test_closing_ends_a_tls_handshake(
+    silent_tls: tuple[str, Callable[[], None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, handshake_begun = silent_tls
+    monkeypatch.setattr(http_client, "CONNECT_SECONDS", 10 * PATIENCE_SECONDS)
+    client = http_client.HttpClient(address, None, "test")
+    with ThreadPoolExecutor(1) as pool:
+        request = pool.submit(client.exchange, "GET", "/", seconds=10 * PATIENCE_SECONDS)
+        handshake_begun()
+        client.shut()
+        assert isinstance(request.exception(PATIENCE_SECONDS), http_client.RequestFailed)
+
+
+def test_where_no_thread_can_be_started_a_connection_is_opened_without_one(
+    server: IngestServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "holdfast-connect":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    server.want(Desired(version=3))
+    assert http_client.AgentClient(server.url, None).desired("gpt", after=None) == Desired(version=3)
 
 
 def self_signed(directory: Path) -> tuple[Path, Path]:

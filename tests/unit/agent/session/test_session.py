@@ -726,6 +726,17 @@ def test_retention_leaves_the_way_back_from_a_restore(store):
     assert {8, 10} <= set(committed(store))  # where lineage 2 began, and what was left for it
 
 
+def test_a_deletion_by_retention_is_reported_with_its_reason(store, linked):
+    trainer = Trainer(store, every=1, retention="last 3", **linked).run(until=9)
+    trainer.crash()
+    deleted = {}
+    for event in trainer.link.of(protocol.Inventory):
+        deleted |= event.deleted
+        assert not deleted.keys() & set(event.checkpoints)
+    assert set(deleted.values()) == {"not kept by 'last 3'"}
+    assert "000000000002-1" in deleted
+
+
 def test_rules_of_retention_are_followed_together(store):
     trainer = Trainer(store, every=1, retention="last 3, every 10").run(until=35).crash()
     assert committed(store) == [1, 10, 20, 30, 33, 34, 35]

@@ -371,6 +371,18 @@ def test_what_the_store_no_longer_holds_is_missing(job, client):
     assert (states[8], states[2]) == ("durable", "missing")
 
 
+def test_a_checkpoint_that_retention_deleted_says_why(job, client):
+    job.train(10)
+    deleted, kept = job.checkpoint(5), job.checkpoint(8)
+    job.say(Inventory(at=job.at, checkpoints=[kept], deleted={deleted: "not kept by 'last 1'"}))
+    found = {one["id"]: one for one in client.get(f"{JOB}/checkpoints").json()["checkpoints"]}
+    assert (found[deleted]["state"], found[deleted]["reason"]) == (
+        "missing",
+        "deleted by retention: not kept by 'last 1'",
+    )
+    assert "deleted by retention" in client.get(f"/jobs/char-gpt/checkpoints/{deleted}").text
+
+
 def test_what_was_on_its_way_when_the_attempt_died_never_arrives(job, client):
     job.train(10)
     job.checkpoint(10, state="persisting")
