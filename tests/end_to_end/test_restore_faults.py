@@ -89,7 +89,9 @@ def test_an_order_happens_once_or_ends_with_a_reason(
                 chaos.close()
         except Exception as error:  # one case that cannot be judged is wrong; the others go on
             return [repr(error)]
-        print(f"{number + 1}: {case.struck} at {case.point!r} {case.way}: {ended.order.state} {ended.wrong or ''}")
+        last = ended.order.transitions[-1]
+        result = f"{last.state} {last.reason or ''} {ended.wrong or ''}"
+        print(f"{number + 1}: {case.struck} at {case.point!r} {case.way}: {result}")
         return ended.wrong
 
     wrong = servers.each(trial, cases)

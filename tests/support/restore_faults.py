@@ -153,7 +153,7 @@ class RestoreFaultScenario:
     def _is_up(self, log: Path) -> bool:
         self._server.listen()
         assert not self._server.all("exit "), log.read_text()
-        return log.exists() and "(Ctrl-C ends it)" in log.read_text()
+        return log.exists() and "(press Ctrl-C to stop)" in log.read_text()
 
     def _supervise(self) -> None:
         stay = "always" if self.case.way == "while waiting" else "never"

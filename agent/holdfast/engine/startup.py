@@ -77,7 +77,7 @@ class Patience:
         self._tell, self._clock, self._wait = tell, clock, wait
         self._backoff = Backoff()
         self._until: float | None = None
-        self._start_message = False
+        self._has_warned = False
 
     def ask(self, question: Callable[[], T]) -> T:
         """The answer, or the OSError of the last try."""
@@ -91,8 +91,8 @@ class Patience:
                 self._until = now + PATIENCE_SECONDS if self._until is None else self._until
                 if now >= self._until:
                     raise
-                if not self._start_message:
-                    self._start_message = True
+                if not self._has_warned:
+                    self._has_warned = True
                     self._tell(error)
                 self._wait(min(self._until - now, self._backoff.next_seconds()))
             else:

@@ -229,6 +229,8 @@ class _TimedHTTPConnection(HTTPConnection):
     def __init__(self, *args: Any, opened: weakref.WeakSet[_TimedHTTPConnection], **more: Any) -> None:
         super().__init__(*args, **more)
         self._connecting: Future[socket.socket] = Future()
+        self._handshake: socket.socket | None = None
+        """A second descriptor of the socket during a TLS handshake, which detaches the first one."""
         opened.add(self)
 
     def _new_conn(self) -> socket.socket:
@@ -267,10 +269,10 @@ class _TimedHTTPConnection(HTTPConnection):
     def abort(self) -> None:
         """End the request in progress, from another thread."""
         self._connecting.cancel()
-        if self.sock is not None:
+        for opened in filter(None, (self.sock, self._handshake)):
             # the plain socket's method: that of a TLS socket would discard state that the reading thread uses
             with contextlib.suppress(OSError):
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+                socket.socket.shutdown(opened, socket.SHUT_RDWR)
 
     def response_class(  # type: ignore[override]
         self, sock: socket.socket, *args: Any, **more: Any
@@ -282,9 +284,6 @@ class _TimedHTTPConnection(HTTPConnection):
 
 class _TimedHTTPSConnection(_TimedHTTPConnection, HTTPSConnection):
     """As `_TimedHTTPConnection`; the TLS handshake is limited by `CONNECT_SECONDS` as well, and can be aborted."""
-
-    _handshake: socket.socket | None = None
-    """A second descriptor of the socket during the handshake, which detaches the first one."""
 
     def _new_conn(self) -> socket.socket:
         connected = super()._new_conn()
@@ -299,12 +298,6 @@ class _TimedHTTPSConnection(_TimedHTTPConnection, HTTPSConnection):
             if (handshake := self._handshake) is not None:
                 self._handshake = None
                 handshake.close()
-
-    def abort(self) -> None:
-        super().abort()
-        if (handshake := self._handshake) is not None:
-            with contextlib.suppress(OSError):
-                handshake.shutdown(socket.SHUT_RDWR)
 
 
 class _TimedFile(io.RawIOBase):
