@@ -150,9 +150,9 @@ def read(
     store: Store,
     job: str,
     checkpoint: str,
-    manifest: fmt.Manifest,
     ranges: Iterable[FileRange],
     *,
+    open_file: Callable[[fmt.File], FileReader] | None = None,
     keep: bool = True,
     threads: int | None = None,
     pace: Pace | None = None,
@@ -166,8 +166,8 @@ def read(
         store: where the checkpoint is.
         job: the job that it belongs to.
         checkpoint: its id.
-        manifest: its manifest.
         ranges: what to read.
+        open_file: opens a file of the checkpoint; by default in the store, for this call.
         keep: keep the bytes in memory. Otherwise they are read from the storage device, past any cache, and their
             memory is freed.
         threads: the number of threads, including this one; by default that of the store.
@@ -182,28 +182,15 @@ def read(
         MemoryError: the memory for the ranges cannot be allocated.
     """
 
-    def open_file(file: fmt.File) -> FileReader:
+    def open_in_store(file: fmt.File) -> FileReader:
         with contextlib.ExitStack() as undo:
             opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
             fmt.check_size(file, opened.size_bytes)
             undo.pop_all()
             return opened
 
-    _Reading(list(ranges), open_file, keep, pace, sink).run(threads or store.read_threads, progress, meanwhile)
-
-
-def read_tensor(
-    store: Store, job: str, checkpoint: str, manifest: fmt.Manifest, name: str, rank: int = 0
-) -> list[tuple[fmt.Tensor, memoryview]]:
-    """Read the shards of one tensor, as a rank sees it, and nothing else.
-
-    Raises what `read` does, and KeyError when there is no tensor of that name.
-    """
-    files = {file.name: file for file in manifest.files}
-    shards = fmt.tensors_for(manifest, rank)[name]
-    ranges = [FileRange(files[shard.file], _digests([shard]), [shard]) for shard in shards]
-    read(store, job, checkpoint, manifest, ranges)
-    return [(tensor, each.view(tensor.start, tensor.end)) for each in ranges for tensor in each.tensors]
+    work = _Reading(list(ranges), open_file or open_in_store, keep, pace, sink)
+    work.run(threads or store.read_threads, progress, meanwhile)
 
 
 class _Reading:

@@ -177,7 +177,7 @@ def verify(
     found = manifest(store, job, checkpoint)
     ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
     reading.read(
-        store, job, checkpoint, found, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
+        store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
     )
     return found
 
@@ -225,7 +225,7 @@ def load(
         meanwhile()
 
     reading.read(
-        *(store, job, checkpoint, found, ranges),
+        *(store, job, checkpoint, ranges),
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )

@@ -9,7 +9,6 @@ lines of JSON, and exits when the process that started it has gone.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -18,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ from holdfast.format.dtypes import DTYPES
 from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
 from holdfast.store import Store
-from holdfast.store.base import Pace
+from holdfast.store.base import FileReader, Pace
 from holdfast.system.io_pool import lower_cpu_priority
 from holdfast.system.processes import raise_oom_score
 
@@ -101,6 +101,9 @@ def reread(
         return finding("damaged", str(error))
     except (HoldfastError, OSError, MemoryError) as error:
         return finding("failed", str(error) or type(error).__name__)
+    finally:
+        if other is not None:
+            other.close()
     return finding("sound")
 
 
@@ -108,7 +111,8 @@ class _OtherCheckpoint:
     """The checkpoint to compare with. Damage to it does not change the verdict on the verified one."""
 
     def __init__(self, store: Store, job: str, checkpoint: str, pace: Pace) -> None:
-        self._read = functools.partial(reading.read, store, job, checkpoint, threads=1, pace=pace)
+        self._store, self._job, self._checkpoint, self._pace = store, job, checkpoint, pace
+        self._readers: dict[str, _OpenReader] = {}
         self.failure: str | None = None
         try:
             self._manifest = restore.manifest(store, job, checkpoint)
@@ -133,7 +137,10 @@ class _OtherCheckpoint:
             ordered = sorted((same for same, _ in matches), key=lambda same: same.start)
             ranges = [FileRange(self._files[name], nearby) for nearby in reading.merge_nearby(ordered)]
             try:
-                self._read(self._manifest, ranges)
+                reading.read(
+                    *(self._store, self._job, self._checkpoint, ranges),
+                    open_file=self._open, threads=1, pace=self._pace,
+                )  # fmt: skip
             except (HoldfastError, OSError) as error:
                 self.failure = str(error)
                 return {}
@@ -141,6 +148,34 @@ class _OtherCheckpoint:
                 starts[same.start]: each.view(same.start, same.end) for each in ranges for same in each.digests
             }
         return bytes_at
+
+    def _open(self, file: fmt.File) -> FileReader:
+        if file.name not in self._readers:
+            opened = self._store.open_file(self._job, self._checkpoint, file.name)
+            self._readers[file.name] = _OpenReader(opened)
+            fmt.check_size(file, opened.size_bytes)
+        return self._readers[file.name]
+
+    def close(self) -> None:
+        for each in self._readers.values():
+            each.reader.close()
+
+
+class _OpenReader:
+    """A reader that stays open over many calls of `reading.read`: an object store looks up a file to open it."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self.reader, self.size_bytes = reader, reader.size_bytes
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        self.reader.read_into(start, target)
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
 
 
 def _identity(tensor: fmt.Tensor) -> tuple[object, ...]:

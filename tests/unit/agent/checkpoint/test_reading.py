@@ -170,7 +170,7 @@ def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_block
         memories.extend(run.memory for run in wanted)
         looked.set()
 
-    reading.read(store, "job", written.id, written.manifest, wanted, meanwhile=look)
+    reading.read(store, "job", written.id, wanted, meanwhile=look)
     assert len(wanted) > 1
     assert None not in memories
     assert [run.memory for run in wanted] == memories
@@ -272,23 +272,6 @@ def test_verifying_keeps_little_in_memory(tmp_path, memories, monkeypatch):
 
     restore.verify(ReadRecordingStore(tmp_path, look), "job", written.id)
     assert 0 < most <= 4 * (256 << 10)
-
-
-def test_one_tensor_is_read_and_verified_without_the_others(tmp_path):
-    tensors = {f"model.{name}": torch.randn(100_000) for name in "abc"}
-    written = commit(tmp_path, tensors)
-    store = ReadRecordingStore(tmp_path)
-    ((tensor, data),) = reading.read_tensor(store, "job", written.id, written.manifest, "model.b")
-    assert bytes(data) == tensors["model.b"].numpy().tobytes()
-    assert sum(length for _, _, length, _ in store.reads) <= 400_000 + 2 * fmt.BLOCK_BYTES
-    raw = bytearray(written.path().read_bytes())
-    raw[tensor.start + 5] ^= 1
-    written.path().write_bytes(raw)
-    reading.read_tensor(store, "job", written.id, written.manifest, "model.a")
-    with pytest.raises(DamagedCheckpoint, match=r"tensor model\.b does not match"):
-        reading.read_tensor(store, "job", written.id, written.manifest, "model.b")
-    with pytest.raises(KeyError):
-        reading.read_tensor(store, "job", written.id, written.manifest, "model.d")
 
 
 def test_one_object_is_loaded_without_the_others(tmp_path):

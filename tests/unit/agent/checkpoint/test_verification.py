@@ -16,6 +16,7 @@ from holdfast.store import open_store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.handmade_checkpoints import TensorShard, commit
+from tests.support.read_recording_store import ReadRecordingStore
 
 MIB = 1 << 20
 
@@ -78,6 +79,21 @@ def test_how_far_two_checkpoints_are_from_each_other_is_the_norm_of_the_differen
         assert told[name]["distance"] == pytest.approx(difference.norm().item(), rel=1e-12)
         assert told[name]["other_norm"] == pytest.approx(first[name].double().norm().item(), rel=1e-12)
     assert told["model.wave"]["distance"] == 0.0
+
+
+def test_a_checkpoint_to_compare_with_is_opened_once_and_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "READ_BYTES", 64 << 10)
+    tensors = {f"model.{number}": torch.randn(100_000) for number in range(8)}
+    before, after = (commit(tmp_path, tensors, iteration=number) for number in (1, 2))
+    store, opened = ReadRecordingStore(tmp_path), []
+    open_file = store.open_file
+    monkeypatch.setattr(
+        store, "open_file", lambda *args, **options: opened.append(args[1:]) or open_file(*args, **options)
+    )
+    assert verification.reread(store, "job", after.id, before.id).verdict == "sound"
+    assert opened.count((before.id, "rank-0.safetensors")) == 1
+    assert len([read for read in store.reads if read[0] == "rank-0.safetensors"]) > 4
+    assert store.open == 0
 
 
 def test_a_header_of_another_length_shifts_what_is_compared(tmp_path):
