@@ -11,7 +11,6 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import report_retention
-from holdfast_server.core.request_id import request_id
 from holdfast_server.http.dependencies import Clock, Db, Who
 
 router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
@@ -31,4 +30,4 @@ async def get_report_retention(project: str, db: Db) -> Response:
 async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
     """Change limits; `null` removes one. Data beyond a limit is deleted within minutes, irreversibly."""
     changes = parse(await request.body(), ReportRetentionChanges)
-    return Json(await report_retention.change(db, project, changes, who=who, request_id=request_id(), now=clock()))
+    return Json(await report_retention.change(db, project, changes, who=who, now=clock()))

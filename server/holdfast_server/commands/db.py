@@ -95,7 +95,7 @@ def keep(
     async def work(database: Database, now: float) -> ReportRetention:
         if changes == ReportRetentionChanges():
             return await report_retention.get_settings(database, project)
-        return await report_retention.change(database, project, changes, who=whoami(), request_id="", now=now)
+        return await report_retention.change(database, project, changes, who=whoami(), now=now)
 
     kept = in_database(db, work)
     if json:

@@ -36,7 +36,7 @@ async def get_settings(db: Database, project: str) -> ReportRetention:
 
 
 async def change(
-    db: Database, project: str, changes: ReportRetentionChanges, *, who: str, request_id: str, now: float
+    db: Database, project: str, changes: ReportRetentionChanges, *, who: str, now: float
 ) -> ReportRetention:
     """Change the given settings of a project; None: no limit.
 
@@ -73,7 +73,6 @@ async def change(
                 project=project,
                 before={name: before[name] for name in changed},
                 after=changed,
-                request_id=request_id,
             )
 
     await db.write(work)

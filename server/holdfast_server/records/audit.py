@@ -31,7 +31,6 @@ async def record(
     project: str | None = None,
     before: Facts | None = None,
     after: Facts | None = None,
-    request_id: str = "",
 ) -> None:
     """Add a row in the caller's transaction, so that both the change and its record are stored, or neither.
 
@@ -44,7 +43,6 @@ async def record(
         project: project of the change; by default the project of the job.
         before: previous values by name. Never a secret.
         after: new values by name. Never a secret.
-        request_id: id of the request; empty: of the request that submitted the transaction.
     """
     if project is None and job is not None:
         project = await session.scalar(select(models.JobRecord.project).where(models.JobRecord.name == job))
@@ -59,7 +57,7 @@ async def record(
         project=project,
         before=_text(before),
         after=_text(after),
-        request_id=request_id or session.info.get("request_id", ""),
+        request_id=session.info.get("request_id", ""),  # of the request that submitted the transaction
     )
     sealed = _seal(digest, row)
     await session.execute(insert(models.AuditEntryRecord).values(**msgspec.structs.asdict(row), digest=sealed))
