@@ -28,55 +28,55 @@ ARGS ?=
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.installed  ## build .venv with all that the house needs; quick when it is there already
+setup: $(VENV)/.installed  ## build .venv with all dependencies; quick if it exists
 
-demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 breaks it, restores it and sums up
+demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it, restores it and prints a summary
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
-test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: some minutes
+test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
 	$(BIN)/pytest -m fast $(PARALLEL)
 
-test-full: setup browser tracer database proxy  ## what `make test` leaves out: PostgreSQL, browser, processes, ranks, faults
+test-full: setup browser tracer database proxy  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
 
 test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
 	$(BIN)/pytest -m long -s
 
-lint: setup  ## ruff, mypy on all packages, and the walls between them
+lint: setup  ## ruff, mypy, and the import directions of the packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup  ## let ruff rewrite what it can
+format: setup  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-checkpoint: $(BENCH_READY)  ## Holdfast beside other libraries; DEVICE=cuda, ARGS='--quick'
+bench-checkpoint: $(BENCH_READY)  ## Holdfast and other libraries, interleaved; DEVICE=cuda, ARGS='--quick'
 	$(BENCH_PYTHON) -m benchmarks.checkpoint --device $(DEVICE) $(ARGS)
 
-bench-pacing: setup  ## overhead beside its budget, how the interval reacts, what plans are worth; ARGS='--minutes 20'
+bench-pacing: setup  ## overhead and budget, reactions of the interval, quality of plans; ARGS='--minutes 20'
 	$(BIN)/python -m benchmarks.pacing $(ARGS)
 
-bench-ingest: setup $(BENCH_INGEST)/.installed  ## what the server takes in and answers, beside MLflow and Trackio
+bench-ingest: setup $(BENCH_INGEST)/.installed  ## ingest and queries of the server, and of MLflow and Trackio
 	$(BIN)/python -m benchmarks.ingest --peers $(BENCH_INGEST)/bin/python $(ARGS)
 
 bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frames, memory, 200 readers; ARGS='--no-hour'
 	$(BIN)/python -m benchmarks.dashboard $(ARGS)
 
-bench-restore: setup  ## how soon a job is back: killed, in place, ordered, out of memory; ARGS='--rounds 3'
+bench-restore: setup  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.restore $(ARGS)
 
-docs: $(VENV)/.docs  ## build the guide into docs/_build/html; a link between its pages that leads nowhere fails
+docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
-pictures: setup browser  ## take the pictures in README and docs again, of real pages
+pictures: setup browser  ## retake the pictures in README and docs
 	$(BIN)/python tools/pictures.py
 
 wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
-clean:  ## remove what was built, .venv and .demo included
+clean:  ## remove build outputs, .venv and .demo
 	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
