@@ -137,7 +137,7 @@ def committed_bytes(store, checkpoint):
     fmt.require_sound(manifest)
     fmt.check_size(file, len(data))
     for piece in fmt.digest_ranges(manifest, file):
-        assert fmt.digest(memoryview(data)[piece.start : piece.end]) == piece.digest, piece.what
+        assert fmt.digest(memoryview(data)[piece.start : piece.end]) == piece.digest, str(piece)
     return {tensor.name: bytes(data[tensor.start : tensor.end]) for tensor in manifest.tensors}
 
 

@@ -160,7 +160,7 @@ def destroy(stage):
 
 def let_go_while_stuck(stage):
     """Return the errors of waiting threads when the group closes while gloo hangs."""
-    talk._part = lambda group, others: threading.Event().wait()
+    talk._disconnect = lambda group, others: threading.Event().wait()
     talk.CLOSE_SECONDS = 0.01
     group = SideGroup()
     outcomes = {}
