@@ -298,7 +298,8 @@ class SideGroup(Ranks):
             with self._lock:
                 if self._group is None:
                     raise self._lost()
-                outcome = self._workers.submit(exchange)
+            # not under the lock: where no thread can start, it runs here, and `close` must be able to end it
+            outcome = self._workers.submit(exchange)
             pending: list[Future[Any]] = [outcome, self._closed]
             wait(pending, return_when=FIRST_COMPLETED)
             if not outcome.done():
