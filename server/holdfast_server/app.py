@@ -86,8 +86,8 @@ def create_app(
         clock: returns seconds since the epoch.
     """
     db = Database(settings.database, ChangeBus()) if database is None else database
-    measures = ServerMetrics()
-    post = deliveries.chore(settings.alerts, address=settings.address or "", measures=measures)
+    metrics = ServerMetrics()
+    post = deliveries.chore(settings.alerts, address=settings.address or "", metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -112,9 +112,9 @@ def create_app(
         middleware=_middleware(settings),
     )
     app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
-    app.state.shared = RequestCoalescer(db.changes)
-    app.state.clock, app.state.measures, app.state.web = clock, measures, web
-    app.state.room = AdmissionControl(db)
+    app.state.coalescer = RequestCoalescer(db.changes)
+    app.state.clock, app.state.metrics, app.state.web = clock, metrics, web
+    app.state.admission = AdmissionControl(db)
     app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
     app.state.job_projects = JobProjects(db)
     app.state.streams = Counter()

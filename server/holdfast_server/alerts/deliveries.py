@@ -92,7 +92,7 @@ class MessageSender:
     settings: AlertSettings
     address: str = ""
     """Public URL of the server, for links; empty for messages without links."""
-    measures: ServerMetrics | None = None
+    metrics: ServerMetrics | None = None
     lookup: egress.Lookup = egress.look_up
 
     async def send_due(self, db: Database, now: float) -> int:
@@ -118,8 +118,8 @@ class MessageSender:
         results = await asyncio.gather(*(self._send(row, channel, now=now) for row, channel in due))
         for (row, channel), result in zip(due, results, strict=True):
             await db.write(partial(_store, delivery=row.id, tries=row.tries + 1, result=result, now=now))
-            if self.measures is not None:
-                self.measures.delivered(channel=channel.kind, taken=result.error is None)
+            if self.metrics is not None:
+                self.metrics.delivered(channel=channel.kind, taken=result.error is None)
         return len(due)
 
     async def _send(
@@ -173,8 +173,8 @@ class MessageSender:
         await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
 
 
-def chore(settings: AlertSettings, *, address: str, measures: ServerMetrics) -> BackgroundJob:
-    sender = MessageSender(settings=settings, address=address, measures=measures)
+def chore(settings: AlertSettings, *, address: str, metrics: ServerMetrics) -> BackgroundJob:
+    sender = MessageSender(settings=settings, address=address, metrics=metrics)
     return BackgroundJob("alert deliveries", EVERY_SECONDS, sender.send_due)
 
 

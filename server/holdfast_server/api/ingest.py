@@ -54,12 +54,12 @@ router = APIRouter(tags=["agents"])
 async def report(request: Request) -> Response:
     """Store a batch. It is committed when the answer is sent; sent twice, it is stored once."""
     state, asker = cast("IngestState", request.app.state), cast("Principal", request.state.principal)
-    sent = await state.room.read(request.stream())
-    with state.measures.ingesting():
+    sent = await state.admission.read(request.stream())
+    with state.metrics.ingesting():
         now, encoding = state.clock(), _encoding(request)
         content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
         received = batches.decode(content, encoding, now=now)
-        with state.room.admitting(received.batch.lane, len(content)):
+        with state.admission.admitting(received.batch.lane, len(content)):
             try:
                 project = await state.job_projects.project_for_report(asker, received.batch.job)
                 ack = await transaction.store(
@@ -68,7 +68,7 @@ async def report(request: Request) -> Response:
             except UnknownJob as error:
                 # A report creates a job that does not exist, so this means that another project has the name.
                 raise JobNameTaken(error.job) from None
-    state.measures.ingested(received)
+    state.metrics.ingested(received)
     as_json = _wants_json(request.headers.get("accept", ""), encoding)
     return Json(ack) if as_json else Response(msgspec.msgpack.encode(ack), media_type=MSGPACK[0])
 
@@ -78,8 +78,8 @@ class IngestState(Protocol):
 
     database: Database
     clock: Callable[[], float]
-    measures: ServerMetrics
-    room: AdmissionControl
+    metrics: ServerMetrics
+    admission: AdmissionControl
     job_projects: JobProjects
     settings: ServerSettings
 

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from holdfast_server.alerts import incidents
 from holdfast_server.api.responses import Json, refusal
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Measures
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Metrics
 from holdfast_server.http.metrics import MOST_JOBS, MetricsSnapshot
 from holdfast_server.queries import fleet
 
@@ -48,7 +48,7 @@ async def ready(db: Db) -> Response:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_TEXT | _BUSY)
-async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, asker: Asker) -> Response:
+async def metrics(db: Db, changes: Changes, clock: Clock, exported: Metrics, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     now, visible = clock(), asker.visible_projects
     question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
@@ -63,4 +63,4 @@ async def metrics(db: Db, changes: Changes, clock: Clock, measures: Measures, as
         writes_waiting=db.writes_waiting,
         alerts_by_severity=await incidents.open_by_severity(db, visible_projects=visible),
     )
-    return PlainTextResponse(measures.exposition(seen), media_type=METRICS_TYPE)
+    return PlainTextResponse(exported.exposition(seen), media_type=METRICS_TYPE)

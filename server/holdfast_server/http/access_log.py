@@ -64,7 +64,7 @@ def _record(scope: Scope, status: int, seconds: float) -> None:
     route = NO_ROUTE if match is None else match.path
     # The duration of long polls and streams depends on the client.
     timed = not route.endswith("/stream") and b"wait=" not in scope.get("query_string", b"")
-    cast("ServerMetrics", scope["app"].state.measures).answered(
+    cast("ServerMetrics", scope["app"].state.metrics).answered(
         method=scope["method"], route=route, status=status, seconds=seconds if timed else None
     )
     access.log(

@@ -59,14 +59,14 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
 
 Db = Annotated[Database, _from_state("database")]
 Changes = Annotated[ChangeBus, _from_state("changes")]
-SharedAnswers = Annotated[RequestCoalescer, _from_state("shared")]
+SharedAnswers = Annotated[RequestCoalescer, _from_state("coalescer")]
 Clock = Annotated[Callable[[], float], _from_state("clock")]
 """Call it once per operation and pass the time on; a stream calls it once per tick."""
 Config = Annotated[ServerSettings, _from_state("settings")]
 Exporting = Annotated[asyncio.Semaphore, _from_state("exporting")]
 """Limits how many files are exported at once."""
 Jobs = Annotated[JobProjects, _from_state("job_projects")]
-Measures = Annotated[ServerMetrics, _from_state("measures")]
+Metrics = Annotated[ServerMetrics, _from_state("metrics")]
 Asker = Annotated[Principal, Depends(_principal)]
 """The client. The access policy has already allowed its request."""
 Who = Annotated[str, Depends(_who)]

@@ -135,9 +135,9 @@ def find(connection: Connection, job: str, uid: str) -> JobPosition | None:
 
 def get(connection: Connection, job: str, uid: str) -> JobPosition:
     """Find the position of a job that is known to be stored."""
-    standing = find(connection, job, uid)
-    assert standing is not None
-    return standing
+    position = find(connection, job, uid)
+    assert position is not None
+    return position
 
 
 def _name_of(batch: messages.Batch) -> dict[str, Any]:
@@ -194,35 +194,35 @@ async def prune_names(session: AsyncSession, job: str) -> None:
     await session.execute(update(rows).where(*ended).values(covers_earlier=True), execution_options=quietly)
 
 
-def advance(connection: Connection, standing: JobPosition, received: Received, *, now: float) -> BatchEffect:
+def advance(connection: Connection, position: JobPosition, received: Received, *, now: float) -> BatchEffect:
     """Store the samples and the position of a new batch, whose job and attempt are stored."""
     batch, measured = received.batch, received.samples
     changes: dict[str, Any] = {}
-    speaks = batch.rank == 0 and batch.uid == standing.uid
+    speaks = batch.rank == 0 and batch.uid == position.uid
     if speaks:
         changes["last_contact_at"] = now
     reached = "sequence" if batch.lane == "control" else "samples_sequence"
-    ahead = speaks and batch.sequence > getattr(standing, reached)
+    ahead = speaks and batch.sequence > getattr(position, reached)
     if ahead and not received.empty:
         changes[reached] = batch.sequence
-        changes |= _position_changes(standing, batch, now=now)
-    latest = max([standing.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
+        changes |= _position_changes(position, batch, now=now)
+    latest = max([position.latest_lineage, *(number for number, _ in (measured.tables if measured else ()))])
     if "lineage" in changes and batch.lineage > latest:
         latest = batch.lineage
         ensure_lineage(connection, batch.job, batch.lineage, at=batch.sent_at)
     left_out = _store_samples(connection, received)
     if ahead and measured is not None:
         recent = _recent_samples(
-            _recent.decode(standing.recent) if standing.recent else limits.RecentSamples(), measured
+            _recent.decode(position.recent) if position.recent else limits.RecentSamples(), measured
         )
         changes |= {
             "recent": msgspec.msgpack.encode(recent),
             "longest_seconds": job_status.longest_seconds(recent),
         }
-    if latest > standing.latest_lineage:
+    if latest > position.latest_lineage:
         changes["latest_lineage"] = latest
     if changes:
-        moved = {f"new_{name}": changes.get(name, getattr(standing, name)) for name in _CHANGING}
+        moved = {f"new_{name}": changes.get(name, getattr(position, name)) for name in _CHANGING}
         _MOVE.run(connection, {"job": batch.job, **moved})
     more = len(measured) if measured is not None and batch.rank == 0 else 0
     place = {"of_job": batch.job, "of_uid": batch.uid, "more": more}
@@ -233,13 +233,13 @@ def advance(connection: Connection, standing: JobPosition, received: Received, *
     return BatchEffect(ahead, left_out)
 
 
-def _position_changes(standing: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
+def _position_changes(position: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
     """Return the columns of the job that the batch's position changes.
 
     The lanes overtake each other: the furthest position counts, and a restore begins a new lineage.
     """
-    here, there = (standing.lineage, standing.iteration), (batch.lineage, batch.iteration)
-    shows_life_only = max(standing.sequence, standing.samples_sequence) < 0
+    here, there = (position.lineage, position.iteration), (batch.lineage, batch.iteration)
+    shows_life_only = max(position.sequence, position.samples_sequence) < 0
     if there < here and not shows_life_only:
         return {}
     moved = {"iteration": batch.iteration, "lineage": batch.lineage}

@@ -343,5 +343,5 @@ def test_a_setting_that_cannot_be_is_named(environment):
 
 
 def test_the_chore_is_one_of_the_servers():
-    chore = deliveries.chore(AlertSettings(), address="", measures=ServerMetrics())
+    chore = deliveries.chore(AlertSettings(), address="", metrics=ServerMetrics())
     assert (chore.name, chore.every_seconds) == ("alert deliveries", 2.0)

@@ -34,7 +34,7 @@ def families(client, agent, clock):
     client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "application/json"})
     client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "text/plain"})
     client.get("/api/v1/jobs/nobody")
-    client.app.state.measures.delivered(channel="webhook", taken=True)
+    client.app.state.metrics.delivered(channel="webhook", taken=True)
 
     def read():
         return {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}

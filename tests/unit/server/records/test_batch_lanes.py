@@ -123,7 +123,7 @@ def test_what_was_left_out_stands_for_what_the_batch_says(agent, client):
 
 def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     agent.start()
-    client.app.state.room = AdmissionControl(client.app.state.database, limit_bytes=1000)
+    client.app.state.admission = AdmissionControl(client.app.state.database, limit_bytes=1000)
     body = msgspec.msgpack.encode(
         Batch(job="char-gpt", uid="first", attempt=1, rank=0, lane="samples", sequence=0, sent_at=1.0,
               iteration=20, lineage=1, samples=measured(1, 20))
