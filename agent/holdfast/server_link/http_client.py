@@ -252,7 +252,7 @@ class _TimedHTTPConnection(HTTPConnection):
     def _connect(self, connecting: Future[socket.socket]) -> None:
         try:
             connected = super()._new_conn()
-        except Exception as error:
+        except Exception as error:  # raised again in `_new_conn`, whatever it is
             with contextlib.suppress(InvalidStateError):
                 connecting.set_exception(error)
             return

@@ -82,5 +82,5 @@ async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label
 
 
 def _back(job: str, checkpoint: str, part: str, other: str = "") -> Response:
-    beside = f"?with={quote(other)}" if other else ""
-    return RedirectResponse(f"/jobs/{job}/checkpoints/{checkpoint}{beside}#{part}", 303)
+    query = f"?with={quote(other)}" if other else ""
+    return RedirectResponse(f"/jobs/{job}/checkpoints/{checkpoint}{query}#{part}", 303)
