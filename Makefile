@@ -18,12 +18,13 @@ BENCH_PYTHON ?= $(BENCH)/bin/python
 BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.installed)
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
 BENCH_INGEST := .venv-bench-ingest
+FRAMEWORKS := .venv-frameworks
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-integrations docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -36,8 +37,9 @@ demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it,
 test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
 	$(BIN)/pytest -m fast $(PARALLEL)
 
-test-full: setup browser tracer database proxy  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
+test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(PARALLEL)
 
 test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
 	$(BIN)/pytest -m long -s
@@ -67,6 +69,9 @@ bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frame
 bench-restore: setup  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.restore $(ARGS)
 
+bench-integrations: $(FRAMEWORKS)/.installed  ## resume after kills by each framework itself and by Holdfast
+	$(FRAMEWORKS)/bin/python -m benchmarks.integrations $(ARGS)
+
 docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
@@ -77,7 +82,7 @@ wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove build outputs, .venv and .demo
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
 browser: setup
@@ -120,6 +125,14 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/constraints.txt
 
 $(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
 	$(PIP) install -qq -r docs/requirements.txt
+	touch $@
+
+# The frameworks of the adapters, on top of what .venv has.
+$(FRAMEWORKS)/.installed: tests/frameworks/requirements.txt $(VENV)/.installed
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
+	  > $$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/_holdfast_venv.pth
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt -r tests/frameworks/requirements.txt
 	touch $@
 
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -30,6 +31,9 @@ def pytest_configure() -> None:
     """Where a script has put the tests in the background, Ctrl-C is ignored by them and all that they start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# make test-full runs them in an environment that has the frameworks
+collect_ignore = [] if importlib.util.find_spec("lightning") else ["frameworks"]
 
 SLOW = ("browser", "crash", "long", "postgresql", "processes")
 FAST_PATH = "end_to_end/test_quick_start.py"

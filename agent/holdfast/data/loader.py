@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
+from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse
 from holdfast.data.order import RankShare, stable_hash
 from holdfast.data.streams import StreamedBatches
-from holdfast.distributed.ranks import rank_and_world_size
 
 logger = logging.getLogger("holdfast")
 
@@ -77,11 +78,11 @@ class DataLoader:
         tail: Literal["pad", "short"] = "pad",
         **options: Any,
     ) -> None:
-        _refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
+        refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
         self.dataset, self.seed, self.position = dataset, seed, DataPosition()
         self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
-        self.rank, self.world_size = _place_among_ranks(rank, world_size)
+        self.rank, self.world_size = place_among_ranks(rank, world_size)
         if tail not in ("pad", "short"):
             raise ValueError(f"DataLoader(tail={tail!r}): give 'pad' or 'short'")
         # a private generator: instead of torch, _draw_base_seed draws from the global one, once per epoch
@@ -110,6 +111,19 @@ class DataLoader:
         self._mismatch: str | None = None
         self._iterators = _IteratorState()
         self._warned: set[str] = set()
+        self.lookahead = 0
+        """Number of batches that the caller draws in advance, as some frameworks do; they count as not drawn."""
+        self._used_state: dict[str, Any] | None = None
+        """State of the dataset at `position`, with `lookahead`."""
+
+    @classmethod
+    def from_torch(cls, loader: torch.utils.data.DataLoader[Any], **arguments: Any) -> Self:
+        """Return a loader with the dataset, the sampler and the options of a loader of torch.
+
+        `arguments` replace its own, as in `seed=1`. If it shuffles, the order is another one: that of `seed`, else
+        of its generator's seed, else of 0. Raises TypeError for a loader that cannot continue from a position.
+        """
+        return cls(**arguments_of(loader) | arguments)
 
     @property
     def epoch(self) -> int:
@@ -240,24 +254,30 @@ class DataLoader:
         state.open.add(iterator)
         try:
             state.current = state.last = iterator
-            state.began = began = start = self.position
+            state.began = began = start = used = self.position
             seeks, again = state.seek_count, True
+            ahead: deque[tuple[DataPosition, dict[str, Any] | None]] = deque()
             while again:
                 again = False
+                ahead.clear()
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
                 for position, batch in self._inner.batches(start):
-                    self.position = start = position
+                    start = position
+                    ahead.append((position, self._inner.state_dict() if self.lookahead else None))
+                    if len(ahead) > self.lookahead:
+                        self.position, self._used_state = used, _ = ahead.popleft()
                     for drawn in DataLoader.watched_by:
                         drawn.add(self)
                     yield batch
                     if seeks != state.seek_count:
-                        seeks, start, again = state.seek_count, self.position, True
+                        seeks, again = state.seek_count, True
+                        start = used = self.position
                         state.current = state.last = iterator
                         if not start.taken:
                             self._draw_base_seed()
                         break
                     if state.last is not iterator:  # another iterator gave a batch meanwhile
-                        self._take_back(iterator, began, start)
+                        self._take_back(iterator, began, used)
                         if again := self._inner.exclusive:
                             break
             self.position = _after(start)
@@ -356,7 +376,9 @@ class DataLoader:
 
     @property
     def _dataset_state(self) -> dict[str, Any] | None:
-        return self._inner.state_dict() if self.position.taken else None
+        if not self.position.taken:
+            return None
+        return self._used_state if self.lookahead else self._inner.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
@@ -373,7 +395,7 @@ class DataLoader:
         self.seek(position)
         self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
         if isinstance(self._inner, StreamedBatches):
-            self._inner.state = state_dict["dataset"]
+            self._inner.state = self._used_state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
             self._mismatch = (
                 f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
@@ -411,37 +433,6 @@ class _IteratorState:
 def _after(position: DataPosition) -> DataPosition:
     """Return the beginning of the next epoch."""
     return DataPosition(epoch=position.epoch + 1, padded=position.padded)
-
-
-def _refuse(
-    options: dict[str, Any],
-    shuffle: bool,
-    sampler: object,
-    batch_sampler: object,
-    drop_last: bool,
-    batch_size: int | None,
-) -> None:
-    """Raise ValueError for arguments that exclude each other."""
-    if options.pop("generator", None) is not None:
-        raise ValueError("DataLoader(generator=...): the order follows from seed; give seed=... instead")
-    if not options.get("in_order", True):
-        raise ValueError("DataLoader(in_order=False): batches in order of arrival have no position; drop it")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"DataLoader(batch_size={batch_size}): give at least 1, or None for single samples")
-    if sampler is not None and shuffle:
-        raise ValueError("DataLoader(sampler=..., shuffle=True): the sampler decides the order; drop shuffle")
-    if batch_sampler is not None and (sampler is not None or shuffle or drop_last or batch_size != 1):
-        raise ValueError(
-            "DataLoader(batch_sampler=...) replaces batch_size, shuffle, sampler and drop_last; drop them"
-        )
-
-
-def _place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is None and world_size is None:
-        return rank_and_world_size()
-    if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise ValueError(f"DataLoader(rank={rank}, world_size={world_size}): give both, 0 <= rank < world_size")
-    return rank, world_size
 
 
 def _none_left(why: str) -> Generator[Any, None, str]:

@@ -167,7 +167,7 @@ class Boundary:
             if run.result.fenced:
                 self._give_way()
             if run.state is RunState.TORN:
-                self.requests.retry = True
+                self.requests.retry = self._training.updates_before_closure = True
                 self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
 
     def _measure(self, metrics: dict[str, Any]) -> None:

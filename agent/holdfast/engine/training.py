@@ -26,7 +26,7 @@ from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.tree import Shapes, decode
 from holdfast.state.variables import Variables
-from holdfast.state.wrappers import RESERVED
+from holdfast.state.wrappers import RESERVED, StepArguments, StepKeywords, wait_after_closure
 from holdfast.store import Store
 from holdfast.telemetry.reporter import TrainingPosition
 
@@ -69,6 +69,8 @@ class Training:
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
         """Iterations of this attempt, including those that a restore undid."""
+        self.updates_before_closure = False
+        """Whether an optimizer may change parameters before it calls its closure, as SAM does."""
         self._hooks: list[RemovableHandle] = []
         self._unknown_buckets: set[str] = set()
         """Names of DistributedDataParallel modules whose unknown buckets were reported."""
@@ -116,11 +118,19 @@ class Training:
 
         gradients.is_capture_expected = is_capture_expected
 
-        def about_to_update(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            before()
-            gradients.before_update(optimizer)
+        def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
             self._moved = True
             self._updates += 1
+
+            def gradients_ready() -> None:
+                before()
+                gradients.before_update(optimizer)
+
+            if self.updates_before_closure:
+                before()
+            if (with_closure := wait_after_closure(args, kwargs, gradients_ready)) is None:
+                gradients_ready()
+            return with_closure
 
         def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
             gradients.after_update(optimizer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,6 +23,8 @@ from holdfast.torch_internals import compiled_from, runs_step_hooks
 
 RESERVED = ("rng", "session", "gradients")
 """Keywords that the session uses itself in a checkpoint."""
+StepArguments = tuple[Any, ...]
+StepKeywords = dict[str, Any]
 DEPTH = 3
 """Number of nested wrappers in which an optimizer is searched."""
 
@@ -165,6 +167,28 @@ def _inherits_state_dict(item: Any) -> bool:
 
 def _attributes(item: Any) -> dict[str, Any]:
     return getattr(item, "__dict__", {})
+
+
+def wait_after_closure(
+    args: StepArguments, kwargs: StepKeywords, wait: Callable[[], None]
+) -> tuple[StepArguments, StepKeywords] | None:
+    """Return the arguments of an optimizer's `step` with `wait` added to the end of its closure, if it has one.
+
+    The closure runs the forward and the backward pass, which overlap with a copy; parameters change after it.
+    """
+    by_name = "closure" in kwargs
+    closure = kwargs["closure"] if by_name else next(iter(args[1:]), None)
+    if closure is None:
+        return None
+
+    def closure_then_wait() -> Any:
+        loss = closure()
+        wait()
+        return loss
+
+    if by_name:
+        return args, kwargs | {"closure": closure_then_wait}
+    return (args[0], closure_then_wait, *args[2:]), kwargs
 
 
 def require_attributes(path: str, item: object, state: Any) -> None:

@@ -637,3 +637,61 @@ def test_a_resume_within_an_epoch_goes_on_in_the_order_of_the_checkpoint_whateve
     resumed.load_state_dict(loader.state_dict())
     resumed.sampler.set_epoch(1)
     assert indices(resumed) == torchs_order(6)[1:]
+
+
+def ahead_by_one(loader):
+    """The batches, each given after the next one was drawn, as by a framework that wants to know the last one."""
+    batches = iter(loader)
+    current = next(batches, None)
+    while current is not None:
+        following = next(batches, None)
+        yield current
+        current = following
+
+
+@pytest.mark.parametrize("how", [{}, {"num_workers": 2}], ids=str)
+@pytest.mark.parametrize("stop", range(7))
+def test_a_batch_that_a_framework_drew_in_advance_is_given_again_after_a_resume(how, stop, two_epochs):
+    before, after = shuffled(**how), shuffled(**how)
+    for loader in (before, after):
+        loader.attach_session()
+        loader.lookahead = 1
+    batches = ahead_by_one(before)
+    for _ in range(stop):
+        next(batches)
+        before.iteration_ended()
+    after.load_state_dict(before.state_dict())
+    given = [tuple(map(tuple, (column.tolist() for column in batch))) for batch in ahead_by_one(after)]
+    assert given == (two_epochs[0][stop:] or two_epochs[1])
+
+
+def test_the_state_of_a_dataset_is_that_of_the_batch_before_one_drawn_in_advance():
+    before, after = (DataLoader(StatefulStream(), batch_size=2) for _ in range(2))
+    for loader in (before, after):
+        loader.attach_session()
+        loader.lookahead = 1
+    batches = ahead_by_one(before)
+    assert next(batches).tolist() == [0, 1]
+    before.iteration_ended()
+    assert next(batches).tolist() == [2, 3]
+    before.iteration_ended()
+    after.load_state_dict(before.state_dict())
+    assert next(ahead_by_one(after)).tolist() == [4, 5]
+    assert after.dataset.first == 4
+
+
+class StatefulStream(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.next = self.first = 0
+
+    def __iter__(self):
+        self.first = self.next
+        while self.next < 10:
+            self.next += 1
+            yield self.next - 1
+
+    def state_dict(self):
+        return {"next": self.next}
+
+    def load_state_dict(self, state):
+        self.next = state["next"]

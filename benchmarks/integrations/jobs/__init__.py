@@ -1,0 +1,1 @@
+"""One training script per framework, in the style of its own examples."""

@@ -1,0 +1,126 @@
+"""Run a script, kill it at random updates, and compare its log with that of an uninterrupted run."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.02
+UPDATE_SECONDS = 0.05
+"""About what an update takes: a kill comes up to that long after one."""
+TIMEOUT_SECONDS = 300.0
+
+
+@dataclass(kw_only=True)
+class Comparison:
+    """What came of a run with kills, beside an uninterrupted one."""
+
+    updates: int
+    kills: list[int]
+    """The update after which each kill came."""
+    different: list[int] = field(default_factory=list)
+    """Updates with another loss or other samples than in the uninterrupted run."""
+    missing: list[int] = field(default_factory=list)
+    repeated_samples: int = 0
+    """Samples that occur twice in an epoch, in the updates that count in the end."""
+    resume_seconds: list[float] = field(default_factory=list)
+    """From each restart of the process to the end of its first update."""
+    repeated_updates: int = 0
+    """Updates run again, since they came after the last checkpoint."""
+
+    @property
+    def exact(self) -> bool:
+        return not (self.different or self.missing or self.repeated_samples)
+
+
+def run(script: str, resume_by: str, folder: Path, *, kills: int = 0, seed: int = 0, epochs: int = 3) -> Path:
+    """Run `benchmarks.integrations.jobs.<script>` to its end, killed `kills` times in mid-epoch. Return its log.
+
+    Raises RuntimeError with the output of a run that fails.
+    """
+    folder.mkdir(parents=True)
+    log, rng = folder / "log.jsonl", random.Random(seed)
+    command = [
+        *(sys.executable, "-m", f"benchmarks.integrations.jobs.{script}", "--resume-by", resume_by),
+        *("--store", str(folder / "store"), "--log", str(log)),
+    ]
+    updates = 12 * epochs
+    targets = sorted(rng.sample([number for number in range(2, updates) if number % 12], kills))
+    while True:
+        with (folder / "output.txt").open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            if not targets:
+                if process.wait(TIMEOUT_SECONDS):
+                    raise RuntimeError(f"{script} ended with {process.returncode}:\n{_tail(folder)}")
+                return log
+            _wait_for_update(log, targets.pop(0), process, folder)
+            time.sleep(rng.uniform(0, UPDATE_SECONDS))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        with log.open("a") as file:
+            file.write(json.dumps({"event": "killed", "at": time.time()}) + "\n")
+
+
+def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int = 12) -> Comparison:
+    """Compare two logs update by update: every update that ran counts, repeated ones as well."""
+    expected = {entry["number"]: entry for entry in _entries(uninterrupted) if entry["event"] == "update"}
+    result = Comparison(updates=updates, kills=[])
+    final: dict[int, list[int]] = {}
+    last, started = 0, None
+    for entry in _entries(killed):
+        if entry["event"] == "started":
+            started = entry["at"]
+        elif entry["event"] == "killed":
+            result.kills.append(last)
+        elif entry["event"] == "update":
+            if started is not None and result.kills:
+                result.resume_seconds.append(entry["at"] - started)
+            started, last = None, entry["number"]
+            result.repeated_updates += last in final
+            final[last] = entry["samples"]
+            known = expected.get(last, {})
+            if any(entry[what] != known.get(what) for what in ("losses", "samples")):
+                result.different.append(last)
+    result.missing = [number for number in range(1, updates + 1) if number not in final]
+    for first in range(1, updates + 1, epoch):
+        seen = collections.Counter(each for n in range(first, first + epoch) for each in final.get(n, ()))
+        result.repeated_samples += sum(count - 1 for count in seen.values())
+    return result
+
+
+def _entries(log: Path) -> Iterator[dict[str, Any]]:
+    for line in log.read_text().splitlines():
+        with contextlib.suppress(json.JSONDecodeError):  # the line that was being written at a kill
+            yield json.loads(line)
+
+
+def _wait_for_update(log: Path, number: int, process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until this attempt has logged update `number`."""
+    already = len(log.read_text().splitlines()) if log.exists() else 0
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"ended with {process.returncode} before update {number}:\n{_tail(folder)}")
+        lines = log.read_text().splitlines()[already:] if log.exists() else []
+        if any(f'"number": {number},' in line for line in lines):
+            return
+        time.sleep(POLL_SECONDS)
+    raise RuntimeError(f"no update {number} in {TIMEOUT_SECONDS:.0f} s:\n{_tail(folder)}")
+
+
+def _tail(folder: Path) -> str:
+    return "\n".join((folder / "output.txt").read_text(errors="replace").splitlines()[-40:])
