@@ -150,7 +150,11 @@ class SamplerOrder:
                 f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
                 "epoch, samples may occur twice or not at all after a resume"
             )
-        if any(getattr(part, "generator", None) is not None for part in self._parts):
+        # with a set_epoch, the order follows from the epoch, also if a generator draws it
+        if any(
+            hasattr(part, "generator") and part.generator and not hasattr(part, "set_epoch")
+            for part in self._parts
+        ):
             return (
                 f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
                 "twice or not at all"
