@@ -77,11 +77,11 @@ def run(script: str, resume_by: str, folder: Path, *, kills: int = 0, seed: int 
 
 def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int = 12) -> Comparison:
     """Compare two logs update by update: every update that ran counts, repeated ones as well."""
-    expected = {entry["number"]: entry for entry in _entries(uninterrupted) if entry["event"] == "update"}
+    expected = {entry["number"]: entry for entry in entries(uninterrupted) if entry["event"] == "update"}
     result = Comparison(updates=updates, kills=[])
     final: dict[int, list[int]] = {}
     last, started = 0, None
-    for entry in _entries(killed):
+    for entry in entries(killed):
         if entry["event"] == "started":
             started = entry["at"]
         elif entry["event"] == "killed":
@@ -102,7 +102,7 @@ def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int 
     return result
 
 
-def _entries(log: Path) -> Iterator[dict[str, Any]]:
+def entries(log: Path) -> Iterator[dict[str, Any]]:
     for line in log.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # the line that was being written at a kill
             yield json.loads(line)
