@@ -2,8 +2,8 @@
 
     make bench-integrations ARGS='--only lightning --kills 5'
 
-Every script runs once without kills and once with them. A run is exact if each update has the losses and samples of
-the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch.
+Every script runs once without kills and once with them. A run is exact if each update has the losses and samples
+of the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch.
 """
 
 from __future__ import annotations

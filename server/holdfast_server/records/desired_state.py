@@ -32,7 +32,7 @@ T = TypeVar("T")
 AGENT = "agent"
 """Author of the versions in which an order ended."""
 SERVER = "the server"
-SCRIPT = "the script's own"
+SCRIPT = "script default"
 LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 """Limits for the duration of a temporary interval."""
 OPEN_VERIFICATIONS = ("requested", "reading")

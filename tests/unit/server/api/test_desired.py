@@ -70,7 +70,7 @@ def test_an_edit_of_an_old_version_is_told_who_changed_what(job, client):
     reply = edit(client, 0, every=10)
     assert reply.status_code == 409
     told = reply.json()
-    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget the script's own → 2%")
+    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget script default → 2%")
     assert client.get(f"{JOB}/desired").json()["every"] is None
 
 
@@ -113,7 +113,7 @@ def test_rules_of_retention_are_desired_in_the_one_way_in_which_they_are_spelled
     assert (reply.status_code, reply.json()["retention"]) == (200, "last 5, size 200GB")
     assert edit(client, 1, retention=None).json()["retention"] is None
     told = [each["summary"] for each in client.get(f"{JOB}/edits").json()["edits"]]
-    assert told[-1] == "retention the script's own → last 5, size 200GB"
+    assert told[-1] == "retention script default → last 5, size 200GB"
 
 
 def test_an_invalid_part_leaves_the_valid_part_undone(job, client):
@@ -143,7 +143,7 @@ def test_applied_stamps_the_version_with_its_iteration(job, client):
     edits = client.get(f"{JOB}/edits").json()["edits"]
     assert [(one["version"], one["summary"], one["applied_iteration"]) for one in edits] == [
         (2, "interval automatic → every 7", 6),
-        (1, "budget the script's own → 2%", 6),
+        (1, "budget script default → 2%", 6),
     ]
 
 
@@ -314,7 +314,7 @@ def test_an_edit_between_restores_is_still_a_conflict_and_the_only_thing_told(jo
     client.post(f"{JOB}/restores/{placed['id']}/cancel")
     reply = edit(client, 1, every=10)
     told = reply.json()
-    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget the script's own → 2%")
+    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget script default → 2%")
 
 
 @pytest.mark.parametrize(
