@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.profile import IntervalPlan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings
 
 Policy = Callable[[Profile, PacingSettings, FailureHistory], IntervalPlan]
 
@@ -66,6 +66,10 @@ def duration(seconds: float) -> str:
     if seconds >= 1 or seconds == 0:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def format_interval(every: FixedInterval) -> str:
+    return format_iterations(every) if isinstance(every, int) else duration(every.total_seconds())
 
 
 def format_iterations(iterations: int) -> str:

@@ -41,7 +41,10 @@ class IntervalPlan:
     """The interval that a policy chose, with the expected consequences."""
 
     interval: int | None
-    """Iterations between checkpoints; `None`: no checkpoints until something changes."""
+    """Iterations between checkpoints; `None`: no checkpoints until something changes, or their number is not known
+    yet."""
+    interval_seconds: float | None = None
+    """The interval where it is fixed in wall-clock time; `interval` is then an estimate. Otherwise `None`."""
     policy: str = "checkfreq"
     cost_seconds: float = 0.0
     """Training time that one checkpoint costs."""

@@ -229,6 +229,8 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     policy: str
     interval: int | None
     """Interval in iterations; `None` while paused or still profiling."""
+    interval_seconds: float | None = None
+    """The interval where it is fixed in wall-clock time; `interval` is then an estimate."""
     budget: float
     predicted_overhead: float | None
     measured_overhead: float | None
@@ -428,6 +430,9 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     budget: float | None = None
     policy: str | None = None
     every: int | None = None
+    """A fixed interval in iterations."""
+    interval_seconds: float | None = None
+    """A fixed interval in wall-clock time. At most one of the two is set."""
     paused: bool = False
     retention: str | None = None
     """Retention rules, as `holdfast.protocol.retention` parses them."""
