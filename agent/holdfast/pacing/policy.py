@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.profile import IntervalPlan, Profile
@@ -69,7 +70,14 @@ def duration(seconds: float) -> str:
 
 
 def format_interval(every: FixedInterval) -> str:
-    return format_iterations(every) if isinstance(every, int) else duration(every.total_seconds())
+    """Format exactly: `50 iterations`, `2 h 30 min`. `parse_every` reads a time back."""
+    if isinstance(every, int):
+        return format_iterations(every)
+    minutes, seconds = divmod(every, timedelta(minutes=1))
+    parts = [f"{count} {unit}" for count, unit in zip(divmod(minutes, 60), ("h", "min"), strict=True) if count]
+    if seconds or not parts:
+        parts.append(f"{seconds.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
+    return " ".join(parts)
 
 
 def format_iterations(iterations: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 SnapshotMode = Literal["cpu", "gpu"]
@@ -60,6 +61,11 @@ class IntervalPlan:
     """Why this interval, in words."""
     pending: str = ""
     """Why the interval stays although the measured overhead is over the budget; empty where it is not."""
+
+    @property
+    def interval_in_force(self) -> int | timedelta | None:
+        """The interval in iterations, or in time where it is fixed so."""
+        return self.interval if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)
 
 
 def to_json(profile: Profile) -> dict[str, float]:

@@ -25,8 +25,8 @@ class PacingSettings:
     """Maximum overhead: (time with checkpoints / time without) - 1."""
     policy: str = "checkfreq"
     every: FixedInterval | None = None
-    """Interval that overrides the policy. A time: the first boundary at which it has passed since the last checkpoint
-    began."""
+    """Interval that overrides the policy. A time begins with each checkpoint, and ends at the first boundary after
+    it."""
     paused: bool = False
     mtbf_seconds: float | None = None
     """Mean time between failures of the whole job; `None`: the published rate. Observed failures correct both."""

@@ -11,6 +11,7 @@ Times named `at` are seconds since the Unix epoch on the sender's clock, for dis
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import msgspec
@@ -450,3 +451,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     latest_lineage: int = 0
     """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent
     ignores one that exceeds what its store has by more than `PLAUSIBLE_STEP`."""
+
+    @property
+    def fixed_interval(self) -> int | timedelta | None:
+        """The fixed interval in iterations or in time; `None`: automatic."""
+        return self.every if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)

@@ -9,10 +9,11 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from typing import Any, Literal
 
 from holdfast.pacing import Controller, IntervalPlan, Profile
-from holdfast.pacing.policy import duration, percent
+from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
@@ -235,7 +236,7 @@ class Reporter:
             self._logged_interval = now
         every = "none for now"
         if seconds is not None:
-            every = f"every {duration(seconds)}"
+            every = f"every {format_interval(timedelta(seconds=seconds))}"
         elif plan.interval is not None:
             every = f"every {plan.interval:,} iterations" if plan.interval > 1 else "every iteration"
         figures = f"policy {plan.policy}"

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast.pacing import PacingSettings, interval_iterations, interval_time, parse_every, parse_mtbf
+from holdfast.pacing.policy import format_interval
 from holdfast.pacing.settings import settings_from_json, settings_to_json
 
 
@@ -32,6 +33,17 @@ def test_a_time_between_failures_that_is_none_is_refused_with_the_way_out(typed:
 )  # fmt: skip
 def test_an_interval_with_a_unit_is_a_time(typed: str | timedelta, seconds: float) -> None:
     assert parse_every(typed) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [("600s", "10 min"), ("2h30min", "2 h 30 min"), ("90s", "1 min 30 s"), ("2 days", "48 h"), ("0.25s", "0.25 s"),
+     ("1h1min1.000001s", "1 h 1 min 1.000001 s"), ("1", "1 iteration"), ("5000", "5,000 iterations")],
+)  # fmt: skip
+def test_an_interval_is_shown_exactly_and_a_shown_time_can_be_typed_again(typed: str, shown: str) -> None:
+    assert format_interval(parse_every(typed)) == shown
+    if isinstance(parse_every(typed), timedelta):
+        assert parse_every(shown) == parse_every(typed)
 
 
 @pytest.mark.parametrize(("typed", "iterations"), [(50, 50), ("50", 50), (" 7 ", 7), (10**9, 10**9)])
