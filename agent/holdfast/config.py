@@ -136,7 +136,8 @@ class Config:
     )
     retention: Retention | None = setting(
         None,
-        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, size 200GB`",
+        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, "
+        "best 3 by val_loss, size 200GB`",
         parse_retention,
         shown="as `keep` says",
     )

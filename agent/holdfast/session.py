@@ -54,8 +54,8 @@ class Session:
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
             correct it. Default: HOLDFAST_MTBF, else as clusters report it.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
-        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
-            Default: HOLDFAST_RETENTION.
+        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, best 3 by val_loss,
+            size 200GB, per lineage". Default: HOLDFAST_RETENTION.
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
         backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the

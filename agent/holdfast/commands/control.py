@@ -109,6 +109,7 @@ def retention(
     """Choose which checkpoints are kept.
 
     `last N` keeps the newest N, `every N` one per N iterations, and `spaced N` about N at growing distances.
+    `best N by METRIC` keeps the N with the smallest values of a metric, and `best N by max METRIC` the largest.
     `size` limits what these keep. With `per lineage` the rules apply to each lineage separately. The newest
     durable checkpoint, pinned ones and safety checkpoints are always kept.
 

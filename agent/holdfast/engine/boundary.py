@@ -65,6 +65,8 @@ class Boundary:
         self._meter, self._preemption = meter, preemption
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.position
+        if ranks.leads:  # which writes the manifest
+            checkpoints.read_metrics = meter.newest_metrics
         self.requests = Requests()
         self._startup = Startup(
             training,

@@ -8,7 +8,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import msgspec
@@ -22,7 +22,7 @@ from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import Retention
+from holdfast.protocol.retention import LoggedMetric, Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunOrigin, RunRequest, RunState, WriteResult
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
@@ -101,6 +101,8 @@ class Checkpointer:
         channel = ranks if isinstance(ranks, SideGroup) else None
         self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend, channel=channel)
         self.snapshots.shared = self.persister.shares_memory
+        self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
+        """Returns a function that returns the newest metrics, once the copy of the state has ended."""
         self.unprepared = True
         """`prepare` was not called yet."""
 
@@ -231,6 +233,7 @@ class Checkpointer:
             at_once=at_once,
             over_seconds=over_seconds,
             fingerprint=_fingerprint(),
+            metrics=self.read_metrics(),
         )
         run = CheckpointRun(request, self.snapshots, self._events, self)
         is_submitted = False

@@ -274,6 +274,12 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     lineages: int
 
     @property
+    def fixed_interval(self) -> int | timedelta | None:
+        """The interval that an operator has fixed, in iterations or in time."""
+        seconds = self.desired.interval_seconds
+        return self.desired.every if seconds is None else timedelta(seconds=seconds)
+
+    @property
     def interval_in_force(self) -> int | timedelta | None:
         """The interval in iterations, or in time where it is fixed so."""
         return self.interval if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)
@@ -352,7 +358,7 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """Time after which `every` expires. UNSET or `None`: never."""
     paused: bool | UnsetType = UNSET
     retention: str | UnsetType | None = UNSET
-    """Retention rules: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
+    """Retention rules: any of `last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, per lineage`."""
     checkpoint_request: bool | UnsetType = UNSET
     """Whether to take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET

@@ -11,7 +11,6 @@ Times named `at` are seconds since the Unix epoch on the sender's clock, for dis
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 from typing import Annotated, Literal
 
 import msgspec
@@ -229,9 +228,8 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
 
     policy: str
     interval: int | None
-    """Interval in iterations; `None` while paused or still profiling."""
+    """In iterations, an estimate for an interval that is fixed in time; `None` while paused or still profiling."""
     interval_seconds: float | None = None
-    """The interval where it is fixed in wall-clock time; `interval` is then an estimate."""
     budget: float
     predicted_overhead: float | None
     measured_overhead: float | None
@@ -431,9 +429,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     budget: float | None = None
     policy: str | None = None
     every: int | None = None
-    """A fixed interval in iterations."""
     interval_seconds: float | None = None
-    """A fixed interval in wall-clock time. At most one of the two is set."""
+    """A fixed interval in wall-clock time, instead of `every` in iterations."""
     paused: bool = False
     retention: str | None = None
     """Retention rules, as `holdfast.protocol.retention` parses them."""
@@ -451,8 +448,3 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     latest_lineage: int = 0
     """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent
     ignores one that exceeds what its store has by more than `PLAUSIBLE_STEP`."""
-
-    @property
-    def fixed_interval(self) -> int | timedelta | None:
-        """The fixed interval in iterations or in time; `None`: automatic."""
-        return self.every if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)

@@ -336,7 +336,7 @@ def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
 
 async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatus], *, now: float) -> ControlsPart:
     budget = job.desired.budget if job.desired.budget is not None else job.budget
-    every = job.desired.fixed_interval or job.interval_in_force
+    every = job.fixed_interval or job.interval_in_force
     return ControlsPart(
         job=job,
         budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
