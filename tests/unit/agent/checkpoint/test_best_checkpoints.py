@@ -77,10 +77,10 @@ def test_the_best_stay_also_after_a_restart(tmp_path: Path) -> None:
     first = begun(tmp_path, retention=rules)
     train(first, 10, metrics)
     first._close("killed")
-    assert iterations(open_store(tmp_path)) == [1, 6, 9, 10]  # 1: where the lineage began
+    assert iterations(open_store(tmp_path)) == [6, 9, 10]
     with begun(tmp_path, retention=rules) as second:
         train(second, 20, metrics)
-    assert iterations(open_store(tmp_path)) == [1, 9, 15, 20]
+    assert iterations(open_store(tmp_path)) == [9, 15, 20]
 
 
 def test_a_metric_that_appears_nowhere_keeps_nothing_and_breaks_nothing(tmp_path: Path) -> None:
