@@ -1,6 +1,6 @@
-"""Parsers for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `2h30min`.
+"""Parsers and a format for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `2h30min`.
 
-Each takes the name of the value and raises a ValueError with that name, the text, and what to write instead.
+Each parser takes the name of the value, and raises a ValueError with that name, the text and what to write.
 """
 
 from __future__ import annotations
@@ -50,6 +50,16 @@ def parse_positive_seconds(text: str, name: str) -> float:
 def parse_bytes(text: str, name: str) -> float:
     """Parse a size greater than 0, such as `6.5GB` or `512 MiB`."""
     return _positive(_parse(text, name, _SIZES, "a size: write 6.5GB or 512MiB"), text, name)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Format a size with three digits and a suitable unit."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
 
 
 def parse_speed(text: str, name: str) -> float:

@@ -103,6 +103,15 @@ class Retention:
         """Whether there is a rule other than `size`."""
         return bool(self.best) or (self.last, self.every, self.spaced) != (None, None, None)
 
+    @property
+    def most_kept(self) -> int | None:
+        """Most checkpoints that the rules keep, not counting protected ones; `None` if they set no limit."""
+        if not self.counts or self.every is not None or self.per_lineage:
+            return None
+        spaced = self.spaced or 0
+        newest = max(1, self.last or 0, (spaced + 1) // 2)
+        return max(spaced, newest + sum(rule.count for rule in self.best))
+
     @classmethod
     def keeping(cls, count: int) -> Self:
         """Return the rules of the setting `keep`."""

@@ -127,3 +127,14 @@ def test_no_rank_trains_on_with_half_of_a_restore(launcher, tmp_path):
         assert [member.wait() for member in members] == [0, -9, 0]
         assert {member.result()[0] for member in members if member.number != 1} == {"RestoreFailed"}
     all_whole(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_rank_0_knows_how_large_a_checkpoint_of_all_ranks_is(launcher, tmp_path, kind):
+    found = launcher.run(
+        WORLD, "tests.support.exact_multi_rank_workloads.estimated", store=str(tmp_path), kind=kind
+    )  # fmt: skip
+    store = open_store(tmp_path)
+    manifest = restore.manifest(store, "job", store.checkpoints("job")[-1])
+    stored_bytes = sum(file.size_bytes - file.header_bytes for file in manifest.files)
+    assert found[0] == pytest.approx(stored_bytes, rel=0.02)

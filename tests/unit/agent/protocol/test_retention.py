@@ -290,6 +290,14 @@ def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, rando
 
 @settings(max_examples=300, deadline=None)
 @given(situations())
+def test_no_more_than_the_most_that_the_rules_keep_stay(situation: dict) -> None:
+    most = situation["rules"].most_kept
+    gone = checkpoints_to_delete(**situation | {"protected": (), "pinned": ()})
+    assert most is None or len(situation["checkpoints"]) - len(gone) <= most
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
 def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dict) -> None:
     rules: Retention = situation["rules"]
     gone, checkpoints = checkpoints_to_delete(**situation), situation["checkpoints"]
