@@ -127,7 +127,7 @@ def estimated(stage: WorkloadChannel, store: str, *, kind: str) -> int:
     """Take a checkpoint, and return the size that this rank expects of one in bytes."""
     job = MultiRankJob(store, kind=kind)
     for now in job.moments():
-        if now == "stepped" and job.session.iteration == 2:
+        if now == "stepped" and job.session.iteration == 6:
             break
     job.settle()
     dist.barrier()
