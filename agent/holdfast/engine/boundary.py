@@ -247,20 +247,20 @@ class Boundary:
         return (order.checkpoint, order.id) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
-        if not self._paces(iteration):
+        if not self._is_interval_over(iteration):
             return False
         self._meter.update_controller()  # after which it may not be
-        return self._paces(iteration)
+        return self._is_interval_over(iteration)
 
-    def _paces(self, iteration: int) -> bool:
-        """Return whether the pacing controller wants a checkpoint after this iteration or a later one."""
+    def _is_interval_over(self, iteration: int) -> bool:
+        """Return whether the interval ends with this iteration, which may be a later one."""
         ahead = iteration - self._position.iteration
         return self._controller.due(iteration, time.monotonic() - self._taken_at, ahead=ahead)
 
     def _may_act_after(self, iteration: int) -> bool:
         """Return whether that boundary is likely to take a checkpoint."""
         known = self._coordinator.may_act_after(iteration)
-        return known if known is not None else self._controller.plan is None or self._paces(iteration)
+        return known if known is not None else self._controller.plan is None or self._is_interval_over(iteration)
 
     def _is_exit_requested(self) -> bool:
         if self._preemption.is_requested or self._ranks.world_size == 1:

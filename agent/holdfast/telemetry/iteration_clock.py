@@ -149,7 +149,7 @@ class MetricReader:
         later value.
         """
         for name, value in metrics.items():
-            if isinstance(value, torch.Tensor) and value.is_cuda and value.numel() == 1:
+            if type(value) is torch.Tensor and value.device.type != "cpu" and value.numel() == 1:
                 value = value.detach()
             elif type(value) is not float:
                 value = self._number(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from holdfast.server_link.connection import ServerConnection
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 from holdfast.telemetry.reporter import Reporter
+
+logger = logging.getLogger("holdfast")
 
 BATCH_ITERATIONS = 16
 RECENT_ITERATIONS = 64
@@ -117,8 +120,24 @@ class IterationMetrics:
             self._reporter.sample(measured, metrics)
 
     def newest_metrics(self) -> Callable[[], dict[str, LoggedMetric]]:
-        """Return a function that returns the newest value of each metric; see `MetricReader.newest`."""
-        return self._metrics.newest(self._reporter.position.lineage)
+        """Return a function that returns the newest value of each metric; see `MetricReader.newest`.
+
+        Without those that cannot be read: a checkpoint does not fail for its metrics.
+        """
+        try:
+            read = self._metrics.newest(self._reporter.position.lineage)
+        except Exception as error:  # a tensor of another package may raise anything
+            logger.debug("a checkpoint records no metrics: %s", error)
+            return dict
+
+        def newest() -> dict[str, LoggedMetric]:
+            try:
+                return read()
+            except Exception as error:  # the device failed
+                logger.debug("a checkpoint records no metrics: %s", error)
+                return {}
+
+        return newest
 
     def close(self) -> None:
         """Send all samples, and what this rank has not reported yet."""

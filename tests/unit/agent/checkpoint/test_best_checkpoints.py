@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import holdfast
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.garbage_collection import plan
+from holdfast.cli import app
 from holdfast.protocol.retention import LoggedMetric, parse_retention
 from holdfast.store import Store, open_store
 
@@ -88,6 +90,13 @@ def test_a_metric_that_appears_nowhere_keeps_nothing_and_breaks_nothing(tmp_path
         train(session, 5, {at: {"val_loss": 1.0 / at} for at in range(1, 6)})
     assert iterations(open_store(tmp_path))[-1] == 5
     assert len(iterations(open_store(tmp_path))) <= 2
+
+
+def test_the_command_shows_the_metrics_of_a_checkpoint(tmp_path: Path) -> None:
+    with begun(tmp_path) as session:
+        train(session, 2, {1: {"val/loss": 0.25}, 2: {"accuracy": 2 / 3}})
+    shown = CliRunner().invoke(app, ["store", "show", str(tmp_path), "job", "2"]).output
+    assert "  metrics   val/loss 0.25 (iteration 1), accuracy 0.666667 (iteration 2)\n" in shown
 
 
 def test_garbage_collection_keeps_the_best(tmp_path: Path) -> None:
