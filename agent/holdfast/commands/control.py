@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +71,15 @@ def every(
     if duration is not None:
         limit["every_seconds"] = parsed(lambda text: parse_positive_seconds(text, "--for"), duration)
         done += f" for {duration}"
-    _edit(client, job, done, no_wait=no_wait, json=json, every=value and interval, **limit)
+    _edit(
+        client,
+        job,
+        done,
+        no_wait=no_wait,
+        json=json,
+        every=interval if isinstance(value, timedelta) else value,
+        **limit,
+    )
 
 
 @with_client
