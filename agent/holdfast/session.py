@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Self
 
 from holdfast.checkpoint import restore
@@ -48,12 +49,13 @@ class Session:
         token: the server's secret. Default: HOLDFAST_TOKEN.
         budget: overhead that checkpointing may cause, 0.035 or "3.5%". Default: HOLDFAST_BUDGET, else 3.5 %.
         policy: what chooses the interval. Default: HOLDFAST_POLICY, else "checkfreq".
-        every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
+        every: a fixed interval in the policy's place: 500 iterations, or a time such as "10min", "1.5h" or
+            "2h30min". Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
             correct it. Default: HOLDFAST_MTBF, else as clusters report it.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
-        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
-            Default: HOLDFAST_RETENTION.
+        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, best 3 by val_loss,
+            size 200GB, per lineage". Default: HOLDFAST_RETENTION.
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
         backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
@@ -92,7 +94,7 @@ class Session:
         token: str | None = None,
         budget: float | str | None = None,
         policy: str | None = None,
-        every: int | None = None,
+        every: int | str | timedelta | None = None,
         mtbf: float | str | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
@@ -269,9 +271,15 @@ class Session:
         """
         self._boundary.requests.checkpoint = True
 
-    def every(self, iterations: int | None) -> None:
-        """Take a checkpoint every `iterations`; `None` returns to the policy."""
-        every = parse_every(iterations) if iterations is not None else None
+    def every(self, interval: int | str | timedelta | None) -> None:
+        """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
+
+        A time begins with the last checkpoint: the next one is taken at the first `step` after it has passed.
+
+        Raises:
+            ValueError: neither a whole number of iterations from 1, nor a time above 0.
+        """
+        every = parse_every(interval) if interval is not None else None
         self._orders.base = dataclasses.replace(self._orders.base, every=every)
         self._boundary.settings_changed()
 

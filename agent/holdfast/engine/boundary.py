@@ -65,6 +65,8 @@ class Boundary:
         self._meter, self._preemption = meter, preemption
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.position
+        if ranks.leads:  # which writes the manifest
+            checkpoints.read_metrics = meter.newest_metrics
         self.requests = Requests()
         self._startup = Startup(
             training,
@@ -83,13 +85,13 @@ class Boundary:
         self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
-        """When this attempt began, or began its last checkpoint."""
+        """When training began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
         self._store_asked_at = -ASK_STORE_SECONDS
         training.around_updates(
             self._before_update,
             meter.clock.update_ends,
-            lambda iteration: self._coordinator.may_act_after(iteration),
+            self._may_act_after,
         )
 
     def resume(self) -> None:
@@ -100,6 +102,7 @@ class Boundary:
         """Begin training from what is in place; after an interruption the session can still resume."""
         self._startup.begin(start)
         self._coordinator.begin(self._position.iteration)
+        self._taken_at = time.monotonic()
         self._meter.clock.begin()
         self._lifecycle.enter(Life.TRAINING)
 
@@ -244,10 +247,20 @@ class Boundary:
         return (order.checkpoint, order.id) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
-        if not self._controller.due(iteration):
+        if not self._is_interval_over(iteration):
             return False
         self._meter.update_controller()  # after which it may not be
-        return self._controller.due(iteration)
+        return self._is_interval_over(iteration)
+
+    def _is_interval_over(self, iteration: int) -> bool:
+        """Return whether the interval ends with this iteration, which may be a later one."""
+        ahead = iteration - self._position.iteration
+        return self._controller.due(iteration, time.monotonic() - self._taken_at, ahead=ahead)
+
+    def _may_act_after(self, iteration: int) -> bool:
+        """Return whether that boundary is likely to take a checkpoint."""
+        known = self._coordinator.may_act_after(iteration)
+        return known if known is not None else self._controller.plan is None or self._is_interval_over(iteration)
 
     def _is_exit_requested(self) -> bool:
         if self._preemption.is_requested or self._ranks.world_size == 1:

@@ -102,21 +102,14 @@ class Training:
         self,
         before: Callable[[], None],
         after: Callable[[], None],
-        may_act_after: Callable[[int], bool | None] = lambda _: None,
+        may_act_after: Callable[[int], bool],
     ) -> None:
         """Call these around each optimizer step, until `close`.
 
-        `may_act_after` returns whether a checkpoint may be taken after an iteration; `None`: the pacing decides.
+        `may_act_after` returns whether a checkpoint may be taken after an iteration.
         """
-        gradients, controller = self.registry.gradients, self._controller
-
-        def is_capture_expected() -> bool:
-            following = self._position.iteration + 1
-            if (known := may_act_after(following)) is not None:
-                return known
-            return controller.plan is None or controller.due(following)
-
-        gradients.is_capture_expected = is_capture_expected
+        gradients = self.registry.gradients
+        gradients.is_capture_expected = lambda: may_act_after(self._position.iteration + 1)
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
             self._moved = True

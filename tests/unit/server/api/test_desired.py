@@ -37,6 +37,44 @@ def test_an_edit_makes_a_version(job, client):
     assert (reply.json()["version"], reply.json()["budget"], reply.json()["every"]) == (1, 0.02, 50)
 
 
+def test_an_interval_is_fixed_in_iterations_or_in_time(job, client):
+    assert edit(client, 0, every=50).json()["every"] == 50
+    timed = edit(client, 1, every="2h30min").json()
+    assert (timed["every"], timed["interval_seconds"]) == (None, 9000.0)
+    counted = edit(client, 2, every="70").json()
+    assert (counted["every"], counted["interval_seconds"]) == (70, None)
+    edit(client, 3, every="10min", every_seconds=3600)
+    assert client.get(JOB).json()["every_until"] is not None
+    reply = edit(client, 4, every=None).json()
+    assert (reply["every"], reply["interval_seconds"]) == (None, None)
+    assert [one["summary"].split(" until")[0] for one in client.get(f"{JOB}/edits").json()["edits"]] == [
+        "interval every 10 min",
+        "interval every 70 → every 10 min",
+        "interval every 2 h 30 min → every 70",
+        "interval every 50 → every 2 h 30 min",
+        "interval automatic → every 50",
+    ]
+
+
+@pytest.mark.parametrize("every", ["10 parsecs", "0s", "", 1.5, 0, "-10min", "1e9 days"])
+def test_an_interval_that_is_none_is_refused(job, client, every):
+    reply = edit(client, 0, every=every)
+    assert (reply.status_code, client.get(f"{JOB}/desired").json()["version"]) == (422, 0)
+
+
+def test_an_interval_in_time_is_reported_as_one(job, client):
+    event = msgspec.structs.replace(paced(), policy="fixed", interval=100, interval_seconds=10.0)
+    job.say(event)
+    summary = client.get(JOB).json()
+    assert (summary["interval"], summary["interval_seconds"]) == (100, 10.0)
+    assert summary["interval_reason"].startswith("set to every 10 s")
+    assert client.get(f"{JOB}/timeline").json()["paced"][-1]["interval_seconds"] == 10.0
+    plan = client.get(f"{JOB}/preview?every=10min").json()["plan"]
+    assert (plan["interval"], plan["interval_seconds"]) == (6000, 600.0)
+    answer = client.get(f"{JOB}/plan?every=10min").json()["comparison"]
+    assert [each["interval"] for each in answer["requested"]] == [6000]
+
+
 def test_null_goes_back_to_the_scripts_own_setting(job, client):
     edit(client, 0, budget=0.02, policy="fixed")
     reply = edit(client, 1, budget=None)
