@@ -31,23 +31,34 @@ class Row:
     script: str
     resumed_by: str
     lines: int | None
-    result: Comparison
+    result: Comparison | None
+    """`None` if a start after a kill failed."""
     blocked_seconds: float | None
+    error: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.result is None:
+            return f"a start after a kill fails: {self.error}"
+        return "exact" if self.result.exact else "not exact"
 
     def cells(self) -> list[str]:
         result = self.result
+        lines = "–" if self.lines is None else str(self.lines)
+        blocked = "–" if self.blocked_seconds is None else f"{self.blocked_seconds * 1000:.1f}"
+        start = [f"{self.script} {_version(self.script)}", self.resumed_by, lines]
+        if result is None:
+            return [*start, "fails", "–", "–", "–", "–", blocked]
         wrong = len(set(result.different) | set(result.missing))
         resume = f"{statistics.median(result.resume_seconds):.1f}" if result.resume_seconds else "–"
         return [
-            f"{self.script} {_version(self.script)}",
-            self.resumed_by,
-            "–" if self.lines is None else str(self.lines),
+            *start,
             "yes" if result.exact else "no",
             f"{wrong} of {result.updates}",
             str(result.repeated_samples),
             str(result.repeated_updates),
             resume,
-            "–" if self.blocked_seconds is None else f"{self.blocked_seconds * 1000:.1f}",
+            blocked,
         ]
 
 
@@ -72,10 +83,8 @@ def main() -> None:
                     continue
                 row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args.kills, args.seed)
                 rows.append(row)
-                exact = "exact" if row.result.exact else "not exact"
-                print(
-                    f"[{time.monotonic() - started:5.0f} s] {script}, resumed by {resumed_by}: {exact}", flush=True
-                )
+                seconds = time.monotonic() - started
+                print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
     _print_table(rows)
     print(
         "\nlines           lines of the script that name Holdfast or its session\n"
@@ -83,22 +92,25 @@ def main() -> None:
         "resume s        from the start of the process to the end of its first update, median\n"
         "blocked ms      time that training stands still for a checkpoint, median"
     )
-    figures = {
-        f"{row.script}_{row.resumed_by}": {"exact": row.result.exact, "wrong": len(row.result.different)}
-        for row in rows
-    }
+    figures = {f"{row.script}_{row.resumed_by}": row.outcome for row in rows}
     print("figures:", json.dumps(figures))
 
 
 def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) -> Row:
     uninterrupted = run(script, resumed_by, folder / "uninterrupted")
-    killed = run(script, resumed_by, folder / "killed", kills=kills, seed=seed)
+    result, error = None, ""
+    try:
+        killed = run(script, resumed_by, folder / "killed", kills=kills, seed=seed)
+        result = compare(uninterrupted, killed)
+    except RuntimeError as failed:
+        error = str(failed).splitlines()[-1]
     blocked = [entry["seconds"] for entry in entries(uninterrupted) if entry["event"] == "blocked"]
     return Row(
         script=script,
         resumed_by=resumed_by,
         lines=_lines(script) if resumed_by == "holdfast" else None,
-        result=compare(uninterrupted, killed),
+        result=result,
+        error=error,
         blocked_seconds=statistics.median(blocked) if blocked else None,
     )
 
