@@ -96,6 +96,7 @@ class Boundary:
 
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
+        self.restore_callbacks.begin()
         self._begin(self._startup.choose())
 
     def _begin(self, start: Start) -> None:
@@ -308,6 +309,7 @@ class Boundary:
         self._meter.update_controller()
         relaunches, restores = False, self._training.restore_count
         self._lifecycle.enter(Life.RESTORING)
+        self.restore_callbacks.begin()
         try:
             relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
