@@ -133,16 +133,10 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
-            open_store(options.store),
-            self.job,
-            uuid.uuid4().hex,
-            retention=options.retention_rules,
-            max_in_flight=options.max_in_flight,
-            backend=options.backend,
-            debug=options.debug,
-            reporter=self._reporter,
-            ranks=self._ranks,
-        )
+            open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
+            max_in_flight=options.max_in_flight, backend=options.backend, debug=options.debug,
+            reporter=self._reporter, ranks=self._ranks,
+        )  # fmt: skip
         console_log.open()
         self._orders = Orders(
             self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
@@ -155,18 +149,10 @@ class Session:
         """The last error that `step` reported: a repeated one is logged once."""
         try:
             self._boundary = Boundary(
-                training=self._training,
-                controller=self._controller,
-                checkpoints=self._checkpoints,
-                reporter=self._reporter,
-                ranks=self._ranks,
-                orders=self._orders,
-                verifier=self._verifier,
-                meter=self._meter,
-                preemption=self._preemption,
-                lifecycle=self._lifecycle,
-                options=options,
-            )
+                training=self._training, controller=self._controller, checkpoints=self._checkpoints,
+                reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
+                meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
+            )  # fmt: skip
         except BaseException:  # leave the process as it was found
             parts = self._reporter.link, self._ranks, self._training, self._preemption
             for close in (*[part.close for part in parts], self._checkpoints.tier.release):
@@ -196,6 +182,16 @@ class Session:
     def attempt(self) -> int:
         """The number of this start of the job, from 1; 0 while its store cannot be written to."""
         return self._checkpoints.attempt
+
+    @property
+    def url(self) -> str | None:
+        """Address of the job's page on the server, without credentials; `None` without a server."""
+        return self._reporter.link.page
+
+    @property
+    def logger_runs(self) -> dict[str, tuple[str, int]]:
+        """Runs of loggers, by logger: (run id, lineage that it logs). Saved and restored with each checkpoint."""
+        return self._training.logger_runs
 
     def resume(self) -> int:
         """Resume from the newest durable checkpoint, or from the one that an operator requested.
@@ -308,6 +304,15 @@ class Session:
         self._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint)
         self._boundary.requests.restore = checkpoint
 
+    def on_restored(self, callback: Callable[[int, int], object]) -> None:
+        """Call `callback(iteration, lineage)` whenever training has gone back to a checkpoint.
+
+        That is after a resume that loaded one, and after each restore in place, on the training thread, once the
+        state is in place. Callbacks run in the order of registration. One that is registered after the resume is
+        called at once. An exception in a callback is logged; training continues.
+        """
+        self._boundary.restore_callbacks.add(callback)
+
     def close(self) -> None:
         """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""
         self._close("finished")
@@ -322,9 +327,7 @@ class Session:
         life = self._lifecycle
         if life.is_over:
             return
-        if life.state is Life.HALF_RESTORED and reason == "finished":  # the script closes in a `finally`
-            reason = RestoreFailed.__name__
-        reason = life.state.value if life.is_ending else reason
+        reason = life.ending(reason)
         has_begun = life.state is not Life.STARTING  # after an interrupted resume the state may be half-loaded
         finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
@@ -346,12 +349,7 @@ class Session:
             console_log.close,
             self._preemption.close,  # last: a second SIGTERM must not interrupt the final checkpoint
         )
-        for part in parts:
-            try:
-                part()
-            except Exception:  # must not hide the error that ends the loop
-                logger.exception("%s: while closing", self.job)
-        life.enter(Life.CLOSED)
+        life.close(self.job, parts)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

@@ -22,6 +22,7 @@ from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
+from holdfast.engine.restore_callbacks import RestoreCallbacks
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
@@ -68,6 +69,7 @@ class Boundary:
         if ranks.leads:  # which writes the manifest
             checkpoints.read_metrics = meter.newest_metrics
         self.requests = Requests()
+        self.restore_callbacks = RestoreCallbacks(self._position)
         self._startup = Startup(
             training,
             checkpoints,
@@ -96,15 +98,18 @@ class Boundary:
 
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
+        self.restore_callbacks.begin()
         self._begin(self._startup.choose())
 
     def _begin(self, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
         self._startup.begin(start)
         self._coordinator.begin(self._position.iteration)
+        self._lifecycle.enter(Life.TRAINING)
+        if start.loaded is not None:
+            self.restore_callbacks.run()
         self._taken_at = time.monotonic()
         self._meter.clock.begin()
-        self._lifecycle.enter(Life.TRAINING)
 
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out requests, if any."""
@@ -315,8 +320,9 @@ class Boundary:
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.update_controller()
-        relaunches = False
+        relaunches, restores = False, self._training.restore_count
         self._lifecycle.enter(Life.RESTORING)
+        self.restore_callbacks.begin()
         try:
             relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
@@ -324,8 +330,10 @@ class Boundary:
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
         self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
         self._startup.publish_attempt()
-        self._meter.clock.restart()
         self._coordinator.begin(self._position.iteration)
+        if self._training.restore_count != restores:
+            self.restore_callbacks.run()
+        self._meter.clock.restart()
 
     def _end(self, decision: Decision) -> None:
         """Take the final checkpoint after SIGTERM, if there is time."""

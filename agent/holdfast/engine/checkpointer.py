@@ -23,7 +23,15 @@ from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric, Retention
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunOrigin, RunRequest, RunState, WriteResult
+from holdfast.snapshot.checkpoint_run import (
+    SETTLED,
+    CheckpointRun,
+    RunListener,
+    RunOrigin,
+    RunRequest,
+    RunState,
+    WriteResult,
+)
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
@@ -96,6 +104,8 @@ class Checkpointer:
         """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store)
+        self.listeners: list[RunListener] = []
+        """Listeners of integrations to the runs of this attempt."""
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
         self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
         self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
@@ -254,7 +264,7 @@ class Checkpointer:
             fingerprint=_fingerprint(),
             metrics=self.read_metrics(),
         )
-        run = CheckpointRun(request, self.snapshots, self._events, self)
+        run = CheckpointRun(request, self.snapshots, self._events, *self.listeners, self)
         is_submitted = False
         try:
             self._follow(run)

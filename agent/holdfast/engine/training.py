@@ -64,6 +64,8 @@ class Training:
         """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
+        self.logger_runs: dict[str, tuple[str, int]] = {}
+        """Runs of loggers, by logger: run id and the lineage that it logs."""
         self._moved = False
         self._drawn = self._updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
@@ -278,6 +280,7 @@ class Training:
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
                 "reducers": reducers,
+                "logger_runs": self.logger_runs,
             },
             gradients=gradients,
         )
@@ -372,6 +375,7 @@ class Training:
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
+        self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])
         self._controller.restored(self._position.iteration)

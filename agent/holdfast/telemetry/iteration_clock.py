@@ -59,6 +59,8 @@ class IterationClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.on_stall: Callable[[StallKind, float], None] | None = None
+        """Called on the training thread at the end of each wait."""
         self._began: float | None = None
         self._stalls: dict[StallKind, float] = {}
         self._update_seconds: float | None = None
@@ -73,6 +75,8 @@ class IterationClock:
 
     def stall(self, kind: StallKind, seconds: float) -> None:
         self._stalls[kind] = self._stalls.get(kind, 0.0) + seconds
+        if self.on_stall is not None:
+            self.on_stall(kind, seconds)
 
     def restart(self) -> None:
         """Begin the next iteration now: what passed since the last one was a restore, not training."""
