@@ -151,10 +151,8 @@ class SamplerOrder:
                 "epoch, samples may occur twice or not at all after a resume"
             )
         # with a set_epoch, the order follows from the epoch, also if a generator draws it
-        if any(
-            hasattr(part, "generator") and part.generator and not hasattr(part, "set_epoch")
-            for part in self._parts
-        ):
+        own = (part for part in self._parts if not hasattr(part, "set_epoch"))
+        if any(getattr(part, "generator", None) is not None for part in own):
             return (
                 f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
                 "twice or not at all"

@@ -5,7 +5,7 @@ for epoch in range(session.epoch, epochs):
     for batch in loader:
         with accelerator.accumulate(model):
             ...
-            session.step(loss=loss)
+        session.step(loss=loss)
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _WAY_OUT = {
 def session(accelerator: Any, job: str, *, seed: int | None = None, **arguments: Any) -> AcceleratorSession:
     """Create a session of everything that `accelerator.prepare` has returned, and resume it.
 
-    Call it after `accelerator.prepare` and `accelerator.register_for_checkpointing`, on all processes. The prepared
-    loaders continue from their position afterwards, and keep their device placement.
+    Call it on all processes, after `accelerator.prepare` and `accelerator.register_for_checkpointing`. From then
+    on the prepared loaders continue from their position; they place their batches on the device as before.
 
     Args:
         accelerator: an `accelerate.Accelerator`.
@@ -67,12 +67,12 @@ class AcceleratorSession(Session):
     def __init__(
         self, accelerator: Any, job: str, sources: list[ResumableSource], arguments: dict[str, Any]
     ) -> None:
-        self._accelerator, self._places = accelerator, LoaderPlaces(sources)
+        self._accelerator, self._epochs = accelerator, LoaderEpochs(sources)
         for keyword, item in arguments.items():
             if isinstance(item, DataLoader):
                 raise ValueError(
-                    f"session({keyword}=...): Accelerate does not place the batches of a holdfast.DataLoader. Give "
-                    "accelerator.prepare a torch.utils.data.DataLoader: the session makes it resumable"
+                    f"session({keyword}=...): Accelerate does not place the batches of a holdfast.DataLoader. "
+                    "Give accelerator.prepare a torch.utils.data.DataLoader: the session makes it resumable"
                 )
         given = {id(item) for item in arguments.values()}
         prepared: list[tuple[str, Iterable[Any]]] = [
@@ -83,7 +83,7 @@ class AcceleratorSession(Session):
             ("custom", accelerator._custom_objects),
             ("loader", [source.loader for source in sources]),
             ("accelerator", [accelerator]),
-            ("dataloaders", [self._places] if sources else []),
+            ("dataloaders", [self._epochs] if sources else []),
         ]
         wrappers = {
             id(each.optimizer if hasattr(each, "optimizer") else each.scheduler): id(each)
@@ -99,25 +99,26 @@ class AcceleratorSession(Session):
     @property
     def epoch(self) -> int:
         """The epoch of the loader that the last update used, from 0."""
-        return self._places.epoch
+        return self._epochs.epoch
 
     def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> NoReturn:
         """Raise TypeError: Accelerate's loaders are iterated by the script."""
         raise TypeError("iterate over the prepared loader itself: for epoch in range(session.epoch, epochs)")
 
     def step(self, **metrics: Any) -> None:
-        """End an iteration if the weights were updated: not within an accumulation of gradients, nor after overflow.
+        """End an iteration if this batch has updated the weights; otherwise do nothing.
 
-        Call it after every batch, as `holdfast.Session.step`, of which it raises the errors.
+        Gradients that accumulate and a step that the scaler skips are no update. Call it after every batch. It
+        raises the errors of `holdfast.Session.step`.
         """
         if not self._accelerator.sync_gradients or self._accelerator.optimizer_step_was_skipped:
             return
-        with self._places:
+        with self._epochs:
             super().step(**metrics)
 
 
-class LoaderPlaces:
-    """Places of the loaders that the position of a `holdfast.DataLoader` does not tell, as an object with state.
+class LoaderEpochs:
+    """Epochs of the prepared loaders, as an object with state.
 
     As a context manager, around the end of an iteration: a loader whose last batch is in use is at the end of its
     epoch, not at the start of the next one, so that a resume runs what the script does after an epoch.
@@ -126,7 +127,8 @@ class LoaderPlaces:
     __slots__ = ("_current", "_sources")
 
     def __init__(self, sources: list[ResumableSource]) -> None:
-        self._sources, self._current = sources, 0
+        self._sources: list[ResumableSource] = sources
+        self._current = 0
 
     @property
     def epoch(self) -> int:
@@ -161,29 +163,32 @@ class LoaderPlaces:
                 source.seedable.initial_seed = seed
 
 
-class ResumableSource:
+class ResumableSource(torch.utils.data.DataLoader[Any]):
     """What a `DataLoaderShard` iterates over: a `holdfast.DataLoader`, with the attributes of the torch loader.
 
-    Creating one puts it into the shard, in place of its `base_dataloader`.
+    Creating one puts it into the shard, in place of its `base_dataloader`. It is a loader of torch only because
+    Accelerate asks `isinstance`.
     """
 
     def __init__(self, accelerator: Any, shard: Any, seed: int | None) -> None:
-        if isinstance(base := getattr(shard, "base_dataloader", None), ResumableSource):
+        base: Any = getattr(shard, "base_dataloader", None)
+        if isinstance(base, ResumableSource):
             base = base._torch_loader  # a session before this one
         _require_shard(shard, base)
-        self.shard, self._torch_loader, self._rng_types = shard, base, shard.rng_types
+        self.shard, self._rng_types = shard, shard.rng_types
+        self._torch_loader: Any = base
         if seed is None:
             seed = getattr(accelerator.dataloader_config, "data_seed", None)
         self.seedable = _seedable_sampler(base)
         """Sampler of Accelerate that shuffles by its own seed and the epoch, if there is one."""
         if self.seedable is not None:  # ranks with unequal seeds would draw overlapping samples
             (self.seedable.initial_seed,) = broadcast_object_list([self.seedable.initial_seed])
-        self.loader = DataLoader.from_torch(base, **_arguments(accelerator, shard, base, seed))
+        self.loader: DataLoader = DataLoader.from_torch(base, **_arguments(accelerator, shard, base, seed))
         self.loader.lookahead = 1
         self._after: Any = None
         shard.base_dataloader = self
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self.shard.rng_types = self._rng_types
         empty = True
         for batch in self.loader:
@@ -199,11 +204,6 @@ class ResumableSource:
         if name == "_torch_loader":  # not set yet
             raise AttributeError(name)
         return getattr(self._torch_loader, name)
-
-    @property
-    def __class__(self) -> Any:
-        # Accelerate tests isinstance(loader, torch.utils.data.DataLoader)
-        return type(self._torch_loader)
 
     def resumed(self) -> None:
         """Leave the random state as it is at the next start of an iteration, which continues an epoch."""
@@ -252,7 +252,7 @@ def _require_shard(shard: Any, base: Any) -> None:
         )
     if shard.use_stateful_dataloader:
         raise ValueError(
-            "DataLoaderConfiguration(use_stateful_dataloader=True): set it to False, the session keeps the position"
+            "DataLoaderConfiguration(use_stateful_dataloader=True): drop it, the session saves the position"
         )
 
 
