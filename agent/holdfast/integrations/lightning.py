@@ -4,10 +4,10 @@
 
 With `HOLDFAST_JOB` in the environment Lightning adds the callback itself, through its entry point.
 
-The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. The hook `on_train_batch_end` comes before
-the validation of that batch and before the hook of the module of the same name: a checkpoint taken there resumes
-without that validation. Lightning calls no callback later, so three methods of its loops are replaced while a module
-is fitted. Checked with Lightning 2.6.6.
+The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. The callbacks' `on_train_batch_end` comes
+before that of the module and before the validation after this batch: a checkpoint taken there resumes without both.
+Lightning calls no callback later, so three methods of its loops are replaced while a module is fitted. Checked with
+Lightning 2.6.6.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _NOT_SUPPORTED = {
     "ModelPruning": "prune the module before Trainer.fit",
 }
 """Callbacks that change what the state consists of, with what to do instead."""
-_fitted: dict[str, weakref.ref[pl.LightningModule]] = {}
-"""The module that each job of this process has trained."""
+_finished: dict[str, weakref.ref[pl.LightningModule]] = {}
+"""The module that each job of this process has trained to its end."""
 
 
 class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Lightning
@@ -65,7 +65,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
     iteration is a batch after which `trainer.global_step` has grown.
 
     Raises (from `Trainer.fit`, before the first batch):
-        ValueError: a strategy, a callback or an option of the Trainer that cannot be checkpointed; says what to do.
+        ValueError: a strategy, a callback or an option of the Trainer that is not supported; says what to do.
         TypeError: a training loader without a position; or a value in the state of a callback or a hook that
             cannot be stored.
         IncompatibleCheckpoint: the newest checkpoint does not fit the module.
@@ -97,6 +97,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._replace(loop.epoch_loop, "on_advance_end", functools.partial(self._batch_ended, trainer))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._replaced:
+            _finished[self.job] = weakref.ref(pl_module)
         self._close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -112,18 +114,17 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             isinstance(each, Checkpoint) and not each.is_from_environment for each in trainer.callbacks
         ):
             return True
-        before = _fitted.get(self.job)
-        if before is not None and before() is not module:
-            message = (
-                f"job {self.job!r} has trained another module in this process: give each one a "
-                "holdfast.integrations.lightning.Checkpoint with a job name of its own"
-            )
-            if not self.is_from_environment:
-                raise ValueError(message)
-            logger.warning("%s; this one is not checkpointed", message)
-            return True
-        _fitted[self.job] = weakref.ref(module)
-        return False
+        finished = _finished.get(self.job)
+        if finished is None or finished() is module:
+            return False
+        message = (
+            f"job {self.job!r} has trained another module in this process, to its end: give each module a "
+            "holdfast.integrations.lightning.Checkpoint with a job name of its own"
+        )
+        if not self.is_from_environment:
+            raise ValueError(message)
+        logger.warning("%s; this one is not checkpointed", message)
+        return True
 
     def _replace(self, owner: Any, name: str, method: Callable[..., None]) -> None:
         """Let an object call `method` with its own method as the first argument."""
@@ -134,6 +135,9 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         while self._replaced:
             owner, name = self._replaced.pop()
             delattr(owner, name)
+        self._close_session(error)
+
+    def _close_session(self, error: BaseException | None = None) -> None:
         session, self.session, self._rng = self.session, None, None
         if session is not None:
             session.__exit__(type(error) if error is not None else None, error, None)
@@ -145,9 +149,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         if self.session is None:
             loaders = _make_resumable(trainer)
             with _SigtermOwner(trainer):
-                self.session = Session(
-                    self.job, **self._settings | {"state": self._objects(trainer, loaders)}
-                )
+                self.session = Session(self.job, **self._settings | {"state": self._objects(trainer, loaders)})
             if self.session.resume():
                 self._resumed(trainer, loaders)
             self._global_step = trainer.global_step
@@ -183,7 +185,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
     def _epoch_begins(self, trainer: pl.Trainer, on_run_start: Callable[[Any], None], fetcher: Any) -> None:
         on_run_start(fetcher)
         if self._rng is not None:
-            # Lightning repairs its counters where a checkpoint was taken within a batch; this one was taken after it
+            # Lightning completes a batch in which a checkpoint was taken; this one was taken after a batch
             _Loop.restarting.fset(trainer.fit_loop, False)
             restore_rng(self._rng)
             self._rng = None
@@ -204,8 +206,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._global_step = trainer.global_step
         self.session.step(**_metrics(trainer))
         if _ends(trainer):
-            # now, since a later state belongs to the end of an epoch: with more steps allowed, this one continues
-            self._close()
+            # now: a later state belongs to the end of an epoch, while this one continues if more steps are allowed
+            self._close_session()
 
 
 def from_environment() -> list[Callback]:
@@ -220,8 +222,8 @@ def from_environment() -> list[Callback]:
 class _SigtermOwner:
     """Lets a session that is created in this context handle SIGTERM in the place of Lightning.
 
-    Lightning raises an exception before the next batch, on each rank by itself. The session saves first, and all ranks
-    end at the same iteration. A handler of the script stays, and so does Lightning's if the session installs none.
+    Lightning raises an exception before the next batch. The session saves first, and all ranks end at the same
+    iteration. A handler of the script stays, and so does Lightning's if the session installs none.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:
@@ -259,8 +261,8 @@ def _require_support(trainer: pl.Trainer, module: pl.LightningModule) -> None:
     strategy = type(trainer.strategy)
     if strategy not in (SingleDeviceStrategy, DDPStrategy):
         raise ValueError(
-            f"Trainer(strategy=...): {strategy.__name__} is not supported: use 'auto' or 'ddp', or a loop of your own "
-            "with torch.distributed.fsdp.fully_shard and a holdfast.Session"
+            f"Trainer(strategy=...): {strategy.__name__} is not supported: use 'auto' or 'ddp', or a loop of your "
+            "own with torch.distributed.fsdp.fully_shard and a holdfast.Session"
         )
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
@@ -268,13 +270,13 @@ def _require_support(trainer: pl.Trainer, module: pl.LightningModule) -> None:
                 raise ValueError(f"Trainer(callbacks=...): {kind.__name__} is not supported: {instead}")
     if trainer.reload_dataloaders_every_n_epochs:
         raise ValueError(
-            "Trainer(reload_dataloaders_every_n_epochs=...) is not supported: a new loader has no position; use one "
-            "loader whose sampler or dataset has set_epoch"
+            "Trainer(reload_dataloaders_every_n_epochs=...) is not supported: a new loader has no position; use "
+            "one loader whose sampler has set_epoch"
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise ValueError(
-            "training_step(dataloader_iter) is not supported: the module draws batches itself, and their number is "
-            "unknown; define training_step(batch, batch_idx)"
+            "training_step(dataloader_iter) is not supported: the module draws batches itself, and their number "
+            "is unknown; define training_step(batch, batch_idx)"
         )
 
 
@@ -285,8 +287,8 @@ def _make_resumable(trainer: pl.Trainer) -> list[Any]:
     unsized = [each for each in loaders if sized_len(each) is None]
     if len(loaders) > 1 and (unsized or combined._mode == "max_size"):
         raise ValueError(
-            f"{len(loaders)} training loaders with mode={combined._mode!r}: use 'min_size' or 'max_size_cycle', and "
-            "loaders with a length"
+            f"{len(loaders)} training loaders with mode={combined._mode!r}: use 'min_size' or 'max_size_cycle', "
+            "and loaders with a length"
         )
     combined.flattened = loaders
     for loader in loaders:

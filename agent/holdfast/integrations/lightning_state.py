@@ -96,7 +96,7 @@ class TrainerState:
         trainer, module = self._trainer, self._trainer.lightning_module
         if not saved:
             return
-        checkpoint = self._checkpoint() | saved
+        checkpoint = {**self._checkpoint(), **saved}
         for callback in self._callbacks():
             callback.on_load_checkpoint(trainer, module, checkpoint)
         module.on_load_checkpoint(checkpoint)

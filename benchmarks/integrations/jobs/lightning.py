@@ -91,7 +91,7 @@ def main() -> None:
         accumulate_grad_batches=job.ACCUMULATE,
         val_check_interval=0.5,
         callbacks=[LogUpdates(log), *callbacks],
-        enable_checkpointing=bool(callbacks),
+        enable_checkpointing=args.resume_by == "framework",
         enable_progress_bar=False,
         logger=False,
     )
