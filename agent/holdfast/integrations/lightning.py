@@ -4,10 +4,10 @@
 
 With `HOLDFAST_JOB` in the environment Lightning adds the callback itself, through its entry point.
 
-The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. The callbacks' `on_train_batch_end` comes
-before that of the module and before the validation after this batch: a checkpoint taken there resumes without both.
-Lightning calls no callback later, so three methods of its loops are replaced while a module is fitted. Checked with
-Lightning 2.6.6.
+The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. `on_train_batch_end` of callbacks comes
+before that of the module and before a validation after this batch: a checkpoint taken there resumes without both.
+Lightning calls no callback later, so three methods of its loops are replaced while a module is fitted. Checked
+with Lightning 2.6.6.
 """
 
 from __future__ import annotations
