@@ -50,8 +50,8 @@ _NOT_SUPPORTED = {
     "ModelPruning": "prune the module before Trainer.fit",
 }
 """Callbacks that change what the state consists of, with what to do instead."""
-_finished: dict[str, weakref.ref[pl.LightningModule]] = {}
-"""The module that each job of this process has trained to its end."""
+_finished: dict[tuple[str, str], weakref.ref[pl.LightningModule]] = {}
+"""The module that this process has trained to its end, by job and store."""
 
 
 class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Lightning
@@ -77,6 +77,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self.is_from_environment = False
         """Whether Lightning found this callback by its entry point: it gives way to one of the script."""
         self._settings = {"restorable_in_place": False} | settings
+        self._identity = job, str(settings.get("store"))
         self._replaced: list[tuple[Any, str]] = []
         """Methods of Lightning's loops that are replaced, by object and name."""
         self._global_step = 0
@@ -98,7 +99,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._replaced:
-            _finished[self.job] = weakref.ref(pl_module)
+            _finished[self._identity] = weakref.ref(pl_module)
         self._close()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -114,7 +115,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             isinstance(each, Checkpoint) and not each.is_from_environment for each in trainer.callbacks
         ):
             return True
-        finished = _finished.get(self.job)
+        finished = _finished.get(self._identity)
         if finished is None or finished() is module:
             return False
         message = (
