@@ -120,11 +120,10 @@ def fit(
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
             accelerator="cpu",
-            enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             callbacks=[record, *callbacks(), checkpoint],
-            **{"logger": False} | arguments | trainer_arguments,
+            **{"logger": False, "enable_checkpointing": False} | arguments | trainer_arguments,
         )
         validation = DataLoader(job.AugmentedSamples(), batch_size=32)
         try:

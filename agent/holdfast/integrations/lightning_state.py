@@ -38,12 +38,9 @@ class TrainerState:
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
-        loops = trainer.fit_loop.state_dict()
-        # the session saves the loaders itself
-        loops["state_dict"] = {k: v for k, v in loops["state_dict"].items() if k != "combined_loader"}
         callbacks = {each.state_key: each.state_dict() for each in self._callbacks()}
         return {
-            "loops": loops,
+            "loops": _without_loaders(trainer.fit_loop),
             "callbacks": {key: state for key, state in callbacks.items() if state},
             "hooks": self._saved_by_hooks(),
             "logged": {name: _plain(getattr(trainer._logger_connector, name)) for name in _CONNECTOR},
@@ -140,6 +137,15 @@ class _RestoredResults(_ResultCollection):  # type: ignore[misc]  # its class is
             metric._update_count, metric.has_reset = restored._update_count, restored.has_reset
             metric._forward_cache = restored._forward_cache
         super().__setitem__(key, metric)
+
+
+def _without_loaders(fit_loop: Any) -> Any:
+    """Return the state of the loops alone. The session saves the loaders, and asking one may start its workers."""
+    loader, fit_loop._combined_loader = fit_loop._combined_loader, None
+    try:
+        return fit_loop.state_dict()
+    finally:
+        fit_loop._combined_loader = loader
 
 
 def _states_of(results: _ResultCollection) -> dict[str, Any]:
