@@ -72,6 +72,7 @@ class Record(Callback):
             self.updates.append((self._global_step, list(self.seen)))
             self.seen.clear()
             if self._end_after == self._global_step and self._checkpoint.session is not None:
+                self._wait()  # for the first checkpoint of an attempt, which measures what one costs
                 self._checkpoint.session.checkpoint()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
@@ -82,9 +83,12 @@ class Record(Callback):
 
     def _end_if_due(self) -> None:
         if self._end_after is not None and self._global_step >= self._end_after:
-            if self._checkpoint.session is not None:
-                assert self._checkpoint.session._checkpoints.wait_settled(30)
+            self._wait()
             raise Ended
+
+    def _wait(self) -> None:
+        if self._checkpoint.session is not None:
+            assert self._checkpoint.session._checkpoints.wait_settled(30)
 
 
 def torch_loader(**arguments: Any) -> DataLoader[Any]:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import signal
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    EarlyStopping,
+    LearningRateMonitor,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities import CombinedLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -15,7 +25,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 import holdfast
 from benchmarks.integrations import job, kills
-from holdfast.integrations.lightning import _finished
+from holdfast.integrations.lightning import _finished, _require_support, from_environment
 from tests.frameworks.lightning_fits import Module, Stream, end_and_resume, fit, torch_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of many things
@@ -112,6 +122,87 @@ def test_more_steps_continue_as_if_there_had_never_been_fewer(tmp_path):
     _finished.clear()  # as in another process
     rest, _ = fit(tmp_path / "extended", max_steps=20, **arguments)
     assert first.updates + rest.updates == expected.updates
+
+
+def test_a_fresh_job_starts_from_ckpt_path_and_a_known_one_from_its_newest_checkpoint(tmp_path, caplog):
+    def from_file():
+        return {"ckpt_path": tmp_path / "models" / "last.ckpt"}
+
+    def saving():
+        return [ModelCheckpoint(tmp_path / "models", every_n_train_steps=2, save_last=True)]
+
+    expected, _ = fit(tmp_path / "source", callbacks=saving, enable_checkpointing=True, max_steps=4)
+    first, _ = fit(tmp_path / "store", job_name="tuned", fit_arguments=from_file, end_after=7)
+    assert expected.updates[-1][0] == 4
+    assert first.updates[0][0] == 5, "Lightning restored update 4"
+    caplog.set_level(logging.INFO, "holdfast")
+    rest, _ = fit(tmp_path / "store", job_name="tuned", fit_arguments=from_file)
+    assert rest.updates[0][0] == 8
+    assert "last.ckpt (ckpt_path) is not used" in caplog.text
+
+
+def test_only_one_callback_acts_where_script_and_environment_name_a_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_JOB", "of-the-environment")
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    (added,) = from_environment()
+    fit(tmp_path / "store", job_name="of-the-script", callbacks=lambda: [added], max_epochs=1)
+    assert {path.name for path in (tmp_path / "store").iterdir()} == {"of-the-script"}
+
+
+def test_the_environment_alone_adds_no_callback_without_a_job(monkeypatch):
+    monkeypatch.delenv("HOLDFAST_JOB", raising=False)
+    assert from_environment() == []
+
+
+def test_a_second_module_needs_a_job_of_its_own(tmp_path):
+    fit(tmp_path, max_epochs=1)
+    with pytest.raises(ValueError, match="a job name of its own"):
+        fit(tmp_path, max_epochs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "way_out"),
+    [
+        ({"callbacks": lambda: [StochasticWeightAveraging(1e-2)]}, "in a submodule"),
+        ({"callbacks": lambda: [Finetuning()]}, "configure_optimizers"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "set_epoch"),
+        ({"train": lambda: CombinedLoader([torch_loader(), torch_loader()], "max_size")}, "min_size"),
+    ],
+)
+def test_what_cannot_be_checkpointed_is_refused_before_the_first_batch(tmp_path, arguments, way_out):
+    with pytest.raises(ValueError, match=way_out):
+        fit(tmp_path, **arguments)
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_training_loader_without_a_position_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="define state_dict and load_state_dict"):
+        fit(tmp_path, train=lambda: list(torch_loader()))
+
+
+def test_a_sharded_strategy_is_refused():
+    class FSDPStrategy:
+        pass
+
+    trainer = SimpleNamespace(strategy=FSDPStrategy())
+    with pytest.raises(ValueError, match="FSDPStrategy is not supported: use 'auto' or 'ddp'"):
+        _require_support(trainer, Module([]))
+
+
+def test_a_fit_leaves_the_trainer_and_the_signal_handlers_as_they_were(tmp_path):
+    before = signal.getsignal(signal.SIGTERM)
+    _, trainer = fit(tmp_path, max_epochs=1)
+    assert signal.getsignal(signal.SIGTERM) is before
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
+        assert not [name for name, value in vars(loop).items() if isinstance(value, functools.partial)]
+
+
+class Finetuning(BaseFinetuning):
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.model[0])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        pass
 
 
 class Plain(torch.utils.data.Dataset):
