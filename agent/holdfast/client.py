@@ -306,7 +306,7 @@ class Client(Administration):
             job: name of the job.
             version: version that the change is based on. `None`: the newest.
             changes: new values by setting; `None` returns to the script's setting. `budget` may be text such as
-                "2%". `every_seconds` limits `every` in time.
+                "2%", and `every` text such as "10min". `every_seconds` limits how long `every` holds.
 
         Raises:
             NotFound, Invalid.
@@ -318,9 +318,12 @@ class Client(Administration):
         )
 
     def preview_settings(
-        self, job: str, *, budget: float | None = None, every: int | None = None
+        self, job: str, *, budget: float | None = None, every: int | str | None = None
     ) -> SettingsPreview:
-        """Predict interval, overhead and exposure for these settings. Raises NotFound and Invalid."""
+        """Predict interval, overhead and exposure for these settings. Raises NotFound and Invalid.
+
+        `every`: a number of iterations, or a time such as "10min".
+        """
         return self._fetch(
             SettingsPreview, "GET", "/jobs/{job}/preview", job, query={"budget": budget, "every": every}
         )

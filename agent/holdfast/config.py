@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import FixedInterval, PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.protocol.messages import MAX_LABELS
 from holdfast.protocol.retention import Retention, parse_retention
@@ -117,7 +117,12 @@ class Config:
     token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
     budget: float = setting(DEFAULT_BUDGET, "overhead that checkpoints may cause", parse_budget, shown="`3.5%`")
     policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
-    every: int | None = setting(None, "a fixed interval in the policy's place", parse_every, shown="none")
+    every: FixedInterval | None = setting(
+        None,
+        "a fixed interval in the policy's place: iterations, or a time such as `10min` or `2h30min`",
+        parse_every,
+        shown="none",
+    )
     mtbf: float | None = setting(
         None,
         "mean time between failures of the whole job, `3.1h`; corrected by observed failures",
@@ -131,7 +136,8 @@ class Config:
     )
     retention: Retention | None = setting(
         None,
-        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, size 200GB`",
+        "[rules](training.md#which-checkpoints-stay) in the place of `keep`: `last 5, every 1000, "
+        "best 3 by val_loss, size 200GB`",
         parse_retention,
         shown="as `keep` says",
     )

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Self
 
 from holdfast.checkpoint import restore
@@ -48,12 +49,13 @@ class Session:
         token: the server's secret. Default: HOLDFAST_TOKEN.
         budget: overhead that checkpointing may cause, 0.035 or "3.5%". Default: HOLDFAST_BUDGET, else 3.5 %.
         policy: what chooses the interval. Default: HOLDFAST_POLICY, else "checkfreq".
-        every: a fixed interval in iterations in the policy's place. Default: HOLDFAST_EVERY.
+        every: a fixed interval in the policy's place: 500 iterations, or a time such as "10min", "1.5h" or
+            "2h30min". Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
             correct it. Default: HOLDFAST_MTBF, else as clusters report it.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
-        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, size 200GB, per lineage".
-            Default: HOLDFAST_RETENTION.
+        retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, best 3 by val_loss,
+            size 200GB, per lineage". Default: HOLDFAST_RETENTION.
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
         backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
@@ -92,7 +94,7 @@ class Session:
         token: str | None = None,
         budget: float | str | None = None,
         policy: str | None = None,
-        every: int | None = None,
+        every: int | str | timedelta | None = None,
         mtbf: float | str | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
@@ -131,16 +133,10 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
-            open_store(options.store),
-            self.job,
-            uuid.uuid4().hex,
-            retention=options.retention_rules,
-            max_in_flight=options.max_in_flight,
-            backend=options.backend,
-            debug=options.debug,
-            reporter=self._reporter,
-            ranks=self._ranks,
-        )
+            open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
+            max_in_flight=options.max_in_flight, backend=options.backend, debug=options.debug,
+            reporter=self._reporter, ranks=self._ranks,
+        )  # fmt: skip
         console_log.open()
         self._orders = Orders(
             self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
@@ -153,18 +149,10 @@ class Session:
         """The last error that `step` reported: a repeated one is logged once."""
         try:
             self._boundary = Boundary(
-                training=self._training,
-                controller=self._controller,
-                checkpoints=self._checkpoints,
-                reporter=self._reporter,
-                ranks=self._ranks,
-                orders=self._orders,
-                verifier=self._verifier,
-                meter=self._meter,
-                preemption=self._preemption,
-                lifecycle=self._lifecycle,
-                options=options,
-            )
+                training=self._training, controller=self._controller, checkpoints=self._checkpoints,
+                reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
+                meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
+            )  # fmt: skip
         except BaseException:  # leave the process as it was found
             parts = self._reporter.link, self._ranks, self._training, self._preemption
             for close in (*[part.close for part in parts], self._checkpoints.tier.release):
@@ -194,6 +182,16 @@ class Session:
     def attempt(self) -> int:
         """The number of this start of the job, from 1; 0 while its store cannot be written to."""
         return self._checkpoints.attempt
+
+    @property
+    def url(self) -> str | None:
+        """Address of the job's page on the server, without credentials; `None` without a server."""
+        return self._reporter.link.page
+
+    @property
+    def logger_runs(self) -> dict[str, tuple[str, int]]:
+        """Runs of loggers, by logger: (run id, lineage that it logs). Saved and restored with each checkpoint."""
+        return self._training.logger_runs
 
     def resume(self) -> int:
         """Resume from the newest durable checkpoint, or from the one that an operator requested.
@@ -269,9 +267,15 @@ class Session:
         """
         self._boundary.requests.checkpoint = True
 
-    def every(self, iterations: int | None) -> None:
-        """Take a checkpoint every `iterations`; `None` returns to the policy."""
-        every = parse_every(iterations) if iterations is not None else None
+    def every(self, interval: int | str | timedelta | None) -> None:
+        """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
+
+        A time begins with the last checkpoint: the next one is taken at the first `step` after it has passed.
+
+        Raises:
+            ValueError: neither a whole number of iterations from 1, nor a time above 0.
+        """
+        every = parse_every(interval) if interval is not None else None
         self._orders.base = dataclasses.replace(self._orders.base, every=every)
         self._boundary.settings_changed()
 
@@ -300,6 +304,15 @@ class Session:
         self._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint)
         self._boundary.requests.restore = checkpoint
 
+    def on_restored(self, callback: Callable[[int, int], object]) -> None:
+        """Call `callback(iteration, lineage)` whenever training has gone back to a checkpoint.
+
+        That is after a resume that loaded one, and after each restore in place, on the training thread, once the
+        state is in place. Callbacks run in the order of registration. One that is registered after the resume is
+        called at once. An exception in a callback is logged; training continues.
+        """
+        self._boundary.restore_callbacks.add(callback)
+
     def close(self) -> None:
         """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""
         self._close("finished")
@@ -314,9 +327,7 @@ class Session:
         life = self._lifecycle
         if life.is_over:
             return
-        if life.state is Life.HALF_RESTORED and reason == "finished":  # the script closes in a `finally`
-            reason = RestoreFailed.__name__
-        reason = life.state.value if life.is_ending else reason
+        reason = life.ending(reason)
         has_begun = life.state is not Life.STARTING  # after an interrupted resume the state may be half-loaded
         finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
@@ -338,12 +349,7 @@ class Session:
             console_log.close,
             self._preemption.close,  # last: a second SIGTERM must not interrupt the final checkpoint
         )
-        for part in parts:
-            try:
-                part()
-            except Exception:  # must not hide the error that ends the loop
-                logger.exception("%s: while closing", self.job)
-        life.enter(Life.CLOSED)
+        life.close(self.job, parts)
 
     def _at_exit(self) -> None:
         error = getattr(sys, "last_value", None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import time
 from pathlib import Path
@@ -29,7 +30,14 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--resume-by", choices=("holdfast", "framework", "nothing"), required=True)
     parser.add_argument("--store", type=Path, required=True, help="directory of checkpoints")
-    parser.add_argument("--log", type=Path, required=True, help="file to which every update appends a line")
+    parser.add_argument(
+        "--log",
+        "--update-log",
+        dest="log",
+        type=Path,
+        required=True,
+        help="file to which every update appends a line",
+    )
     parser.add_argument("--workers", type=int, default=WORKERS)
     return parser.parse_args()
 
@@ -61,6 +69,8 @@ class UpdateLog:
     """Appends one line per update: its number, the bits of its loss, its samples, and the time."""
 
     def __init__(self, path: Path) -> None:
+        if int(os.environ.get("RANK", "0")):  # rank 0 of a job with several ranks logs its own part
+            path = Path(os.devnull)
         self._file = path.open("a", buffering=1)
         self._samples: list[int] = []
         self._losses: list[str] = []
@@ -82,6 +92,9 @@ class UpdateLog:
 
     def finished(self) -> None:
         self._write(event="finished")
+
+    def close(self) -> None:
+        self._file.close()
 
     def _write(self, **entry: Any) -> None:
         self._file.write(json.dumps(entry | {"at": time.time()}) + "\n")

@@ -44,19 +44,33 @@ class Comparison:
         return not (self.different or self.missing or self.repeated_samples)
 
 
-def run(script: str, resume_by: str, folder: Path, *, kills: int = 0, seed: int = 0, epochs: int = 3) -> Path:
+def run(
+    script: str,
+    resume_by: str,
+    folder: Path,
+    *,
+    kills: int = 0,
+    seed: int = 0,
+    epochs: int = 3,
+    ranks: int = 1,
+) -> Path:
     """Run `benchmarks.integrations.jobs.<script>` to its end, killed `kills` times in mid-epoch. Return its log.
+
+    With several `ranks`, torchrun starts them, and the log is that of rank 0.
 
     Raises RuntimeError with the output of a run that fails.
     """
     folder.mkdir(parents=True)
     log, rng = folder / "log.jsonl", random.Random(seed)
     command = [
-        *(sys.executable, "-m", f"benchmarks.integrations.jobs.{script}", "--resume-by", resume_by),
-        *("--store", str(folder / "store"), "--log", str(log)),
+        *(sys.executable, "-m"),
+        *(("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m") if ranks > 1 else ()),
+        *(f"benchmarks.integrations.jobs.{script}", "--resume-by", resume_by),
+        *("--store", str(folder / "store"), "--update-log", str(log)),
     ]
-    updates = 12 * epochs
-    targets = sorted(rng.sample([number for number in range(2, updates) if number % 12], kills))
+    per_epoch = 12 // ranks
+    mid_epoch = [number for number in range(2, per_epoch * epochs) if number % per_epoch]
+    targets = sorted(rng.sample(mid_epoch, kills))
     while True:
         with (folder / "output.txt").open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
@@ -77,11 +91,11 @@ def run(script: str, resume_by: str, folder: Path, *, kills: int = 0, seed: int 
 
 def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int = 12) -> Comparison:
     """Compare two logs update by update: every update that ran counts, repeated ones as well."""
-    expected = {entry["number"]: entry for entry in _entries(uninterrupted) if entry["event"] == "update"}
+    expected = {entry["number"]: entry for entry in entries(uninterrupted) if entry["event"] == "update"}
     result = Comparison(updates=updates, kills=[])
     final: dict[int, list[int]] = {}
     last, started = 0, None
-    for entry in _entries(killed):
+    for entry in entries(killed):
         if entry["event"] == "started":
             started = entry["at"]
         elif entry["event"] == "killed":
@@ -102,7 +116,7 @@ def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int 
     return result
 
 
-def _entries(log: Path) -> Iterator[dict[str, Any]]:
+def entries(log: Path) -> Iterator[dict[str, Any]]:
     for line in log.read_text().splitlines():
         with contextlib.suppress(json.JSONDecodeError):  # the line that was being written at a kill
             yield json.loads(line)

@@ -37,6 +37,8 @@ class PacedJob:
     memory_total_bytes: int = 0
     under_way: list[CheckpointInFlight] = field(default_factory=list)
     new: bool = False
+    waited_seconds: float = 0.0
+    """Time since the last checkpoint began."""
     starts: list[int] = field(default_factory=list)
     plans: list[IntervalPlan] = field(default_factory=list)
     intervals: list[int | None] = field(default_factory=list)
@@ -60,6 +62,7 @@ class PacedJob:
         compute = self.compute_seconds * self.noise() * (1 + self.interference * in_flight)
         stall = self.stall_seconds if self.new else 0.0
         seconds = compute + stall + self.data_seconds
+        self.waited_seconds += seconds
         self.new = False
         for checkpoint in self.under_way:
             checkpoint.took_seconds += seconds
@@ -91,11 +94,13 @@ class PacedJob:
         if made is not None:
             self.plans.append(made)
         self.intervals.append(self.controller.plan.interval if self.controller.plan else None)
-        if self.controller.due(self.iteration) and len(self.under_way) < self.controller.max_in_flight:
+        due = self.controller.due(self.iteration, self.waited_seconds)
+        if due and len(self.under_way) < self.controller.max_in_flight:
             self.start()
 
     def start(self) -> None:
         self.controller.started(self.iteration)
+        self.waited_seconds = 0.0
         self.starts.append(self.iteration)
         seconds = self.snapshot_seconds + self.persist_seconds
         self.under_way.append(CheckpointInFlight(seconds))

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import holdfast
+from holdfast.engine import boundary, coordination
+
 
 class FakeClock:
     """Callable clock whose time a test sets, or moves on with `wait`.
@@ -21,3 +27,15 @@ class FakeClock:
         """Move the time on by `seconds` instead of sleeping."""
         self.now += seconds
         return self.wait_ends_at is not None and self.now >= self.wait_ends_at
+
+
+def train_by(clock: FakeClock, session: holdfast.Session, replace: Callable[..., None] = setattr) -> None:
+    """Let the boundaries between the session's iterations see this clock; `replace`: as `monkeypatch.setattr`."""
+    fake_time = SimpleNamespace(monotonic=clock, perf_counter=clock)
+    replace(boundary, "time", fake_time)
+    replace(coordination, "time", fake_time)
+    replace(session._meter.clock, "_clock", clock)
+    session._boundary._taken_at = clock()
+    session._meter.clock._began = clock()
+    if (last := getattr(session._boundary._coordinator, "_last_agreement", None)) is not None:
+        session._boundary._coordinator._last_agreement = (last[0], clock())

@@ -23,6 +23,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine import coordination, training
 from holdfast.format import manifest as fmt
 from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from tests.support.exact_job import ScriptError, seed_of_start
 from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local
 from tests.support.training_log import Log
@@ -120,6 +121,19 @@ def damage(checkpoint: Path, rank: int) -> None:
     data = bytearray(path.read_bytes())
     data[tensor.start] ^= 16
     path.write_bytes(data)
+
+
+def estimated(stage: WorkloadChannel, store: str, *, kind: str) -> int:
+    """Take a checkpoint, and return the size that this rank expects of one in bytes."""
+    job = MultiRankJob(store, kind=kind)
+    for now in job.moments():
+        if now == "stepped" and job.session.iteration == 6:
+            break
+    job.settle()
+    dist.barrier()
+    size_bytes = estimate_checkpoint_bytes(job.session._training.outline(), dist.get_world_size())
+    job.crash()
+    return size_bytes
 
 
 def leave(stage: WorkloadChannel, store: str, *, iteration: int, **options: Any) -> None:

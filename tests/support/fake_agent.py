@@ -33,6 +33,7 @@ class FakeAgent:
     interval: int = 40
     budget: float = 0.035
     paused: bool = False
+    interval_seconds: float | None = None
     applied: int = 0
     requested: int = 0
     probed: int = 0
@@ -148,7 +149,8 @@ class FakeAgent:
         self.events.append(
             messages.IntervalDecision(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, policy="checkfreq",
-                interval=None if self.paused else self.interval, budget=self.budget,
+                interval=None if self.paused else self.interval, interval_seconds=self.interval_seconds,
+                budget=self.budget,
                 predicted_overhead=overhead,
                 measured_overhead=max(0.001, overhead + self.random.gauss(0, 0.0016)),
                 measured_window_iterations=min(240, self.iteration),
@@ -182,6 +184,9 @@ class FakeAgent:
         if desired.budget is not None:
             self.budget = desired.budget
             self.interval = max(1, round(0.32 / (self.budget * ITERATION_SECONDS)))
+        self.interval_seconds = desired.interval_seconds
+        if desired.interval_seconds is not None:
+            self.interval = round(desired.interval_seconds / ITERATION_SECONDS)
         if desired.every is not None:
             self.interval = desired.every
         self.paused = desired.paused

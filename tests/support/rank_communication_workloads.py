@@ -27,6 +27,7 @@ from holdfast.errors import (
 from holdfast.protocol.messages import Desired, OrderStateChange, RestoreOrder
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
+from tests.support.clock import FakeClock, train_by
 
 VALUES = [
     (7, int),
@@ -300,6 +301,18 @@ def regularly(stage, store, every, busy):
             torch.ones(300, 300) @ torch.ones(300, 300)
         job.step()
     job.session.close()
+    return job.taken
+
+
+def timed(stage, store, step_seconds, every, steps):
+    """When each rank takes checkpoints, with a clock that only advances on rank 0."""
+    job, clock = IdleJob(store, every=every), FakeClock()
+    train_by(clock, job.session)
+    for _ in range(steps):
+        if dist.get_rank() == 0:
+            clock.now += step_seconds
+        job.step()
+    job.session._close("killed")
     return job.taken
 
 

@@ -77,11 +77,11 @@ def plan(
     )
     never |= held_checkpoints(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
-    sizes = restore.CheckpointSizes(store, job).of(committed)
+    sizes, metrics = restore.CheckpointFacts(store, job).read(committed)
     named = [each for each in committed if each in drop]
     gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]
-    gone |= checkpoints_to_delete(rest, rules, protected=never, pinned=pins, sizes=sizes)
+    gone |= checkpoints_to_delete(rest, rules, protected=never, pinned=pins, sizes=sizes, metrics=metrics)
     items = [RemovableItem(name=each, why=why, size_bytes=sizes.get(each)) for each, why in gone.items()]
     stays = len(committed) - len(items)
     items += [

@@ -16,6 +16,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import require_complete
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Lineage, Store, read_manifest
 from holdfast.store.base import Pace
 from holdfast.store.records import ancestry
@@ -135,26 +136,27 @@ def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
     return found
 
 
-class CheckpointSizes:
-    """Sizes of the checkpoints of a job. Each manifest is read once, since it does not change."""
+class CheckpointFacts:
+    """What retention rules compare of the checkpoints of a job. Each manifest is read once: it does not change."""
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self._known: dict[str, int] = {}
+        self._known: dict[str, tuple[int, dict[str, LoggedMetric]]] = {}
 
-    def of(self, checkpoints: Iterable[str]) -> dict[str, int]:
-        """Return sizes in bytes of checkpoints with a valid manifest. OSError when the store is unavailable."""
+    def read(self, checkpoints: Iterable[str]) -> tuple[dict[str, int], dict[str, dict[str, LoggedMetric]]]:
+        """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable."""
         found = {}
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
                 try:
-                    files = manifest(self._store, self._job, checkpoint).files
+                    read = manifest(self._store, self._job, checkpoint)
                 except HoldfastError:
                     continue
-                self._known[checkpoint] = sum(file.size_bytes for file in files)
+                self._known[checkpoint] = sum(file.size_bytes for file in read.files), read.metrics
             found[checkpoint] = self._known[checkpoint]
-        self._known = {each: self._known[each] for each in found}
-        return found
+        self._known = found
+        sizes = {each: size_bytes for each, (size_bytes, _) in found.items()}
+        return sizes, {each: metrics for each, (_, metrics) in found.items()}
 
 
 def verify(

@@ -61,7 +61,7 @@ class RetentionQueue:
         self.rules = self._own_rules = rules
         """The rules in force, and those of the script."""
         self.pinned = PinnedCheckpoints(store, job, reporter)
-        self._sizes = restore.CheckpointSizes(store, job)
+        self._facts = restore.CheckpointFacts(store, job)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Protects the attributes below; never held during I/O."""
@@ -142,9 +142,11 @@ class RetentionQueue:
         self.pinned.record(at.attempt)
         committed = self._store.checkpoints(self._job)
         pins = self.pinned.checkpoints
-        sizes = self._sizes.of(committed) if self.rules.size_bytes is not None else {}
+        rules = self.rules
+        needs_manifests = rules.size_bytes is not None or bool(rules.best)
+        sizes, metrics = self._facts.read(committed if needs_manifests else ())
         never = self._protected() | self._minimum_kept(committed, at.damaged)
-        gone = checkpoints_to_delete(committed, self.rules, protected=never, pinned=pins, sizes=sizes)
+        gone = checkpoints_to_delete(committed, rules, protected=never, pinned=pins, sizes=sizes, metrics=metrics)
         waits = held_checkpoints(self._store, self._job) if gone else set()
         deleted: dict[str, str] = {}
         try:

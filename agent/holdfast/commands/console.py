@@ -18,6 +18,7 @@ import typer
 
 from holdfast.client import Client, Invalid, ServerError, UnreachableError
 from holdfast.commands.options import DEFAULT_SERVER, Server, Token
+from holdfast.pacing.quantities import format_bytes
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 EXIT_CODES = (
@@ -25,6 +26,8 @@ EXIT_CODES = (
 )
 
 T = TypeVar("T")
+
+size = format_bytes
 
 
 def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
@@ -111,16 +114,6 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.3g} s" if value < 120 else f"{value / 60:.0f} min"
-
-
-def size(size_bytes: int) -> str:
-    """Format a size with three digits and a suitable unit."""
-    value, unit = float(size_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"
 
 
 def counted(count: int, noun: str) -> str:

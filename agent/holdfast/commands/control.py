@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ import typer
 from holdfast.client import Client, JobSummary, ServerError
 from holdfast.commands.console import EXIT_USAGE, fail, parsed, percent, print_or_json, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
+from holdfast.pacing.policy import format_interval
 from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, Desired
@@ -45,8 +47,11 @@ def budget(
 def every(
     client: Client,
     job: JobName,
-    iterations: Annotated[
-        str, typer.Argument(metavar="ITERATIONS", help="A number of iterations, or `auto`: the policy decides.")
+    interval: Annotated[
+        str,
+        typer.Argument(
+            metavar="INTERVAL", help="A number of iterations, a time as in 10min, or `auto`: the policy decides."
+        ),
     ],
     duration: Annotated[
         str | None,
@@ -55,17 +60,26 @@ def every(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Fix the interval between checkpoints in iterations, or return it to the policy.
+    """Fix the interval between checkpoints in iterations or in time, or return it to the policy.
 
-    Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt 50 --for 2h  ·  holdfast every char-gpt auto
+    Examples: holdfast every char-gpt 50  ·  holdfast every char-gpt 10min --for 2h  ·  holdfast every char-gpt
+    auto
     """
-    value = None if iterations == "auto" else parsed(parse_every, iterations)
-    done = "interval set by the policy" if value is None else f"a checkpoint every {value} iterations"
+    value = None if interval == "auto" else parsed(parse_every, interval)
+    done = "interval set by the policy" if value is None else f"a checkpoint every {format_interval(value)}"
     limit = {}
     if duration is not None:
         limit["every_seconds"] = parsed(lambda text: parse_positive_seconds(text, "--for"), duration)
         done += f" for {duration}"
-    _edit(client, job, done, no_wait=no_wait, json=json, every=value, **limit)
+    _edit(
+        client,
+        job,
+        done,
+        no_wait=no_wait,
+        json=json,
+        every=interval if isinstance(value, timedelta) else value,
+        **limit,
+    )
 
 
 @with_client
@@ -104,6 +118,7 @@ def retention(
     """Choose which checkpoints are kept.
 
     `last N` keeps the newest N, `every N` one per N iterations, and `spaced N` about N at growing distances.
+    `best N by METRIC` keeps the N with the smallest values of a metric, and `best N by max METRIC` the largest.
     `size` limits what these keep. With `per lineage` the rules apply to each lineage separately. The newest
     durable checkpoint, pinned ones and safety checkpoints are always kept.
 

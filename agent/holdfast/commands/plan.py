@@ -12,7 +12,7 @@ from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, percent
 from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.commands.plan_comparison import PlanReport, print_report, simulate_policies
 from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, plan_inputs
-from holdfast.pacing import parse_budget, parse_every, policies
+from holdfast.pacing import interval_iterations, parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_seconds
@@ -47,7 +47,9 @@ _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continu
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
 _Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policies)}.")
 _Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
-_Every = _option(_CHOICE, "COUNT", "Another interval to compare, in iterations.", "--every", "--interval")
+_Every = _option(
+    _CHOICE, "INTERVAL", "Another interval to compare: iterations, or a time as in 10min.", "--every", "--interval"
+)
 
 
 def plan(
@@ -106,7 +108,9 @@ def _plan_new_job(options: PlanOptions) -> PlanReport:
     profile, settings, history, inputs = plan_inputs(options)
     current = decide(profile, settings, history).interval
     is_fixed = settings.every is not None
-    requested = () if options.every is None or is_fixed else (parse_every(options.every),)
+    requested: tuple[int, ...] = ()
+    if options.every is not None and not is_fixed:
+        requested = (interval_iterations(parse_every(options.every), profile.iteration_seconds),)
     comparison = compare_intervals(profile, settings, history, current=current, requested=requested)
     # the reasons of policies call figures measured or predicted, and these are given
     policies = (each if each.interval is None else replace(each, reason="") for each in comparison.policies)
@@ -128,9 +132,9 @@ def _plan_running_job(job: str, options: PlanOptions, server: str, token: str | 
     given = [f"--{name.replace('_', '-')}" for name in MEASURED_OPTIONS if getattr(options, name) is not None]
     if given:
         raise ValueError(f"{given[0]} is measured for a running job: leave out --job or {given[0]}")
-    what_if: dict[str, float | int | None] = {
+    what_if: dict[str, float | str | None] = {
         "budget": None if options.budget is None else parse_budget(options.budget),
-        "every": None if options.every is None else parse_every(options.every),
+        "every": None if options.every is None else str(parse_every(options.every) and options.every),
         "mtbf": None if options.mtbf is None else parse_mtbf(options.mtbf),
         "ranks": options.ranks,
         "restart": None if options.restart is None else parse_seconds(options.restart, "--restart"),

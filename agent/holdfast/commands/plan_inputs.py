@@ -9,6 +9,7 @@ from holdfast.commands.console import percent, size
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,
+    FixedInterval,
     PacingSettings,
     Profile,
     parse_budget,
@@ -93,7 +94,7 @@ def plan_inputs(options: PlanOptions) -> tuple[Profile, PacingSettings, FailureH
     return profile, settings, FailureHistory(failures=failures, restart_seconds=restart), inputs
 
 
-def _fixed_interval(options: PlanOptions) -> int | None:
+def _fixed_interval(options: PlanOptions) -> FixedInterval | None:
     """Return `--every` for the policy fixed; for other policies it is an interval to compare."""
     if options.policy is None or parse_policy(options.policy) != "fixed":
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import typer
@@ -11,6 +12,8 @@ import typer
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
 from holdfast.commands.console import counted, percent, print_json, print_table, seconds, size, with_client
 from holdfast.commands.options import JobName, Json
+from holdfast.pacing import FixedInterval
+from holdfast.pacing.policy import format_interval
 
 
 @with_client
@@ -104,7 +107,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         _loss(job),
         percent(job.measured_overhead),
         percent(job.budget),
-        str(job.interval or "-"),
+        _short_interval(job.interval_in_force),
         str(job.last_durable.iteration) if job.last_durable else "-",
     )
 
@@ -152,12 +155,16 @@ def _pending(job: JobSummary, edits: Sequence[Edit]) -> list[tuple[str, str]]:
     return [("not yet applied", change) for change in changes or [f"version {job.desired.version}"]]
 
 
+def _short_interval(interval: FixedInterval | None) -> str:
+    return format_interval(interval) if isinstance(interval, timedelta) else str(interval or "-")
+
+
 def _interval(job: JobSummary) -> str:
     if job.desired.paused:
         return "paused: no checkpoints"
-    if job.interval is None:
+    if (interval := job.interval_in_force) is None:
         return "not decided yet"
-    return f"every {counted(job.interval, 'iteration')} ({job.policy or 'policy unknown'})"
+    return f"every {format_interval(interval)} ({job.policy or 'policy unknown'})"
 
 
 def _exposure(job: JobSummary) -> str:

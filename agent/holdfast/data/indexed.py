@@ -150,7 +150,9 @@ class SamplerOrder:
                 f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
                 "epoch, samples may occur twice or not at all after a resume"
             )
-        if any(getattr(part, "generator", None) is not None for part in self._parts):
+        # with a set_epoch, the order follows from the epoch, also if a generator draws it
+        own = (part for part in self._parts if not hasattr(part, "set_epoch"))
+        if any(getattr(part, "generator", None) is not None for part in own):
             return (
                 f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
                 "twice or not at all"

@@ -115,6 +115,8 @@ class DataLoader:
         """Number of batches that the caller draws in advance, as some frameworks do; they count as not drawn."""
         self._used_state: dict[str, Any] | None = None
         """State of the dataset at `position`, with `lookahead`."""
+        self.last_position: DataPosition | None = None
+        """Position after the last batch of the epoch that ended last."""
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[Any], **arguments: Any) -> Self:
@@ -280,7 +282,7 @@ class DataLoader:
                         self._take_back(iterator, began, used)
                         if again := self._inner.exclusive:
                             break
-            self.position = _after(start)
+            self.last_position, self.position = start, _after(start)
         finally:
             state.open.discard(iterator)
 

@@ -22,6 +22,7 @@ from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
+from holdfast.engine.restore_callbacks import RestoreCallbacks
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
@@ -65,7 +66,10 @@ class Boundary:
         self._meter, self._preemption = meter, preemption
         self._lifecycle, self._spread = lifecycle, options.spread
         self._position = reporter.position
+        if ranks.leads:  # which writes the manifest
+            checkpoints.read_metrics = meter.newest_metrics
         self.requests = Requests()
+        self.restore_callbacks = RestoreCallbacks(self._position)
         self._startup = Startup(
             training,
             checkpoints,
@@ -83,25 +87,29 @@ class Boundary:
         self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
-        """When this attempt began, or began its last checkpoint."""
+        """When training began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
         self._store_asked_at = -ASK_STORE_SECONDS
         training.around_updates(
             self._before_update,
             meter.clock.update_ends,
-            lambda iteration: self._coordinator.may_act_after(iteration),
+            self._may_act_after,
         )
 
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
+        self.restore_callbacks.begin()
         self._begin(self._startup.choose())
 
     def _begin(self, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
         self._startup.begin(start)
         self._coordinator.begin(self._position.iteration)
-        self._meter.clock.begin()
         self._lifecycle.enter(Life.TRAINING)
+        if start.loaded is not None:
+            self.restore_callbacks.run()
+        self._taken_at = time.monotonic()
+        self._meter.clock.begin()
 
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out requests, if any."""
@@ -244,10 +252,20 @@ class Boundary:
         return (order.checkpoint, order.id) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
-        if not self._controller.due(iteration):
+        if not self._is_interval_over(iteration):
             return False
         self._meter.update_controller()  # after which it may not be
-        return self._controller.due(iteration)
+        return self._is_interval_over(iteration)
+
+    def _is_interval_over(self, iteration: int) -> bool:
+        """Return whether the interval ends with this iteration, which may be a later one."""
+        ahead = iteration - self._position.iteration
+        return self._controller.due(iteration, time.monotonic() - self._taken_at, ahead=ahead)
+
+    def _may_act_after(self, iteration: int) -> bool:
+        """Return whether that boundary is likely to take a checkpoint."""
+        known = self._coordinator.may_act_after(iteration)
+        return known if known is not None else self._controller.plan is None or self._is_interval_over(iteration)
 
     def _is_exit_requested(self) -> bool:
         if self._preemption.is_requested or self._ranks.world_size == 1:
@@ -302,8 +320,9 @@ class Boundary:
 
     def _restore(self, target: RestoreTarget) -> None:
         self._meter.update_controller()
-        relaunches = False
+        relaunches, restores = False, self._training.restore_count
         self._lifecycle.enter(Life.RESTORING)
+        self.restore_callbacks.begin()
         try:
             relaunches = self.in_place_restore.restore(*self._ranks.decide(lambda: target, RestoreTarget))
         finally:
@@ -311,8 +330,10 @@ class Boundary:
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
         self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
         self._startup.publish_attempt()
-        self._meter.clock.restart()
         self._coordinator.begin(self._position.iteration)
+        if self._training.restore_count != restores:
+            self.restore_callbacks.run()
+        self._meter.clock.restart()
 
     def _end(self, decision: Decision) -> None:
         """Take the final checkpoint after SIGTERM, if there is time."""

@@ -8,7 +8,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 import msgspec
@@ -22,8 +22,17 @@ from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import Retention
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunOrigin, RunRequest, RunState, WriteResult
+from holdfast.protocol.retention import LoggedMetric, Retention
+from holdfast.snapshot.checkpoint_run import (
+    SETTLED,
+    CheckpointRun,
+    RunListener,
+    RunOrigin,
+    RunRequest,
+    RunState,
+    WriteResult,
+)
+from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
@@ -95,14 +104,19 @@ class Checkpointer:
         """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store)
+        self.listeners: list[RunListener] = []
+        """Listeners of integrations to the runs of this attempt."""
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
         self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
         self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
         self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend, channel=channel)
         self.snapshots.shared = self.persister.shares_memory
+        self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
+        """Returns a function that returns the newest metrics, once the copy of the state has ended."""
         self.unprepared = True
         """`prepare` was not called yet."""
+        self._space_estimated = False
 
     @property
     def active(self) -> bool:
@@ -184,7 +198,9 @@ class Checkpointer:
         """Allocate memory in the background, so that the first checkpoint does not wait for it."""
         if self.snapshots.free:
             self.unprepared = False
-            self.snapshots.prepare(capture())
+            captured = capture()
+            self.snapshots.prepare(captured)
+            self._estimate_space(captured)
             self.persister.prepare()
             if self.persister.refusal is not None:
                 self._reporter.notice(
@@ -192,6 +208,21 @@ class Checkpointer:
                     "backend",
                     f"a thread writes checkpoints, not a helper process: {self.persister.refusal}",
                 )
+
+    def _estimate_space(self, captured: CapturedState) -> None:
+        """Report once, on a background thread, how much space the checkpoints will take."""
+        if self._space_estimated or not (self._ranks.leads and self.attempt):
+            return
+        self._space_estimated = True
+
+        def report() -> None:
+            try:
+                size_bytes = estimate_checkpoint_bytes(captured, self._ranks.world_size)
+                self._events.report_space(self.job, size_bytes, self.retention_queue.rules)
+            except Exception as error:  # an estimate must not fail anything
+                logger.debug("%s: the space for checkpoints is not estimated: %s", self.job, error)
+
+        io_pool.submit(report)
 
     def take(
         self,
@@ -231,14 +262,17 @@ class Checkpointer:
             at_once=at_once,
             over_seconds=over_seconds,
             fingerprint=_fingerprint(),
+            metrics=self.read_metrics(),
         )
-        run = CheckpointRun(request, self.snapshots, self._events, self)
+        run = CheckpointRun(request, self.snapshots, self._events, *self.listeners, self)
         is_submitted = False
         try:
             self._follow(run)
             if not self.snapshots.wait_free(FREE_SECONDS):  # another rank's was free a moment ago
                 raise HoldfastError("the previous snapshot is still being written")
-            self.snapshots.begin(run, capture())
+            captured = capture()
+            self.snapshots.begin(run, captured)
+            self._estimate_space(captured)
             run.add_stall(time.perf_counter() - started)
             self.persister.submit(run)
             is_submitted = True

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
+from holdfast.errors import RestoreFailed
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import EXIT_SIGTERM
+
+logger = logging.getLogger("holdfast")
 
 
 class Life(Enum):
@@ -103,6 +107,21 @@ class Lifecycle:
     def is_ending(self) -> bool:
         """The loop is to end at this boundary."""
         return self._state in (Life.PREEMPTED, Life.RELAUNCHED)
+
+    def ending(self, reason: str) -> str:
+        """Return the reason to report if the script ends the session for `reason`."""
+        if self._state is Life.HALF_RESTORED and reason == "finished":  # the script closes in a `finally`
+            return RestoreFailed.__name__
+        return self._state.value if self.is_ending else reason
+
+    def close(self, job: str, parts: Iterable[Callable[[], object]]) -> None:
+        """Close `parts` in this order, whether or not one of them fails."""
+        for part in parts:
+            try:
+                part()
+            except Exception:  # must not hide the error that ends the loop
+                logger.exception("%s: while closing", job)
+        self.enter(Life.CLOSED)
 
     @property
     def exit_status(self) -> int | None:

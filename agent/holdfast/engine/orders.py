@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_policy
+from holdfast.pacing import FixedInterval, PacingSettings, interval_time, parse_budget, parse_every, parse_policy
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.protocol.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
@@ -78,14 +78,15 @@ class Orders:
             base,
             budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
             policy=self._parsed("policy", parse_policy, seen.policy, base.policy),
-            every=self._parsed("every", parse_every, seen.every, base.every),
+            every=self._every(),
             paused=seen.paused or self.pauses > 0,
         )
 
     def is_withheld_too_long(self, seconds: float) -> bool:
         """Return whether server settings, not the script's, have suppressed checkpoints for too long."""
         seen = self._seen
-        orders = seen.paused or (seen.every, seen.budget, seen.policy) != (None, None, None)
+        settings = (seen.every, seen.interval_seconds, seen.budget, seen.policy)
+        orders = seen.paused or any(each is not None for each in settings)
         return seconds >= MAX_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
 
     def report_withheld(self) -> None:
@@ -98,6 +99,12 @@ class Orders:
                 "settings from the server have suppressed checkpoints for a day: taking one now, and one a day "
                 "while they do",
             )
+
+    def _every(self) -> FixedInterval | None:
+        seen, own = self._seen, self.base.every
+        if seen.interval_seconds is not None:
+            return self._parsed("every", interval_time, seen.interval_seconds, own)
+        return self._parsed("every", parse_every, seen.every, own)
 
     def _parsed(self, name: str, parse: Callable[[Any], T], wanted: object, own: T) -> T:
         """Return the server's value of a setting, or the script's where it is missing or invalid."""

@@ -64,6 +64,8 @@ class Training:
         """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
+        self.logger_runs: dict[str, tuple[str, int]] = {}
+        """Runs of loggers, by logger: run id and the lineage that it logs."""
         self._moved = False
         self._drawn = self._updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
@@ -102,21 +104,14 @@ class Training:
         self,
         before: Callable[[], None],
         after: Callable[[], None],
-        may_act_after: Callable[[int], bool | None] = lambda _: None,
+        may_act_after: Callable[[int], bool],
     ) -> None:
         """Call these around each optimizer step, until `close`.
 
-        `may_act_after` returns whether a checkpoint may be taken after an iteration; `None`: the pacing decides.
+        `may_act_after` returns whether a checkpoint may be taken after an iteration.
         """
-        gradients, controller = self.registry.gradients, self._controller
-
-        def is_capture_expected() -> bool:
-            following = self._position.iteration + 1
-            if (known := may_act_after(following)) is not None:
-                return known
-            return controller.plan is None or controller.due(following)
-
-        gradients.is_capture_expected = is_capture_expected
+        gradients = self.registry.gradients
+        gradients.is_capture_expected = lambda: may_act_after(self._position.iteration + 1)
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
             self._moved = True
@@ -285,6 +280,7 @@ class Training:
                 "loader": self._current,
                 "controller": self._controller.state_dict(),
                 "reducers": reducers,
+                "logger_runs": self.logger_runs,
             },
             gradients=gradients,
         )
@@ -379,6 +375,7 @@ class Training:
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
+        self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])
         self._controller.restored(self._position.iteration)

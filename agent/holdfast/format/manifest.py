@@ -17,6 +17,7 @@ import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, Origin, is_checkpoint_id
+from holdfast.protocol.retention import LoggedMetric
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -103,6 +104,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str] = {}
     fingerprint: dict[str, str] = {}
     """Environment on which bitwise results depend: devices, threads, flags … Compared on resume."""
+    metrics: dict[str, LoggedMetric] = {}
+    """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
     origin: Origin | None = None
     """The checkpoint that it is a copy of, in a forked job; otherwise absent from the file."""
     manifest_digest: str | msgspec.UnsetType = msgspec.UNSET

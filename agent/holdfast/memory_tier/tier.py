@@ -170,6 +170,7 @@ class MemoryTier:
             origin=origin,
             number=number,
             fingerprint=task.fingerprint,
+            metrics=lambda: task.metrics,
             started_at=task.created_at,
             survived=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from holdfast.pacing.estimator import Observation, OverheadEstimate
@@ -20,7 +21,7 @@ from holdfast.pacing.overhead_samples import (
 from holdfast.pacing.planner import plan
 from holdfast.pacing.policy import format_iterations, percent
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
-from holdfast.pacing.settings import PacingSettings, settings_from_json
+from holdfast.pacing.settings import PacingSettings, settings_from_json, settings_to_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""
@@ -81,6 +82,8 @@ class Controller:
         """Where the next snapshot is copied to first (Algorithm 1 of CheckFreq)."""
         self._announce = False
         self._iteration = 0
+        self._iteration_seconds: float | None = None
+        """Duration of an iteration; `None`: to be computed from the samples."""
         self._last_started: int | None = None
         self._judged_at: int | None = None
         self._first_retry = 0
@@ -112,6 +115,8 @@ class Controller:
     @property
     def interval_seconds(self) -> float:
         """Duration of an interval; 0 while unknown."""
+        if self._plan is not None and self._plan.interval_seconds is not None:
+            return self._plan.interval_seconds
         profile = self.profile
         if profile is None or self._plan is None or self._plan.interval is None:
             return 0.0
@@ -138,7 +143,7 @@ class Controller:
 
     def observe(self, seen: Observation) -> IntervalPlan | None:
         """Account for a finished iteration; return the plan if it changed."""
-        self._iteration = seen.iteration
+        self._iteration, self._iteration_seconds = seen.iteration, None
         self._busy = seen.in_flight
         self.job_history.trained(seen.seconds)
         if self._last_started is None:
@@ -154,12 +159,22 @@ class Controller:
             return self._plan
         return None
 
-    def due(self, iteration: int) -> bool:
-        """Return whether a checkpoint should start at the end of `iteration`."""
+    def due(self, iteration: int, waited_seconds: float = 0.0, *, ahead: int = 0) -> bool:
+        """Return whether a checkpoint should start at the end of `iteration`.
+
+        Args:
+            iteration: the iteration that ends then.
+            waited_seconds: time since the last checkpoint began, or since the start.
+            ahead: how many iterations from now it ends; a time interval is compared with the expected time then.
+        """
         if self._plan is None:
             if not self._has_started:
                 return True  # before the first checkpoint a crash loses everything
             return self._profile_complete and not self._busy and iteration >= self._first_retry
+        every = self._settings.every
+        if isinstance(every, timedelta):
+            left = every.total_seconds() - waited_seconds
+            return not self._settings.paused and left <= (ahead and ahead * self._expected_iteration_seconds)
         if self._plan.interval is None or self._probe.is_active or self._last_started is None:
             return False
         return iteration - self._last_started >= self._plan.interval
@@ -198,7 +213,7 @@ class Controller:
         profile = self.profile
         return {
             "version": 1,
-            "settings": {name: getattr(self._settings, name) for name in PacingSettings.__dataclass_fields__},
+            "settings": settings_to_json(self._settings),
             "interval": self._plan.interval if self._plan else None,
             "profile": None if profile is None else to_json(profile),
             "job_history": self.job_history.state_dict(),
@@ -214,10 +229,17 @@ class Controller:
         self._replan()
         interval = state.get("interval")
         same = settings_from_json(state.get("settings")) == self._settings
-        if same and isinstance(interval, int) and interval > 0:
+        if same and self._settings.every is None and isinstance(interval, int) and interval > 0:
             reason = f"every {format_iterations(interval)}, as before the restart, until measured again"
             self._set_interval(interval, reason)
         self._announce = True
+
+    @property
+    def _expected_iteration_seconds(self) -> float:
+        """0 while unknown."""
+        if self._iteration_seconds is None:
+            self._iteration_seconds = self._samples.iteration_seconds or 0.0
+        return self._iteration_seconds
 
     @property
     def _profile_complete(self) -> bool:

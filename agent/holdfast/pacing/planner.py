@@ -18,6 +18,7 @@ They are loaded when first needed. If one fails, checkfreq decides, and the reas
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -38,12 +39,13 @@ from holdfast.pacing.policy import (
     describe_failures,
     duration,
     estimate_failures,
+    format_interval,
     format_iterations,
     has_iteration_time,
     percent,
 )
 from holdfast.pacing.profile import IntervalPlan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings, interval_iterations
 
 GROUP = "holdfast.policies"
 
@@ -104,10 +106,12 @@ def fixed(profile: Profile, settings: PacingSettings, history: FailureHistory) -
         return replace(
             plan, reason=f"no interval is set for the policy fixed, so checkfreq decides: {plan.reason}"
         )
-    interval = max(1, settings.every)
-    plan = forecast(
-        profile, settings, history, interval, policy="fixed", reason=f"set to every {format_iterations(interval)}"
-    )
+    if not has_iteration_time(profile) and isinstance(settings.every, timedelta):
+        return _unmeasured(settings.every)
+    interval = interval_iterations(settings.every, profile.iteration_seconds)
+    reason = f"set to every {format_interval(settings.every)}"
+    plan = forecast(profile, settings, history, interval, policy="fixed", reason=reason)
+    plan = replace(plan, interval_seconds=_interval_seconds(settings.every))
     if plan.overhead is None:
         return plan
     if plan.overhead > settings.budget:
@@ -143,14 +147,7 @@ def plan(
             interval=None, policy=settings.policy, overhead=0.0, reason="paused: no checkpoints until resumed"
         )
     if settings.every is not None:
-        if profile is None:
-            interval = max(1, settings.every)
-            return IntervalPlan(
-                interval=interval,
-                policy="fixed",
-                reason=f"set to every {format_iterations(interval)}; cost not known yet",
-            )
-        return fixed(profile, settings, history)
+        return _unmeasured(settings.every) if profile is None else fixed(profile, settings, history)
     if profile is None:
         return IntervalPlan(
             interval=None, policy=settings.policy, reason="still measuring iterations and the first checkpoint"
@@ -160,6 +157,20 @@ def plan(
     except ValueError as error:
         return _checkfreq_instead(profile, settings, history, str(error))
     return policy(profile, settings, history)
+
+
+def _unmeasured(every: FixedInterval) -> IntervalPlan:
+    """Return the plan of a fixed interval of which the cost is unknown."""
+    return IntervalPlan(
+        interval=max(1, every) if isinstance(every, int) else None,
+        interval_seconds=_interval_seconds(every),
+        policy="fixed",
+        reason=f"set to every {format_interval(every)}; cost not known yet",
+    )
+
+
+def _interval_seconds(every: FixedInterval) -> float | None:
+    return every.total_seconds() if isinstance(every, timedelta) else None
 
 
 def find_policy(name: str) -> Policy:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.profile import IntervalPlan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings
 
 Policy = Callable[[Profile, PacingSettings, FailureHistory], IntervalPlan]
 
@@ -66,6 +67,17 @@ def duration(seconds: float) -> str:
     if seconds >= 1 or seconds == 0:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def format_interval(every: FixedInterval) -> str:
+    """Format exactly: `50 iterations`, `2 h 30 min`. `parse_every` reads a time back."""
+    if isinstance(every, int):
+        return format_iterations(every)
+    minutes, seconds = divmod(every, timedelta(minutes=1))
+    parts = [f"{count} {unit}" for count, unit in zip(divmod(minutes, 60), ("h", "min"), strict=True) if count]
+    if seconds or not parts:
+        parts.append(f"{seconds.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
+    return " ".join(parts)
 
 
 def format_iterations(iterations: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 SnapshotMode = Literal["cpu", "gpu"]
@@ -41,7 +42,10 @@ class IntervalPlan:
     """The interval that a policy chose, with the expected consequences."""
 
     interval: int | None
-    """Iterations between checkpoints; `None`: no checkpoints until something changes."""
+    """Iterations between checkpoints; `None`: no checkpoints until something changes, or their number is not known
+    yet."""
+    interval_seconds: float | None = None
+    """The interval where it is fixed in wall-clock time; `interval` is then an estimate. Otherwise `None`."""
     policy: str = "checkfreq"
     cost_seconds: float = 0.0
     """Training time that one checkpoint costs."""
@@ -57,6 +61,11 @@ class IntervalPlan:
     """Why this interval, in words."""
     pending: str = ""
     """Why the interval stays although the measured overhead is over the budget; empty where it is not."""
+
+    @property
+    def interval_in_force(self) -> int | timedelta | None:
+        """The interval in iterations, or in time where it is fixed so."""
+        return self.interval if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)
 
 
 def to_json(profile: Profile) -> dict[str, float]:

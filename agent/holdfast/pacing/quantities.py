@@ -1,6 +1,6 @@
-"""Parsers for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `3 min`.
+"""Parsers and a format for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `2h30min`.
 
-Each takes the name of the value and raises a ValueError with that name, the text, and what to write instead.
+Each parser takes the name of the value, and raises a ValueError with that name, the text and what to write.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ _TIMES = {
     "min": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0,
     "day": 86400.0, "days": 86400.0,
 }  # fmt: skip
+_TIME_PART = re.compile(
+    rf"\d+(?:\.\d+)?\s*(?:{'|'.join(sorted(filter(None, _TIMES), key=len)[::-1])})", re.IGNORECASE
+)
+_TIME_OF_PARTS = re.compile(rf"\s*(?:{_TIME_PART.pattern}\s*){{2,}}", re.IGNORECASE)
+"""A time of several numbers, each with its unit: `2h30min`."""
 _DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
 _SIZES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()} | {
     f"{prefix}ib": 1024.0**power for power, prefix in enumerate("kmgtp", start=1)
@@ -24,8 +29,11 @@ MAX_BYTES = 1e18
 
 
 def parse_seconds(text: str, name: str) -> float:
-    """Parse `250ms`, `2.5s`, `3 min`, `3h` or `2 days`; a bare number is in seconds."""
-    seconds = _parse(str(text), name, _TIMES, "a time: write 2.5s, 3min or 3h")
+    """Parse `250ms`, `2.5s`, `3 min`, `2h30min` or `2 days`; a bare number is in seconds."""
+    text = str(text)
+    parts = _TIME_PART.findall(text) if _TIME_OF_PARTS.fullmatch(text) else [text]
+    what = "a time: write 2.5s, 3min or 2h30min"
+    seconds = sum(_parse(part, name, _TIMES, what, typed=text) for part in parts)
     if not 0 <= seconds <= MAX_SECONDS:
         raise ValueError(f"{name} {text!r} is outside 0 s to 100 years")
     return seconds
@@ -35,13 +43,23 @@ def parse_positive_seconds(text: str, name: str) -> float:
     """Parse a time greater than 0."""
     seconds = parse_seconds(text, name)
     if seconds == 0:
-        raise ValueError(f"{name} {text!r} must be greater than 0: write 2.5s, 3min or 3h")
+        raise ValueError(f"{name} {text!r} must be greater than 0: write 2.5s, 3min or 2h30min")
     return seconds
 
 
 def parse_bytes(text: str, name: str) -> float:
     """Parse a size greater than 0, such as `6.5GB` or `512 MiB`."""
     return _positive(_parse(text, name, _SIZES, "a size: write 6.5GB or 512MiB"), text, name)
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Format a size with three digits and a suitable unit."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
 
 
 def parse_speed(text: str, name: str) -> float:

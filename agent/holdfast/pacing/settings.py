@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
+from datetime import timedelta
 
-from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.pacing.quantities import MAX_SECONDS, parse_positive_seconds, parse_seconds
 
 DEFAULT_BUDGET = 0.035
 MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0
 MAX_INTERVAL = 10**9
+MIN_INTERVAL_SECONDS = 0.001
+FixedInterval = int | timedelta
+"""An interval that overrides the policy: a number of iterations, or wall-clock time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +24,9 @@ class PacingSettings:
     budget: float = DEFAULT_BUDGET
     """Maximum overhead: (time with checkpoints / time without) - 1."""
     policy: str = "checkfreq"
-    every: int | None = None
-    """Interval in iterations that overrides the policy."""
+    every: FixedInterval | None = None
+    """Interval that overrides the policy. A time begins with each checkpoint, and ends at the first boundary after
+    it."""
     paused: bool = False
     mtbf_seconds: float | None = None
     """Mean time between failures of the whole job; `None`: the published rate. Observed failures correct both."""
@@ -50,16 +56,39 @@ def parse_budget(value: float | str, *, bare: str = "fraction") -> float:
     return number
 
 
-def parse_every(value: int | str) -> int:
-    """Parse an interval of at least 1 iteration; ValueError otherwise."""
+def parse_every(value: FixedInterval | str) -> FixedInterval:
+    """Parse an interval: 50 iterations, or a time such as "10min" or "2h30min". ValueError if it is neither."""
+    if isinstance(value, timedelta):
+        return interval_time(value.total_seconds())
     text = str(value).strip()
+    if text[-1:].isalpha():
+        with contextlib.suppress(ValueError):
+            return interval_time(parse_seconds(text, "interval"))
     try:
         every = int(text)
     except ValueError:
-        raise ValueError(f"interval {text!r} is not a whole number of iterations") from None
+        raise ValueError(
+            f"interval {text!r} is not a whole number of iterations, nor a time above 0 with its unit: "
+            "write 50 or 10min"
+        ) from None
     if not 1 <= every <= MAX_INTERVAL:
         raise ValueError(f"interval {text!r} is outside 1 to {MAX_INTERVAL} iterations")
     return every
+
+
+def interval_time(seconds: float) -> timedelta:
+    """Return an interval in wall-clock time; ValueError if it is not above 0, or longer than 100 years."""
+    if not MIN_INTERVAL_SECONDS <= seconds <= MAX_SECONDS:
+        raise ValueError(f"an interval of {seconds:g} s is outside 1 ms to 100 years")
+    return timedelta(seconds=seconds)
+
+
+def interval_iterations(every: FixedInterval, iteration_seconds: float) -> int:
+    """Return the number of iterations that an interval takes, at least 1."""
+    if isinstance(every, int):
+        return max(1, every)
+    iterations = every.total_seconds() / iteration_seconds * (1 - 1e-12)
+    return max(1, math.ceil(min(iterations, MAX_INTERVAL)))
 
 
 def parse_mtbf(value: float | str) -> float:
@@ -67,10 +96,20 @@ def parse_mtbf(value: float | str) -> float:
     return parse_positive_seconds(str(value), "mtbf")
 
 
+def settings_to_json(settings: PacingSettings) -> dict[str, object]:
+    """Return the settings as JSON types: an interval in wall-clock time is in `interval_seconds`."""
+    values: dict[str, object] = {name: getattr(settings, name) for name in PacingSettings.__dataclass_fields__}
+    if isinstance(settings.every, timedelta):
+        values |= {"every": None, "interval_seconds": settings.every.total_seconds()}
+    return values
+
+
 def settings_from_json(saved: object) -> PacingSettings | None:
     """Restore settings from a dictionary and ignore unknown keys; `None` if `saved` is not a dictionary."""
     if not isinstance(saved, dict):
         return None
-    return PacingSettings(
-        **{key: value for key, value in saved.items() if key in PacingSettings.__dataclass_fields__}
-    )
+    known = {key: value for key, value in saved.items() if key in PacingSettings.__dataclass_fields__}
+    if isinstance(seconds := saved.get("interval_seconds"), int | float):
+        with contextlib.suppress(ValueError):
+            known["every"] = interval_time(seconds)
+    return PacingSettings(**known)

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
+from holdfast.protocol.retention import LoggedMetric
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin
 
 
@@ -32,6 +33,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
     """Environment on which bitwise results depend."""
+    metrics: dict[str, LoggedMetric] = {}
+    """Newest value of each metric."""
     marker: str | None = None
     """Path of the completion marker; None if the memory does not outlive the process."""
 
@@ -57,6 +60,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             state=contents.trees,
             timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
             fingerprint=dict(request.fingerprint),
+            metrics=dict(request.metrics()),
             # a survivor has a marker: while ranks rewrite theirs one by one, the set would be incomplete
             marker=None if request.survived else contents.arena.marker,
         )

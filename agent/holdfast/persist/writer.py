@@ -215,6 +215,7 @@ def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Man
         timings=task.timings | {"write_seconds": write_seconds},
         versions=task.origin.versions,
         fingerprint=task.fingerprint,
+        metrics=task.metrics,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
@@ -240,7 +241,9 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     budget: float | None
     """Budget in force, as last reported, or `None`."""
     interval: int | None
-    """In force; None: no checkpoints for now, or not known yet."""
+    """In force, in iterations; None: no checkpoints for now, or not known yet."""
+    interval_seconds: float | None
+    """In force, where it is fixed in wall-clock time; `interval` is then an estimate."""
     policy: str | None
     interval_reason: str
     """Reason for the interval, from the newest profile; may be empty."""
@@ -269,6 +272,17 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     sparkline: list[float]
     """Times of the newest iterations in seconds, oldest first, at most 40."""
     lineages: int
+
+    @property
+    def fixed_interval(self) -> int | timedelta | None:
+        """The interval that an operator has fixed, in iterations or in time."""
+        seconds = self.desired.interval_seconds
+        return self.desired.every if seconds is None else timedelta(seconds=seconds)
+
+    @property
+    def interval_in_force(self) -> int | timedelta | None:
+        """The interval in iterations, or in time where it is fixed so."""
+        return self.interval if self.interval_seconds is None else timedelta(seconds=self.interval_seconds)
 
 
 class BulkOutcome(Struct, kw_only=True, frozen=True):
@@ -339,11 +353,12 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
     """Budget as a fraction, or text such as "2%"."""
     policy: str | UnsetType | None = UNSET
     every: int | str | UnsetType | None = UNSET
+    """Fixed interval: a number of iterations, or a time as text such as "10min"."""
     every_seconds: float | UnsetType | None = UNSET
     """Time after which `every` expires. UNSET or `None`: never."""
     paused: bool | UnsetType = UNSET
     retention: str | UnsetType | None = UNSET
-    """Retention rules: any of `last 5, every 1000, spaced 12, size 200GB, per lineage`."""
+    """Retention rules: any of `last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, per lineage`."""
     checkpoint_request: bool | UnsetType = UNSET
     """Whether to take a checkpoint now."""
     probe_request: bool | UnsetType = UNSET

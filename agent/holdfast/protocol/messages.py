@@ -228,7 +228,8 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
 
     policy: str
     interval: int | None
-    """Interval in iterations; `None` while paused or still profiling."""
+    """In iterations, an estimate for an interval that is fixed in time; `None` while paused or still profiling."""
+    interval_seconds: float | None = None
     budget: float
     predicted_overhead: float | None
     measured_overhead: float | None
@@ -428,6 +429,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     budget: float | None = None
     policy: str | None = None
     every: int | None = None
+    interval_seconds: float | None = None
+    """A fixed interval in wall-clock time, instead of `every` in iterations."""
     paused: bool = False
     retention: str | None = None
     """Retention rules, as `holdfast.protocol.retention` parses them."""

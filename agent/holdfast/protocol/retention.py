@@ -4,22 +4,64 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
+
+import msgspec
 
 from holdfast.pacing.quantities import parse_bytes
 from holdfast.protocol.messages import parse_checkpoint_id
 
 PER_LINEAGE = "per lineage"
 MOST_CHARACTERS = 100
+MOST_METRIC_CHARACTERS = 64
 _COUNTS = {"last": "checkpoints", "every": "iterations", "spaced": "checkpoints"}
-_USAGE = "use last 5, every 1000, spaced 12, size 200GB, or several of these separated by commas"
+_USAGE = (
+    "use last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, or several of these separated by commas"
+)
+_BEST = re.compile(r"best\s+(\d[\d_]*)\s+by\s+(?:(max|min)\s+)?(\S+)", re.IGNORECASE | re.ASCII)
+
+
+class LoggedMetric(msgspec.Struct, kw_only=True, frozen=True):
+    """A value that the training loop logged."""
+
+    value: float
+    iteration: int
+    """The iteration that ended with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestRule:
+    """A rule that keeps the checkpoints with the best values of a metric.
+
+    Raises:
+        ValueError: it keeps nothing, or the name cannot be written in a rule.
+    """
+
+    count: int
+    metric: str
+    """Name of the metric, as the script logs it."""
+    largest: bool = False
+    """Whether the largest values are the best; by default the smallest are."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"retention '{self}': give a whole number of checkpoints, at least 1")
+        if not re.fullmatch(r"[^\s,]+", self.metric) or len(self.metric) > MOST_METRIC_CHARACTERS:
+            raise ValueError(
+                f"retention '{self}': the name of a metric has no spaces or commas, and at most "
+                f"{MOST_METRIC_CHARACTERS} characters"
+            )
+
+    def __str__(self) -> str:
+        return f"best {self.count} by {'max ' if self.largest else ''}{self.metric}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Rules that keep what any of `last`, `every` and `spaced` keeps, within `size_bytes`.
+    """Rules that keep what any of `last`, `every`, `spaced` and `best` keeps, within `size_bytes`.
 
     Raises:
         ValueError: a rule that keeps nothing, or no rule.
@@ -32,11 +74,13 @@ class Retention:
     spaced: int | None = None
     """Approximate number to keep, including those of the other rules: the newer half, and older ones at growing
     distances."""
+    best: tuple[BestRule, ...] = ()
+    """Rules that keep the checkpoints with the best values of metrics, one rule per metric and direction."""
     size_bytes: float | None = None
     """Most bytes of all checkpoints of the job. Those whose removal leaves the smallest gap for their age are
     removed first."""
     per_lineage: bool = False
-    """Apply the first three rules to each lineage separately."""
+    """Apply the first four rules to each lineage separately."""
 
     def __post_init__(self) -> None:
         for name, what in _COUNTS.items():
@@ -44,14 +88,29 @@ class Retention:
                 raise ValueError(f"retention '{name} {count}': give a whole number of {what}, at least 1")
         if self.size_bytes is not None and not 0 < self.size_bytes < math.inf:
             raise ValueError(f"retention 'size {self.size_bytes:g}': the size must be more than 0 bytes")
-        if (self.last, self.every, self.spaced, self.size_bytes) == (None,) * 4:
+        if not self.counts and self.size_bytes is None:
             raise ValueError(f"retention without a rule keeps nothing: {_USAGE}")
 
     def __str__(self) -> str:
         said = [f"{name} {count}" for name in _COUNTS if (count := getattr(self, name)) is not None]
+        said += map(str, self.best)
         if self.size_bytes is not None:
             said.append(f"size {_spelled(self.size_bytes)}")
         return ", ".join([*said, *([PER_LINEAGE] if self.per_lineage else [])])
+
+    @property
+    def counts(self) -> bool:
+        """Whether there is a rule other than `size`."""
+        return bool(self.best) or (self.last, self.every, self.spaced) != (None, None, None)
+
+    @property
+    def most_kept(self) -> int | None:
+        """Most checkpoints that the rules keep, not counting protected ones; `None` if they set no limit."""
+        if not self.counts or self.every is not None or self.per_lineage:
+            return None
+        spaced = self.spaced or 0
+        newest = max(1, self.last or 0, (spaced + 1) // 2)
+        return max(spaced, newest + sum(rule.count for rule in self.best))
 
     @classmethod
     def keeping(cls, count: int) -> Self:
@@ -60,20 +119,42 @@ class Retention:
 
 
 def parse_retention(text: str | Retention) -> Retention:
-    """Parse rules such as `last 5, every 1000, spaced 12, size 200GB, per lineage`. ValueError names the error."""
+    """Parse rules such as `last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, per lineage`.
+
+    A metric of which the largest value is the best: `best 3 by max accuracy`.
+
+    Raises:
+        ValueError: names the rule that is invalid.
+    """
     if isinstance(text, Retention):
         return text
     if len(text) > MOST_CHARACTERS:
         raise ValueError(f"retention {text[:40]!r}… is longer than {MOST_CHARACTERS} characters: {_USAGE}")
     found: dict[str, float | bool] = {}
-    for part in filter(None, (each.strip().lower() for each in text.split(","))):
-        name, value = _parsed(part, text)
+    best: list[BestRule] = []
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        if part.split()[0].lower() == "best":
+            best.append(_parsed_best(part, text))
+            continue
+        name, value = _parsed(part.lower(), text)
         if name in found:
             raise ValueError(f"retention {text!r} contains {part.split()[0]!r} twice")
         found[name] = value
-    if not found.keys() - {"per_lineage"}:
+    if not best and not found.keys() - {"per_lineage"}:
         raise ValueError(f"retention {text!r} has no rule: {_USAGE}")
-    return Retention(**found)  # type: ignore[arg-type]
+    if len({(each.metric, each.largest) for each in best}) < len(best):
+        raise ValueError(f"retention {text!r} contains 'best' twice for the same metric")
+    return Retention(best=tuple(best), **found)  # type: ignore[arg-type]
+
+
+def _parsed_best(part: str, text: str) -> BestRule:
+    match = _BEST.fullmatch(part)
+    if match is None:
+        raise ValueError(
+            f"retention {text!r}: {part!r} is not a rule: use best 3 by val_loss, or best 3 by max accuracy"
+        )
+    count, direction, metric = match.groups()
+    return BestRule(count=int(count), metric=metric, largest=(direction or "").lower() == "max")
 
 
 def _parsed(part: str, text: str) -> tuple[str, float | bool]:
@@ -95,6 +176,7 @@ def checkpoints_to_delete(
     protected: Collection[str] = (),
     pinned: Collection[str] = (),
     sizes: Mapping[str, int] | None = None,
+    metrics: Mapping[str, Mapping[str, LoggedMetric]] | None = None,
 ) -> dict[str, str]:
     """Return the checkpoints to remove, in order, with a reason for each.
 
@@ -107,15 +189,16 @@ def checkpoints_to_delete(
         protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
         sizes: sizes in bytes; missing ones count as 0.
+        metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best.
     """
     order = sorted(checkpoints, key=_trained)
     kept = {*protected, *pinned, *order[-1:]}
     counted = [each for each in order if each not in pinned]
     groups = _by_lineage(counted) if rules.per_lineage else [counted]
     gone: dict[str, str] = {}
-    if (rules.last, rules.every, rules.spaced) != (None, None, None):
+    if rules.counts:
         said = f"not kept by '{_without_size(rules)}'"
-        gone = {each: said for group in groups for each in _beyond(group, rules, kept)}
+        gone = {each: said for group in groups for each in _beyond(group, rules, kept, metrics or {})}
     if rules.size_bytes is not None:
         left = [each for each in order if each not in gone]
         said = f"the total exceeds {_spelled(rules.size_bytes)}"
@@ -123,13 +206,20 @@ def checkpoints_to_delete(
     return gone
 
 
-def _beyond(order: list[str], rules: Retention, kept: Collection[str]) -> list[str]:
+def _beyond(
+    order: list[str],
+    rules: Retention,
+    kept: Collection[str],
+    metrics: Mapping[str, Mapping[str, LoggedMetric]],
+) -> list[str]:
     """Return the checkpoints that none of the counting rules keeps."""
     stays = set(kept)
     if rules.last is not None:
         stays |= set(order[-rules.last :])
     if rules.every is not None:
         stays |= _milestones(order, rules.every)
+    for rule in rules.best:
+        stays |= _best(order, rule, metrics)
     if rules.spaced is None:
         return [each for each in order if each not in stays]
     count = rules.spaced
@@ -146,6 +236,27 @@ def _milestones(order: Iterable[str], every: int) -> set[str]:
         if known is None or parse_checkpoint_id(known)[1] < lineage:
             first[iteration // every] = each
     return set(first.values())
+
+
+def _best(order: Iterable[str], rule: BestRule, metrics: Mapping[str, Mapping[str, LoggedMetric]]) -> set[str]:
+    """Return the checkpoints with the best values, one for each time that the metric was logged.
+
+    A metric that is logged seldom has the same value at several checkpoints. The first of them counts, since its
+    state is nearest to the one that was measured; on the newest lineage, where several passed it. Of equal values
+    the newer are better.
+    """
+    nearest: dict[LoggedMetric, str] = {}
+    for each in order:
+        logged = metrics.get(each, {}).get(rule.metric)
+        if logged is None or not math.isfinite(logged.value):
+            continue
+        known = nearest.get(logged)
+        if known is None or parse_checkpoint_id(each)[0] <= parse_checkpoint_id(known)[0]:
+            nearest[logged] = each
+    sign = -1 if rule.largest else 1
+    newest_first = sorted(nearest.items(), key=lambda found: _trained(found[1]), reverse=True)
+    ranked = sorted(newest_first, key=lambda found: sign * found[0].value)
+    return {each for _, each in ranked[: rule.count]}
 
 
 def _too_large(order: list[str], most_bytes: float, kept: Collection[str], sizes: Mapping[str, int]) -> list[str]:

@@ -116,6 +116,8 @@ class IntervalInfo(Struct, kw_only=True, frozen=True):
     interval: int | None
     measured_overhead: float | None
     budget: float
+    interval_seconds: float | None = None
+    """The interval where it is fixed in wall-clock time."""
     stands: bool = False
     """Whether it is on the path to the current iteration and no later attempt repeated it."""
 

@@ -14,7 +14,7 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes, checkpoint_id
+from holdfast.protocol.retention import LoggedMetric
 
 if TYPE_CHECKING:
     from holdfast.pacing.profile import SnapshotMode
@@ -96,6 +97,8 @@ class RunRequest:
     """Time to spread the write over; 0 writes at full speed."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """Environment that the state was trained in."""
+    metrics: Callable[[], Mapping[str, LoggedMetric]] = dict
+    """Returns the newest value of each metric, once the copy of the state has ended. For any thread."""
     started_at: float = field(default_factory=time.time)
     survived: bool = False
     """An earlier attempt copied it into the memory tier and ended before it was durable."""

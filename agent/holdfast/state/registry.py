@@ -68,7 +68,7 @@ class CapturedState:
     """Identity of the names, dtypes, shapes and addresses: the same object while an existing layout fits."""
     shards: dict[str, Shard] = field(default_factory=dict)
     """Place of this rank's part within each sharded tensor, by name."""
-    whole: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    whole: ChainMap[str, torch.Tensor] = field(default_factory=ChainMap)
     """All tensors that the trees refer to, by name: also those that another rank stores, and sharded ones as the
     script has them."""
     round_trip: RoundTrip | None = None

@@ -148,7 +148,7 @@ class Supervisor:
                 self.log(f"stopped: the trainer ended ({previous_exit})")
                 # torchrun exits with 1 after a signal, however its ranks ended
                 return 128 + signals.stops[0][0] if status == 1 else shell_status(status)
-            if (other := self._newer_attempt(status)) is not None:
+            if (other := self._replaced_by(status)) is not None:
                 self.log(f"{other}; this supervisor ends", logging.ERROR)
                 return EXIT_FENCED
             if (order := supervisor_channel.take_relaunch(self._folder)) is not None:
@@ -206,7 +206,7 @@ class Supervisor:
         while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
             signals.sleep(self.limits.poll_seconds)
 
-    def _newer_attempt(self, status: int) -> str | None:
+    def _replaced_by(self, status: int) -> str | None:
         """Describe a newer attempt elsewhere, if there is one: the trainer must not be restarted then."""
         attempt = supervisor_channel.published_attempt(self._folder)
         if attempt is None:

@@ -124,13 +124,13 @@ class DaemonPool:
 
 def _pool(*, in_background: bool) -> DaemonPool:
     if _pools[in_background].process != os.getpid():  # a forked child has none of its parent's threads
-        _pools[in_background] = _made(in_background)
+        _pools[in_background] = _new_pool(in_background)
     return _pools[in_background]
 
 
-def _made(in_background: bool) -> DaemonPool:
+def _new_pool(in_background: bool) -> DaemonPool:
     name = "holdfast-io" if in_background else "holdfast-load"
     return DaemonPool(name, THREADS, in_background=in_background)
 
 
-_pools = {in_background: _made(in_background) for in_background in (True, False)}
+_pools = {in_background: _new_pool(in_background) for in_background in (True, False)}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol import messages
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, checkpoint_id
+from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
 from holdfast.store import Store
 from holdfast.telemetry.reporter import Reporter, text
+
+logger = logging.getLogger("holdfast")
 
 MAX_FREE_BYTES = 2**53
 """Largest integer that a JSON number holds exactly."""
@@ -61,6 +66,35 @@ class CheckpointEvents:
             is_new, self._last_reason = reason != self._last_reason, reason
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
+
+    def report_space(self, job: str, checkpoint_bytes: int, rules: Retention) -> None:
+        """Log how much space the checkpoints will take, and warn if the store has less. For any thread.
+
+        Those in the store already count as large as the next one.
+        """
+        free_bytes, url, most = self._free_bytes(), self._store.url, rules.most_kept
+        kept_bytes = _kept_bytes(checkpoint_bytes, rules)
+        one, free = format_bytes(checkpoint_bytes), "an unknown amount"
+        if free_bytes is not None:
+            free = format_bytes(free_bytes)
+        keeps = "sets no limit" if kept_bytes is None else f"keeps up to {format_bytes(kept_bytes)}"
+        count = f" ({most} checkpoints)" if most is not None and most > 1 else ""
+        message = "%s: a checkpoint takes about %s; retention '%s' %s%s; %s has %s free"
+        logger.info(message, job, one, rules, keeps, count, url, free)
+        if free_bytes is None:
+            return
+        least_bytes = kept_bytes or checkpoint_bytes
+        present_bytes = min(least_bytes, checkpoint_bytes * len(self._store.checkpoints(job)))
+        peak_bytes = least_bytes + checkpoint_bytes
+        if peak_bytes - present_bytes > free_bytes:
+            kept = f"{most} checkpoints of {one}" if count else f"checkpoints of {one}"
+            present = f", {format_bytes(present_bytes)} of which is in use," if present_bytes else ""
+            self._reporter.notice(
+                "warning",
+                "space",
+                f"{kept} and one being written need about {format_bytes(peak_bytes)}{present} and {url} has "
+                f"{free} free: lower keep, change retention, or move the store",
+            )
 
     def plausible_number(self, what: str, reported: int, known: int) -> int:
         """Return the highest number that a server has reported, or 0 where the store makes it implausible.
@@ -126,6 +160,14 @@ class CheckpointEvents:
         except OSError:
             return None
         return None if free is None else min(free, MAX_FREE_BYTES)
+
+
+def _kept_bytes(checkpoint_bytes: int, rules: Retention) -> int | None:
+    """Return the most bytes that the rules keep; `None` if they set no limit."""
+    limits = [] if rules.size_bytes is None else [round(rules.size_bytes)]
+    if rules.most_kept is not None:
+        limits.append(checkpoint_bytes * rules.most_kept)
+    return min(limits, default=None)
 
 
 def not_writable(store: Store, error: Exception) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from holdfast.protocol.messages import StallKind
+from holdfast.protocol.retention import LoggedMetric
 
 logger = logging.getLogger("holdfast")
 
@@ -58,6 +59,8 @@ class IterationClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
+        self.on_stall: Callable[[StallKind, float], None] | None = None
+        """Called on the training thread at the end of each wait."""
         self._began: float | None = None
         self._stalls: dict[StallKind, float] = {}
         self._update_seconds: float | None = None
@@ -72,6 +75,8 @@ class IterationClock:
 
     def stall(self, kind: StallKind, seconds: float) -> None:
         self._stalls[kind] = self._stalls.get(kind, 0.0) + seconds
+        if self.on_stall is not None:
+            self.on_stall(kind, seconds)
 
     def restart(self) -> None:
         """Begin the next iteration now: what passed since the last one was a restore, not training."""
@@ -114,6 +119,19 @@ _FLOAT = frozenset({float})
 _NUMBERS = object()
 
 
+def _copied(iteration: Iteration, metrics: Mapping[str, Any]) -> tuple[Iteration, dict[str, Any], Any]:
+    """Begin to copy what is on a device; return the values, and the event that the copies arrive with."""
+    values, event = {}, None
+    for name, value in metrics.items():
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            value = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
+        values[name] = value
+    if event is not None:
+        event.record()
+    return iteration, values, event
+
+
 class MetricReader:
     """Turns what a loop hands to `step` into numbers, without making it wait for a device.
 
@@ -125,33 +143,50 @@ class MetricReader:
         self._pending: collections.deque[tuple[Iteration, dict[str, Any], Any]] = collections.deque()
         """With the event that its copies arrive with; None: there are none; _NUMBERS: all are numbers already."""
         self._warned: set[str] = set()
-        self._checked: set[str] = set()
+        self._newest: dict[str, tuple[Iteration, Any]] = {}
+        """The newest value of each metric that is a number, or a tensor on a device, by name."""
 
-    def check(self, metrics: Mapping[str, Any]) -> None:
-        """Warn of metrics that are no scalars, where nothing reads their values: of each name the first."""
-        for name in metrics.keys() - self._checked:
-            self._checked.add(name)
-            value = metrics[name]
-            if not isinstance(value, torch.Tensor) or value.numel() != 1:  # one on a device is not waited for
-                self._number(name, value)
+    def keep(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
+        """Keep metrics for the next checkpoint, where no server gets them.
+
+        One on a device is read when the checkpoint begins: a loop that changes it in place until then gets the
+        later value.
+        """
+        for name, value in metrics.items():
+            if type(value) is torch.Tensor and value.device.type != "cpu" and value.numel() == 1:
+                value = value.detach()
+            elif type(value) is not float:
+                value = self._number(name, value)
+            self._newest[name] = iteration, value
+
+    def newest(self, lineage: int) -> Callable[[], dict[str, LoggedMetric]]:
+        """Return a function that returns the newest finite value of each metric up to now, of this lineage.
+
+        It may be called on any thread, and waits for the device.
+        """
+        kept = [(iteration, {name: value}) for name, (iteration, value) in self._newest.items()]
+        copies = [_copied(iteration, values) for iteration, values in kept if iteration.lineage == lineage]
+        pending = [each for each in self._pending if each[0].lineage == lineage]
+
+        def read() -> dict[str, LoggedMetric]:
+            found: dict[str, LoggedMetric] = {}
+            for iteration, values, event in (*copies, *pending):
+                if event is not None and event is not _NUMBERS:
+                    event.synchronize()
+                for name, value in values.items():
+                    if math.isfinite(number := self._number(name, value)):
+                        found[name] = LoggedMetric(value=number, iteration=iteration.iteration)
+                    else:
+                        found.pop(name, None)
+            return found
+
+        return read
 
     def add(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
         if _FLOAT.issuperset(map(type, metrics.values())):
             self._pending.append((iteration, dict(metrics), _NUMBERS))
             return
-        values, on_device = {}, False
-        for name, value in metrics.items():
-            if isinstance(value, torch.Tensor) and value.is_cuda:
-                value = torch.empty_like(value, device="cpu", pin_memory=True).copy_(
-                    value.detach(), non_blocking=True
-                )
-                on_device = True
-            values[name] = value
-        event: Any = None
-        if on_device:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._pending.append((iteration, values, event))
+        self._pending.append(_copied(iteration, metrics))
 
     def ready(self, *, wait: bool = False) -> list[tuple[Iteration, dict[str, float]]]:
         found = []
@@ -159,6 +194,7 @@ class MetricReader:
             iteration, values, event = self._pending[0]
             if event is _NUMBERS:
                 self._pending.popleft()
+                self._note(iteration, values)
                 found.append((iteration, values))
                 continue
             if event is not None and not event.query():
@@ -166,8 +202,14 @@ class MetricReader:
                     break
                 event.synchronize()
             self._pending.popleft()
-            found.append((iteration, {name: self._number(name, value) for name, value in values.items()}))
+            numbers = {name: self._number(name, value) for name, value in values.items()}
+            self._note(iteration, numbers)
+            found.append((iteration, numbers))
         return found
+
+    def _note(self, iteration: Iteration, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._newest[name] = iteration, value
 
     def _number(self, name: str, value: Any) -> float:
         try:

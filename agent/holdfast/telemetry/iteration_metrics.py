@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.pacing import Controller, Observation, Profile
 from holdfast.protocol import messages
+from holdfast.protocol.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 from holdfast.telemetry.reporter import Reporter
+
+logger = logging.getLogger("holdfast")
 
 BATCH_ITERATIONS = 16
 RECENT_ITERATIONS = 64
@@ -53,7 +57,7 @@ class IterationMetrics:
             self.send_samples(wait=False)
             self._reporter.stalls(measured)
         else:
-            self._metrics.check(metrics)
+            self._metrics.keep(measured, metrics)
         if self.rank_reporter is not None:
             self.rank_reporter.add(measured)
         self._unlearned.append((measured, self.in_flight))
@@ -114,6 +118,26 @@ class IterationMetrics:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
+
+    def newest_metrics(self) -> Callable[[], dict[str, LoggedMetric]]:
+        """Return a function that returns the newest value of each metric; see `MetricReader.newest`.
+
+        Without those that cannot be read: a checkpoint does not fail for its metrics.
+        """
+        try:
+            read = self._metrics.newest(self._reporter.position.lineage)
+        except Exception as error:  # a tensor of another package may raise anything
+            logger.debug("a checkpoint records no metrics: %s", error)
+            return dict
+
+        def newest() -> dict[str, LoggedMetric]:
+            try:
+                return read()
+            except Exception as error:  # the device failed
+                logger.debug("a checkpoint records no metrics: %s", error)
+                return {}
+
+        return newest
 
     def close(self) -> None:
         """Send all samples, and what this rank has not reported yet."""

@@ -9,10 +9,11 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from typing import Any, Literal
 
 from holdfast.pacing import Controller, IntervalPlan, Profile
-from holdfast.pacing.policy import duration, percent
+from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
@@ -61,8 +62,9 @@ class Reporter:
         self._owner, self._labels = owner, dict(labels or {})
         self.link: ServerConnection | OfflineConnection = OfflineConnection()
         self._interval_reported_at = 0.0
-        self._logged_interval: int | None = None
-        self._pending_logged_at: int | None = None
+        self._logged_interval: tuple[int | None, float | None] = None, None
+        """In iterations, or in seconds."""
+        self._pending_logged_at: tuple[int | None, float | None] = None, None
         """The interval for which a pending change was logged."""
         self._durable_logged_at = -math.inf
 
@@ -206,6 +208,7 @@ class Reporter:
                 **self._here(),
                 policy=plan.policy if plan else controller.settings.policy,
                 interval=plan.interval if plan else None,
+                interval_seconds=plan.interval_seconds if plan else None,
                 budget=controller.settings.budget,
                 predicted_overhead=plan.overhead if plan else None,
                 measured_overhead=controller.measured_overhead,
@@ -219,16 +222,23 @@ class Reporter:
 
     def _log_interval(self, plan: IntervalPlan, budget: float) -> None:
         """Log a new interval, and once for each why it stays although it is over the budget."""
-        before, now = self._logged_interval, plan.interval
+        seconds = plan.interval_seconds
+        before, now = self._logged_interval, (plan.interval if seconds is None else None, seconds)
         explains = bool(plan.pending) and self._pending_logged_at != now
         if before == now and not explains:
             return
         if explains:
             self._pending_logged_at = now
-        near = before is not None and now is not None and before / LOGGED_RATIO <= now <= before * LOGGED_RATIO
+        near = False
+        if before[0] is not None and now[0] is not None:
+            near = before[0] / LOGGED_RATIO <= now[0] <= before[0] * LOGGED_RATIO
         if not near:
             self._logged_interval = now
-        every = "none for now" if now is None else f"every {now:,} iterations" if now > 1 else "every iteration"
+        every = "none for now"
+        if seconds is not None:
+            every = f"every {format_interval(timedelta(seconds=seconds))}"
+        elif plan.interval is not None:
+            every = f"every {plan.interval:,} iterations" if plan.interval > 1 else "every iteration"
         figures = f"policy {plan.policy}"
         if plan.overhead is not None:
             figures += f", predicted overhead {percent(plan.overhead)}, budget {percent(budget)}"

@@ -88,12 +88,12 @@ def parse(url: str, settings: AlertSettings) -> WebhookTarget:
     default_port = 443 if parts.scheme == "https" else 80
     allowed = origin_of(parts.scheme, host, port) in settings.webhook_hosts
     if not allowed:
-        _require_public_form(parts.scheme, host, port, parts.netloc)
+        _require_public_form(parts.scheme, host, port)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return WebhookTarget(scheme=parts.scheme, host=host, port=port or default_port, path=path, allowed=allowed)
 
 
-def _require_public_form(scheme: str, host: str, port: int | None, netloc: str) -> None:
+def _require_public_form(scheme: str, host: str, port: int | None) -> None:
     remedy = "the server's administrator can allow it in HOLDFAST_WEBHOOK_HOSTS"
     if scheme != "https" or port not in (None, 443):
         raise UrlBlocked(f"webhooks must use https on port 443; {remedy}")

@@ -101,7 +101,7 @@ async def edit(
 
 @router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Invalid setting"))
 async def preview(
-    job: str, db: Db, clock: Clock, budget: float | None = None, every: int | None = None
+    job: str, db: Db, clock: Clock, budget: float | None = None, every: str | None = None
 ) -> Response:
     """Predict the interval, overhead and exposure for these settings."""
     return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=clock()))

@@ -152,7 +152,7 @@ async def plan(
     job: str,
     db: Db,
     budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
-    every: Annotated[str | None, Query(description="an interval to evaluate, in iterations")] = None,
+    every: Annotated[str | None, Query(description="an interval to evaluate, as in 500 or 10min")] = None,
     mtbf: Annotated[str | None, Query(description="time between failures of the whole job: 3h")] = None,
     ranks: Annotated[str | None, Query(description="number of GPUs")] = None,
     restart: Annotated[str | None, Query(description="time from a failure until training resumes: 3min")] = None,

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from holdfast.pacing import DEFAULT_BUDGET, FailureHistory, PacingSettings, parse_budget, parse_every, plan
+from holdfast.pacing import (
+    DEFAULT_BUDGET,
+    FailureHistory,
+    FixedInterval,
+    PacingSettings,
+    interval_iterations,
+    parse_budget,
+    parse_every,
+    plan,
+)
 from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, FailureEstimate
 from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.quantities import parse_seconds
@@ -33,7 +42,7 @@ class WhatIf:
     """Changed assumptions; `None`: as measured or set."""
 
     budget: float | None = None
-    every: int | None = None
+    every: FixedInterval | None = None
     """An additional interval to show."""
     mtbf_seconds: float | None = None
     ranks: int | None = None
@@ -85,7 +94,7 @@ def _ranks(text: str) -> int:
 
 
 async def preview_settings(
-    db: Database, job: str, *, budget: float | None, every: int | None, now: float
+    db: Database, job: str, *, budget: float | None, every: FixedInterval | str | None, now: float
 ) -> SettingsPreview:
     """Return the plan for changed settings; None leaves a setting. Raises InvalidSetting."""
     async with db.read() as session:
@@ -102,7 +111,10 @@ async def preview_settings(
 
 
 def _preview_settings(
-    job: models.JobRecord, paced: IntervalDecision | None, budget: float | None, every: int | None
+    job: models.JobRecord,
+    paced: IntervalDecision | None,
+    budget: float | None,
+    every: FixedInterval | str | None,
 ) -> PacingSettings:
     try:
         chosen = None if budget is None else parse_budget(budget)
@@ -135,10 +147,12 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
             _settings(row, paced, what_if),
             FailureHistory(failures=failures, restart_seconds=restart),
             current=paced.interval,
-            requested=() if what_if.every is None else (what_if.every,),
+            requested=()
+            if what_if.every is None
+            else (interval_iterations(what_if.every, profile.iteration_seconds),),
         ),
         why_none="" if profile else "the job is still measuring its iterations",
-        held_by_hand=row.every is not None,
+        held_by_hand=row.every is not None or row.interval_seconds is not None,
         failures=seen.count,
         running_seconds=seen.running_seconds,
         restarts=seen.restarts,

@@ -157,6 +157,7 @@ def _paced(source: EventSource, event: messages.IntervalDecision) -> None:
             iteration=event.iteration,
             lineage=event.lineage,
             interval=event.interval,
+            interval_seconds=event.interval_seconds,
             budget=event.budget,
             measured_overhead=event.measured_overhead,
         )

@@ -80,6 +80,9 @@ class JobRecord(Base):
     budget: Mapped[float | None]
     policy: Mapped[str | None]
     every: Mapped[int | None]
+    """Manually set interval in iterations."""
+    interval_seconds: Mapped[float | None]
+    """Manually set interval in wall-clock time, instead of `every`."""
     every_until: Mapped[float | None]
     """When the manually set interval ends, and the policy decides again; `None`: when an operator ends it."""
     retention: Mapped[str | None]

@@ -150,6 +150,8 @@ class IntervalDecisionRecord(Base):
     iteration: Mapped[int]
     lineage: Mapped[int]
     interval: Mapped[int | None]
+    interval_seconds: Mapped[float | None]
+    """The interval where it is fixed in wall-clock time."""
     budget: Mapped[float]
     measured_overhead: Mapped[float | None]
 

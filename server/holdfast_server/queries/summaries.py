@@ -140,6 +140,7 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         measured_window_iterations=paced.measured_window_iterations if paced else 0,
         budget=paced.budget if paced else None,
         interval=paced.interval if paced else None,
+        interval_seconds=paced.interval_seconds if paced else None,
         policy=paced.policy if paced else None,
         interval_reason=reason_of(paced),
         exposure_iterations=exposed,

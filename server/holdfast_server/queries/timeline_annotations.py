@@ -235,7 +235,10 @@ def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
             rows.id,
             func.row_number().over(order_by=order.desc()).label("place"),
             func.count().over().label("total"),
-            rows.interval.is_distinct_from(func.lag(rows.interval).over(order_by=order)).label("paced_anew"),
+            or_(
+                rows.interval.is_distinct_from(func.lag(rows.interval).over(order_by=order)),
+                rows.interval_seconds.is_distinct_from(func.lag(rows.interval_seconds).over(order_by=order)),
+            ).label("paced_anew"),
             rows.budget.is_distinct_from(func.lag(rows.budget).over(order_by=order)).label("budgeted_anew"),
         )
         .where(rows.job == job, held)

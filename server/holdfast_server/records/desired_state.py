@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
 
@@ -12,7 +12,8 @@ from msgspec import UNSET
 from sqlalchemy import Select, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.pacing import parse_budget, parse_every, parse_policy
+from holdfast.pacing import FixedInterval, parse_budget, parse_every, parse_policy
+from holdfast.pacing.policy import format_interval
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
@@ -32,7 +33,7 @@ T = TypeVar("T")
 AGENT = "agent"
 """Author of the versions in which an order ended."""
 SERVER = "the server"
-SCRIPT = "the script's own"
+SCRIPT = "script default"
 LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 """Limits for the duration of a temporary interval."""
 OPEN_VERIFICATIONS = ("requested", "reading")
@@ -48,10 +49,17 @@ EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An interval in iterations, and the time until which it holds, in seconds since the epoch."""
+    """A fixed interval, and the time until which it holds, in seconds since the epoch."""
 
     every: int | None = None
+    """In iterations."""
     until: float | None = None
+    seconds: float | None = None
+    """In wall-clock time, instead of `every`."""
+
+    @property
+    def fixed(self) -> FixedInterval | None:
+        return self.every if self.seconds is None else timedelta(seconds=self.seconds)
 
 
 class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,6 +138,7 @@ def of(
         budget=job.budget,
         policy=job.policy,
         every=job.every,
+        interval_seconds=job.interval_seconds,
         paused=job.paused,
         retention=job.retention,
         checkpoint_request=job.checkpoint_request,
@@ -210,8 +219,9 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
     if changes.every is not UNSET:
         seconds = None if changes.every_seconds is UNSET else changes.every_seconds
         after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
-        made.append(StoredChange(field="interval", before=Interval(job.every, job.every_until), after=after))
-        job.every, job.every_until = after.every, after.until
+        before = Interval(job.every, job.every_until, job.interval_seconds)
+        made.append(StoredChange(field="interval", before=before, after=after))
+        job.every, job.every_until, job.interval_seconds = after.every, after.until, after.seconds
     elif changes.every_seconds is not UNSET:
         raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
     if changes.paused is not UNSET:
@@ -241,15 +251,18 @@ def _parsed(field: str, parse: Callable[[Any], T], value: object) -> T | None:
         raise InvalidSetting(field, str(error)) from None
 
 
-def _interval(every: int | None, seconds: float | None, now: float) -> Interval:
-    if seconds is None:
-        return Interval(every)
-    if not LEAST_HELD_SECONDS <= seconds <= MOST_HELD_SECONDS:
-        reason = f"a temporary interval lasts 1 min to 30 days, not {seconds:g} s"
-        raise InvalidSetting("every_seconds", reason)
-    if every is None:
-        raise InvalidSetting("every_seconds", "an automatic interval does not end: give every as well")
-    return Interval(every, now + seconds)
+def _interval(every: FixedInterval | None, held_seconds: float | None, now: float) -> Interval:
+    until = None
+    if held_seconds is not None:
+        if not LEAST_HELD_SECONDS <= held_seconds <= MOST_HELD_SECONDS:
+            reason = f"a temporary interval lasts 1 min to 30 days, not {held_seconds:g} s"
+            raise InvalidSetting("every_seconds", reason)
+        if every is None:
+            raise InvalidSetting("every_seconds", "an automatic interval does not end: give every as well")
+        until = now + held_seconds
+    if isinstance(every, timedelta):
+        return Interval(until=until, seconds=every.total_seconds())
+    return Interval(every, until)
 
 
 def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> DesiredChanges:
@@ -265,7 +278,9 @@ def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> Desir
         if isinstance(made.before, Interval):
             left = UNSET if made.before.until is None else made.before.until - now
             if left is UNSET or left >= LEAST_HELD_SECONDS:
-                back |= {"every": made.before.every, "every_seconds": left}
+                fixed = made.before.fixed
+                back["every"] = format_interval(fixed) if isinstance(fixed, timedelta) else fixed
+                back["every_seconds"] = left
             else:
                 back["every"] = None
         elif made.field in SETTINGS:
@@ -368,10 +383,11 @@ def _text(made: StoredChange, value: object, script_budget: float | None) -> str
 
 
 def _interval_text(interval: Interval) -> str:
-    if interval.every is None:
+    fixed = interval.fixed
+    if fixed is None:
         return "automatic"
     until = "" if interval.until is None else f" until {datetime.fromtimestamp(interval.until, UTC):%F %T} UTC"
-    return f"every {interval.every}{until}"
+    return f"every {format_interval(fixed) if isinstance(fixed, timedelta) else fixed}{until}"
 
 
 def _percent(fraction: float) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import msgspec
 
-from holdfast.pacing import IntervalPlan, PacingSettings, Profile, plan, policies
+from holdfast.pacing import FixedInterval, IntervalPlan, PacingSettings, Profile, plan, policies
 from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
@@ -32,7 +34,10 @@ def in_force(paced: IntervalDecision | None) -> IntervalPlan | None:
     profile = profile_of(paced)
     if paced is None or profile is None or paced.interval is None:
         return None
-    return plan(profile, PacingSettings(budget=paced.budget, every=paced.interval))
+    every: FixedInterval = paced.interval
+    if paced.interval_seconds is not None:
+        every = timedelta(seconds=paced.interval_seconds)
+    return plan(profile, PacingSettings(budget=paced.budget, every=every))
 
 
 def reason_of(paced: IntervalDecision | None) -> str:

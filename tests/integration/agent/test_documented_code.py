@@ -20,6 +20,8 @@ from tests.support.job_processes import served
 ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {
     "docs/client.md": "tests/integration/server/test_client.py",
+    "docs/accelerate.md": "tests/frameworks/test_documented_scripts.py",
+    "docs/transformers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/tutorial.md": "tests/end_to_end/test_tutorial.py",
     "docs/wire.md": "test_the_report_of_the_wire_page_is_accepted",
 }

@@ -160,6 +160,26 @@ def test_the_range_that_the_field_takes_is_said(client: TestClient, agent: FakeA
     assert f"Field: {MIN_BUDGET:.2%}–{MAX_BUDGET:.0%}".replace("%", "") in client.get(JOB).text
 
 
+def test_an_interval_in_time_is_set_shown_and_reverted(client: TestClient, agent: FakeAgent) -> None:
+    assert '<td class="predicted">10 min</td>' in client.get(f"{JOB}/preview?every=10min").text
+    answer = client.post(f"{JOB}/interval", data={"version": "0", "every": "10min"}, headers=HTMX).text
+    assert "Fixed at every 10 min" in answer
+    assert re.search(r'id="every"[^>]* value="10 min"', answer)
+    assert (agent.desired().every, agent.desired().interval_seconds) == (None, 600.0)
+    agent.obey(agent.desired())
+    agent.pace()
+    agent.send()
+    page = client.get(JOB).text
+    assert re.search(r"<b>10 min</b><span class=\"of\">fixed</span>", page)
+    assert "every 10 min" in client.get("/").text
+    client.post(f"{JOB}/interval", data={"version": "1", "every": "10 min 30 s"}, headers=HTMX)
+    assert agent.desired().interval_seconds == 630.0
+    client.post(f"{JOB}/interval", data={"version": "2", "every": "50"}, headers=HTMX)
+    assert (agent.desired().every, agent.desired().interval_seconds) == (50, None)
+    assert client.post(f"{JOB}/undo", data={"version": "3", "edit": "3"}, headers=HTMX).status_code == 200
+    assert agent.desired().interval_seconds == 630.0
+
+
 def test_the_preview_of_a_fixed_interval(client: TestClient, agent: FakeAgent) -> None:
     assert '<td class="predicted">20 iterations</td>' in client.get(f"{JOB}/preview?every=20").text
 

@@ -88,7 +88,6 @@ async def _login_page(request: Request, db: Db, then: str, *, refused: str = "",
 async def login(
     request: Request,
     db: Db,
-    config: Config,
     clock: Clock,
     name: Text = "",
     password: Text = "",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import ClassVar
 
 from holdfast.pacing import planner
+from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
@@ -334,11 +336,11 @@ def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
 
 async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatus], *, now: float) -> ControlsPart:
     budget = job.desired.budget if job.desired.budget is not None else job.budget
-    every = job.desired.every if job.desired.every is not None else job.interval
+    every = job.fixed_interval or job.interval_in_force
     return ControlsPart(
         job=job,
         budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
-        every=FieldInput(value="" if every is None else str(every)),
+        every=FieldInput(value=format_interval(every) if isinstance(every, timedelta) else str(every or "")),
         retention=FieldInput(value=job.desired.retention or ""),
         conflict=None,
         conflict_form="",

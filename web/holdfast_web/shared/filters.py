@@ -6,6 +6,8 @@ import json
 import math
 from datetime import UTC, datetime
 
+from holdfast.pacing import FixedInterval
+from holdfast.pacing.policy import format_interval
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
@@ -36,6 +38,11 @@ def plural(value: int, noun: str, many: str | None = None) -> str:
 
 def iterations(value: int | None) -> str:
     return NONE if value is None else plural(value, "iteration")
+
+
+def interval(value: FixedInterval | None) -> str:
+    """Format the interval between checkpoints: `50 iterations`, `10 min`."""
+    return NONE if value is None else format_interval(value)
 
 
 def duration(seconds: float | None) -> str:
@@ -215,7 +222,7 @@ def polyline(values: list[float], width: int, height: int) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        age, amount, browser, clock, count, day, duration, facts, gpu_hours, iso, iterations, metric, percent,
-        plural, polyline, rate, share, size, stamp,
+        age, amount, browser, clock, count, day, duration, facts, gpu_hours, interval, iso, iterations, metric,
+        percent, plural, polyline, rate, share, size, stamp,
     )
 }  # fmt: skip

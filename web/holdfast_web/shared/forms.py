@@ -20,11 +20,13 @@ def budget_from_percent(text: str) -> float:
         raise InvalidSetting("budget", _shortened(error)) from None
 
 
-def interval(text: str) -> int:
+def interval(text: str) -> str:
+    """Return a valid interval as it was entered: a number of iterations, or a time."""
     try:
-        return parse_every(_cut(text))
+        parse_every(_cut(text))
     except ValueError as error:
         raise InvalidSetting("every", _shortened(error)) from None
+    return text.strip()
 
 
 def hold(text: str) -> float | None:

@@ -18,7 +18,7 @@ TERMS = {
     "Durable after": "The time from the start of a checkpoint until it is durable.",
     "Fork": "A new job that starts from a copy of a checkpoint of another job.",
     "Goodput": "The share of wall time spent on training progress that was not lost.",
-    "Interval": "The number of iterations between checkpoints.",
+    "Interval": "The number of iterations between checkpoints, or the time if it is fixed in time.",
     "Iteration": "One optimizer step, counted from 1. Checkpoint n holds the state after step n.",
     "Iteration time": "Seconds per iteration.",
     "Job": "A named training run with all its attempts.",

@@ -20,6 +20,7 @@ from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.format.manifest import Manifest, Tensor, state_for, tensors_for
 from holdfast.format.shards import is_module
+from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Store
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     """Sizes in bytes by name."""
     versions: dict[str, str]
     timings: dict[str, float]
+    metrics: dict[str, LoggedMetric]
+    """The newest metrics that were logged until then, by name."""
     objects: list[ShownObject]
     tensors: list[ShownTensor]
     """The tensors of rank 0, largest first."""
@@ -125,6 +128,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         files={file.name: file.size_bytes for file in manifest.files},
         versions=manifest.versions,
         timings=manifest.timings,
+        metrics=manifest.metrics,
         objects=[ShownObject(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
         tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
         values=values_of(state),
@@ -156,6 +160,9 @@ def _print(shown: ShownCheckpoint) -> None:
     if shown.timings:
         timings = (f"{name.removesuffix('_seconds')} {seconds(took)}" for name, took in shown.timings.items())
         print(f"  timings   {', '.join(timings)}")
+    if shown.metrics:
+        metrics = (f"{name} {each.value:.6g} (iteration {each.iteration})" for name, each in shown.metrics.items())
+        print(f"  metrics   {', '.join(metrics)}")
     print()
     print_table(
         ("OBJECT", "TENSORS", "SIZE"), [(o.name, str(o.tensors), size(o.size_bytes)) for o in shown.objects]

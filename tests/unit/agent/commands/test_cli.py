@@ -26,7 +26,7 @@ SURFACE = {
     "checkpoints": ["JOB", "--all", "--json", "--limit", "--server", "--token"],
     "db": [],
     "delete": ["JOB", "--server", "--token", "--yes", "-y"],
-    "every": ["JOB", "ITERATIONS", "--for", "--json", "--no-wait", "--server", "--token"],
+    "every": ["JOB", "INTERVAL", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
     "jobs": ["--json", "--server", "--token"],

@@ -24,6 +24,7 @@ def sent(server: FakeServer) -> list[object]:
             {"every": 50, "every_seconds": 7200.0},
             "a checkpoint every 50 iterations for 2h: version 4",
         ),
+        (["every", "gpt", "2h30min"], {"every": "2h30min"}, "a checkpoint every 2 h 30 min: version 4"),
         (["every", "gpt", "auto"], {"every": None}, "interval set by the policy: version 4"),
         (["policy", "gpt", "goodput"], {"policy": "goodput"}, "policy goodput: version 4"),
         (["policy", "gpt", "default"], {"policy": None}, "policy set by the script: version 4"),

@@ -33,6 +33,22 @@ def test_checkpoints_come_exactly_every_so_many_iterations(launcher, tmp_path, e
     all_whole(tmp_path)
 
 
+@pytest.mark.parametrize(("step_seconds", "every", "gap"), [(1.0, "10s", 10), (1 / 128, "1s", 128)])
+def test_the_clock_of_rank_0_decides_about_an_interval_in_time(launcher, tmp_path, step_seconds, every, gap):
+    """Also where the ranks agree several iterations ahead: no checkpoint is early, and none late."""
+    taken = launcher.run(
+        WORLD, "tests.support.rank_communication_workloads.timed",
+        store=str(tmp_path), step_seconds=step_seconds, every=every, steps=4 * gap,
+    )  # fmt: skip
+    assert taken[0] == taken[1] == taken[2]
+    at = [iteration for iteration, kind in taken[0] if kind == "scheduled"]
+    assert gap <= at[0] <= gap + max(1, int(0.1 / step_seconds)), (
+        "before iterations are measured, once they are past"
+    )
+    assert {after - before for before, after in itertools.pairwise(at)} == {gap}
+    all_whole(tmp_path)
+
+
 def test_a_checkpoint_that_the_script_of_rank_0_asks_for_is_taken_by_all(launcher, tmp_path):
     taken = launcher.run(WORLD, "tests.support.rank_communication_workloads.asked", store=str(tmp_path))
     assert len(taken[0]) == 1
@@ -111,3 +127,14 @@ def test_no_rank_trains_on_with_half_of_a_restore(launcher, tmp_path):
         assert [member.wait() for member in members] == [0, -9, 0]
         assert {member.result()[0] for member in members if member.number != 1} == {"RestoreFailed"}
     all_whole(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_rank_0_knows_how_large_a_checkpoint_of_all_ranks_is(launcher, tmp_path, kind):
+    found = launcher.run(
+        WORLD, "tests.support.exact_multi_rank_workloads.estimated", store=str(tmp_path), kind=kind
+    )  # fmt: skip
+    store = open_store(tmp_path)
+    manifest = restore.manifest(store, "job", store.checkpoints("job")[-1])
+    stored_bytes = sum(file.size_bytes - file.header_bytes for file in manifest.files)
+    assert found[0] == pytest.approx(stored_bytes, rel=0.02)

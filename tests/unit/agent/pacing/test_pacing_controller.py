@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -465,6 +466,70 @@ def test_a_resumed_job_with_an_order_keeps_to_the_order() -> None:
     controller.load_state_dict(state)
     assert controller.plan is not None
     assert controller.plan.interval == 9
+
+
+# Wall-clock time
+
+
+def test_a_time_interval_begins_with_the_last_checkpoint_and_ends_at_the_next_boundary() -> None:
+    simulated = job()
+    simulated.controller.change(PacingSettings(every=timedelta(seconds=9.5)))
+    simulated.run(9)
+    assert simulated.starts == []
+    simulated.run(31)
+    # iterations of 1 s: the stall of a checkpoint and the slower iterations after it belong to the next interval
+    assert simulated.starts == [10, 19, 28, 37]
+
+
+def test_the_number_of_iterations_of_a_time_interval_follows_from_the_measured_ones() -> None:
+    simulated = job()
+    simulated.controller.change(PacingSettings(every=timedelta(seconds=10)))
+    plan = simulated.controller.plan
+    assert plan is not None
+    assert (plan.interval, plan.interval_seconds, simulated.controller.interval_seconds) == (None, 10.0, 10.0)
+    assert plan.reason == "set to every 10 s; cost not known yet"
+    simulated.run(60)
+    plan = simulated.controller.plan
+    assert plan is not None
+    assert (plan.interval, plan.interval_seconds, plan.policy) == (10, 10.0, "fixed")
+    assert "set to every 10 s: 7" in plan.reason
+    assert simulated.overhead == pytest.approx(0.07, abs=0.01)
+
+
+def test_a_later_boundary_is_compared_with_the_time_expected_then() -> None:
+    simulated = job()
+    controller = simulated.controller
+    controller.change(PacingSettings(every=timedelta(seconds=100)))
+    simulated.run(50)
+    assert not controller.due(52, 97.9, ahead=2)
+    assert controller.due(52, 98.0, ahead=2)
+    assert controller.due(50, 100.0)
+    assert not controller.due(50, 99.9)
+
+
+def test_before_an_iteration_is_measured_a_later_boundary_is_no_later() -> None:
+    controller = Controller(PacingSettings(every=timedelta(seconds=100)))
+    assert not controller.due(64, 99.0, ahead=64)
+    assert controller.due(64, 100.0, ahead=64)
+
+
+def test_a_pause_suspends_a_time_interval() -> None:
+    controller = Controller(PacingSettings(every=timedelta(seconds=1), paused=True))
+    assert not controller.due(5, 1000.0)
+
+
+def test_a_resumed_job_keeps_its_time_interval() -> None:
+    simulated = job()
+    settings = PacingSettings(every=timedelta(seconds=20))
+    simulated.controller.change(settings)
+    simulated.run(100)
+    state = json.loads(json.dumps(simulated.controller.state_dict(), allow_nan=False))
+    resumed = Controller(settings)
+    resumed.load_state_dict(state)
+    assert resumed.plan is not None
+    assert (resumed.plan.interval_seconds, resumed.plan.policy) == (20.0, "fixed")
+    assert not resumed.due(120, 19.0)
+    assert resumed.due(101, 20.0)
 
 
 @pytest.mark.parametrize(

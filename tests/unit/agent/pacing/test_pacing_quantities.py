@@ -12,15 +12,19 @@ from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_
     [
         ("90", 90), ("2.5s", 2.5), ("250ms", 0.25), ("3 min", 180), ("3m", 180), ("3h", 10800), ("1.5 H", 5400),
         (" 2 days ", 172800), (".5h", 1800), ("1e3s", 1000), ("0", 0), ("1,000s", 1000),
+        ("2h30min", 9000), ("1 day 12 h", 129600), ("1min30s", 90), ("1.5h 6MIN", 5760),
     ],
 )  # fmt: skip
 def test_a_time_is_read_with_its_unit(text: str, seconds: float) -> None:
     assert parse_seconds(text, "restart") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "soon", "3 weeks", "h", "3h20", "nan", "inf", "--3", "1.2.3", "3h; drop"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "3 weeks", "h", "3h20", "3h 20 min x", "2h,30min", "nan", "inf", "--3", "1.2.3", "3h; drop"],
+)
 def test_what_is_no_time_is_refused_with_the_way_out(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a time: write 2\.5s, 3min or 3h") as error:
+    with pytest.raises(ValueError, match=r"is not a time: write 2\.5s, 3min or 2h30min") as error:
         parse_seconds(text, "restart")
     assert str(error.value).startswith(f"restart {text!r}")
 

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import Retention, checkpoints_to_delete, parse_retention
+from holdfast.protocol.retention import BestRule, LoggedMetric, Retention, checkpoints_to_delete, parse_retention
 
 
 def ids(*iterations: int, lineage: int = 1) -> list[str]:
@@ -37,6 +38,10 @@ def trained_under(rules: str, iterations: range, sizes: dict[str, int] | None = 
         ("every 1_000", Retention(every=1000)),
         ("Spaced 12, last 3", Retention(spaced=12, last=3)),
         ("size 200GB", Retention(size_bytes=200e9)),
+        ("best 3 by val_loss", Retention(best=(BestRule(count=3, metric="val_loss"),))),
+        ("BEST 2 by MAX Acc/top-1", Retention(best=(BestRule(count=2, metric="Acc/top-1", largest=True),))),
+        ("best 1 by max", Retention(best=(BestRule(count=1, metric="max"),))),
+        ("best  1  by min loss,last 2", Retention(last=2, best=(BestRule(count=1, metric="loss"),))),
         ("size 1.5 TiB,per  lineage, last 2", Retention(size_bytes=1.5 * 1024**4, last=2, per_lineage=True)),
     ],
 )
@@ -46,8 +51,10 @@ def test_rules_are_read_as_people_write_them(said: str, means: Retention) -> Non
 
 
 def test_rules_are_told_in_one_way() -> None:
-    said = str(parse_retention("per lineage, size 0.2TB,spaced 12,every 1000,  last 5"))
-    assert said == "last 5, every 1000, spaced 12, size 200GB, per lineage"
+    said = str(
+        parse_retention("per lineage, size 0.2TB,best 1 by max a, spaced 12,best 2 by min a,every 1000,  last 5")
+    )
+    assert said == "last 5, every 1000, spaced 12, best 1 by max a, best 2 by a, size 200GB, per lineage"
 
 
 @pytest.mark.parametrize(
@@ -61,6 +68,12 @@ def test_rules_are_told_in_one_way() -> None:
         ("last 0", "'last 0': give a whole number of checkpoints, at least 1"),
         ("every 0", "a whole number of iterations, at least 1"),
         ("last 5, last 6", "contains 'last' twice"),
+        ("best 3", "'best 3' is not a rule: use best 3 by val_loss, or best 3 by max accuracy"),
+        ("best by loss", "'best by loss' is not a rule"),
+        ("best 3 by avg loss", "'best 3 by avg loss' is not a rule"),
+        ("best 0 by loss", "'best 0 by loss': give a whole number of checkpoints, at least 1"),
+        ("best 1 by loss, best 2 by loss", "contains 'best' twice for the same metric"),
+        (f"best 1 by {'x' * 65}", "at most 64 characters"),
         ("size much", "is not a size: write 6.5GB or 512MiB"),
         ("size 0GB", "must be greater than 0"),
     ],
@@ -106,6 +119,76 @@ def test_what_has_room_stays() -> None:
     assert left(ids(10, 20, 30), "size 12MB", sizes=sizes) == ids(10, 20, 30)
 
 
+# The best by a metric
+
+
+def logged(**values: float) -> dict[str, LoggedMetric]:
+    """Each value logged at its own iteration."""
+    return {name: LoggedMetric(value=value, iteration=round(value * 1000)) for name, value in values.items()}
+
+
+def measured(*places: tuple[str, float, int]) -> dict[str, dict[str, LoggedMetric]]:
+    """(checkpoint, value, iteration that logged it)"""
+    return {each: {"loss": LoggedMetric(value=value, iteration=at)} for each, value, at in places}
+
+
+def test_the_smallest_values_are_the_best_unless_the_largest_are_asked_for() -> None:
+    checkpoints = ids(10, 20, 30, 40, 50)
+    metrics = dict(zip(checkpoints, (logged(loss=each) for each in (5.0, 1.0, 3.0, 2.0, 4.0)), strict=True))
+    assert left(checkpoints, "best 2 by loss", metrics=metrics) == ids(20, 40, 50)
+    assert left(checkpoints, "best 2 by max loss", metrics=metrics) == ids(10, 50)
+    assert left(checkpoints, "best 1 by loss, best 1 by max loss", metrics=metrics) == ids(10, 20, 50)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, None])
+@pytest.mark.parametrize("rule", ["best 2 by loss", "best 2 by max loss"])
+def test_a_checkpoint_without_a_finite_value_is_none_of_the_best(odd: float | None, rule: str) -> None:
+    checkpoints = ids(10, 20, 30)
+    metrics = {checkpoints[0]: logged(loss=1.0)}
+    metrics[checkpoints[1]] = {} if odd is None else {"loss": LoggedMetric(value=odd, iteration=20)}
+    assert left(checkpoints, rule, metrics=metrics) == ids(10, 30)
+
+
+def test_of_several_with_the_value_of_one_measurement_the_nearest_counts() -> None:
+    one = [(each, 0.5, 100) for each in ids(100, 110, 120)]
+    other = [(each, 0.7, 200) for each in ids(205, 210)]
+    checkpoints = [*ids(100, 110, 120, 205, 210), *ids(300)]
+    kept = left(checkpoints, "best 2 by loss", metrics=measured(*one, *other))
+    assert kept == ids(100, 205, 300)
+
+
+def test_where_the_nearest_is_gone_the_next_one_counts() -> None:
+    metrics = measured(*((each, 0.5, 100) for each in ids(110, 120)))
+    assert left(ids(110, 120, 300), "best 2 by loss", metrics=metrics) == ids(110, 300)
+
+
+def test_of_equal_values_the_newer_are_better() -> None:
+    metrics = measured(*((each, 0.5, int(each[:12])) for each in ids(10, 20, 30)))
+    assert left(ids(10, 20, 30, 40), "best 1 by loss", metrics=metrics) == ids(30, 40)
+
+
+def test_what_two_lineages_measured_alike_counts_once_on_the_newer() -> None:
+    again = ids(10, lineage=2)
+    metrics = measured((ids(10)[0], 0.5, 10), (again[0], 0.5, 10), (ids(20)[0], 0.9, 20))
+    checkpoints = [*ids(10, 20), *again, *ids(40, lineage=2)]
+    assert left(checkpoints, "best 1 by loss", metrics=metrics) == [*again, *ids(40, lineage=2)]
+    assert left(checkpoints, "best 1 by loss, per lineage", metrics=metrics) == [
+        *ids(10),
+        *again,
+        *ids(40, lineage=2),
+    ]
+
+
+def test_the_best_so_far_stay_while_training_goes_on() -> None:
+    losses = {10 * k: abs(k - 30) / 100 + 0.001 * (k % 3) for k in range(1, 100)}
+    metrics = measured(*((ids(at)[0], value, at) for at, value in losses.items()))
+    there: list[str] = []
+    for at in losses:
+        there = left([*there, *ids(at)], "last 2, best 3 by loss", metrics=metrics)
+    best = sorted(losses, key=lambda at: (losses[at], -at))[:3]
+    assert there == ids(*sorted(best), 980, 990)
+
+
 # Several rules, and what stays whatever they say
 
 
@@ -147,6 +230,13 @@ def test_each_is_told_why_it_goes() -> None:
 # Whatever the rules and the checkpoints
 
 counts = st.none() | st.integers(1, 8)
+metric_names = st.sampled_from(["loss", "accuracy"])
+best_rules = st.builds(BestRule, count=st.integers(1, 4), metric=metric_names, largest=st.booleans())
+logged_metrics = st.builds(
+    LoggedMetric,
+    value=st.sampled_from([0.0, 0.25, 0.5, 1.0, math.nan, math.inf, -math.inf]),
+    iteration=st.integers(1, 8),
+)
 
 
 @st.composite
@@ -156,15 +246,17 @@ def situations(draw: st.DrawFn) -> dict[str, object]:
     checkpoints = sorted({checkpoint_id(*place) for place in draw(st.lists(places, max_size=30))})
     some = st.sets(st.sampled_from(checkpoints)) if checkpoints else st.just(set())
     rules = {"last": draw(counts), "every": draw(counts), "spaced": draw(counts)}
+    best = {(each.metric, each.largest): each for each in draw(st.lists(best_rules, max_size=2))}
     size = draw(st.none() | st.integers(1, 300))
-    if size is None and not any(rules.values()):
+    if size is None and not any(rules.values()) and not best:
         rules["last"] = 1
     return {
         "checkpoints": checkpoints,
-        "rules": Retention(size_bytes=size, per_lineage=draw(st.booleans()), **rules),
+        "rules": Retention(size_bytes=size, per_lineage=draw(st.booleans()), best=tuple(best.values()), **rules),
         "protected": draw(some),
         "pinned": draw(some),
         "sizes": {each: draw(st.integers(0, 40)) for each in draw(some)},
+        "metrics": {each: draw(st.dictionaries(metric_names, logged_metrics)) for each in draw(some)},
     }
 
 
@@ -198,6 +290,14 @@ def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, rando
 
 @settings(max_examples=300, deadline=None)
 @given(situations())
+def test_no_more_than_the_most_that_the_rules_keep_stay(situation: dict) -> None:
+    most = situation["rules"].most_kept
+    gone = checkpoints_to_delete(**situation | {"protected": (), "pinned": ()})
+    assert most is None or len(situation["checkpoints"]) - len(gone) <= most
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations())
 def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dict) -> None:
     rules: Retention = situation["rules"]
     gone, checkpoints = checkpoints_to_delete(**situation), situation["checkpoints"]
@@ -207,6 +307,17 @@ def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dic
             own = [each for each in counted if lineage in (0, parse_checkpoint_id(each)[1])]
             assert not set(gone) & set(own[-(rules.last or 0) :] if rules.last else [])
             assert not set(gone) & set(own[-((rules.spaced + 1) // 2) :] if rules.spaced else [])
+            for rule in rules.best:
+                sign = -1 if rule.largest else 1
+                found = {each: situation["metrics"].get(each, {}).get(rule.metric) for each in own}
+                finite = {each: metric for each, metric in found.items() if metric and math.isfinite(metric.value)}
+                measurements = sorted({(sign * each.value, each.iteration) for each in finite.values()})
+                stays = {
+                    (sign * finite[each].value, finite[each].iteration) for each in finite if each not in gone
+                }
+                worst = [value for value, _ in measurements[: rule.count]][-1:]
+                assert len(stays) >= min(rule.count, len(measurements))
+                assert all(each in stays for each in measurements if worst and each[0] < worst[0])
     elif gone:
         stays = [each for each in checkpoints if each not in gone]
         free = set(stays) - {*situation["protected"], *situation["pinned"], *newest(checkpoints)[-1:]}

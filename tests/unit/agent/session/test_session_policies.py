@@ -8,6 +8,7 @@ import holdfast
 from benchmarks.pacing.paced import PacedJob
 from holdfast.pacing import Controller, PacingSettings
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.clock import FakeClock, train_by
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 
@@ -64,6 +65,52 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
         ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
     ]
     assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
+
+
+def test_the_log_shows_a_time_interval_as_a_time(tmp_path, caplog):
+    caplog.set_level("INFO", "holdfast")
+    model, optimizer, session = begun(tmp_path, every="10min")
+    with session:
+        train(model, optimizer, session, iterations=2)
+        session.every("2h30min")
+    logged = [record.message for record in caplog.records if "interval: every" in record.message]
+    expected = "10 min", "2 h 30 min"
+    assert logged == [f"job: checkpoint interval: every {time} (policy fixed)" for time in expected]
+
+
+@pytest.mark.parametrize("given", ["argument", "environment", "call"])
+def test_checkpoints_are_taken_at_the_first_boundary_after_the_time(tmp_path, monkeypatch, given):
+    monkeypatch.setenv("HOLDFAST_EVERY", "10min" if given == "environment" else "")
+    _, _, session = begun(tmp_path, backend="thread", every="10min" if given == "argument" else None)
+    clock, taken = FakeClock(), []
+    with session:
+        if given == "call":
+            session.every("10min")
+        session.resume()
+        train_by(clock, session, monkeypatch.setattr)
+        for _ in range(20):
+            clock.now += 130
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+            if session._checkpoints.head != (taken[-1:] or [None])[0]:
+                taken.append(session._checkpoints.head)
+    assert [int(each[:12]) for each in taken] == [5, 10, 15, 20]
+
+
+def test_a_requested_checkpoint_restarts_the_time(tmp_path, monkeypatch):
+    _, _, session = begun(tmp_path, backend="thread", every="10min")
+    clock, taken = FakeClock(), set()
+    with session:
+        session.resume()
+        train_by(clock, session, monkeypatch.setattr)
+        for iteration in range(1, 15):
+            clock.now += 100
+            if iteration == 4:
+                session.checkpoint()
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+            taken.add(session._checkpoints.head)
+        assert [int(each[:12]) for each in sorted(taken - {None})] == [4, 10]
 
 
 def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):

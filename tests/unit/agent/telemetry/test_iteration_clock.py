@@ -1,8 +1,10 @@
 """What an iteration is made of, on a clock of its own."""
 
 import pytest
+import torch
 
-from holdfast.telemetry.iteration_clock import IterationClock
+from holdfast.protocol.retention import LoggedMetric
+from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 
 
 class Hands:
@@ -55,3 +57,37 @@ def test_an_iteration_whose_beginning_was_not_seen_is_none():
     assert clock.end(1, 1) is None
     hands.pass_seconds(2.0)
     assert clock.end(2, 1).seconds == 2.0
+
+
+def iteration(number, lineage=1):
+    return Iteration(number, lineage, at=0.0, seconds=1.0, update_seconds=None)
+
+
+def test_the_newest_metrics_include_those_that_wait_to_be_sent():
+    reader = MetricReader()
+    reader.add(iteration(1), {"loss": 3.0, "accuracy": 0.5})
+    assert reader.ready()
+    reader.add(iteration(2), {"loss": torch.tensor(2.0)})
+    loss, accuracy = LoggedMetric(value=2.0, iteration=2), LoggedMetric(value=0.5, iteration=1)
+    assert reader.newest(1)() == {"loss": loss, "accuracy": accuracy}
+    assert [metrics for _, metrics in reader.ready()] == [{"loss": 2.0}]
+    assert reader.newest(1)() == {"loss": loss, "accuracy": accuracy}
+
+
+def test_the_newest_metrics_are_those_of_the_moment_and_of_the_lineage():
+    reader = MetricReader()
+    reader.keep(iteration(1), {"loss": 3.0})
+    read = reader.newest(1)
+    reader.keep(iteration(2), {"loss": 2.0})
+    assert read() == {"loss": LoggedMetric(value=3.0, iteration=1)}
+    assert reader.newest(2)() == {}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("how", ["add", "keep"])
+def test_a_metric_on_a_device_is_read_without_making_the_loop_wait(how):
+    reader = MetricReader()
+    for number in (1, 2):
+        getattr(reader, how)(iteration(number), {"loss": torch.full((), float(number), device="cuda")})
+    read = reader.newest(1)
+    assert read() == {"loss": LoggedMetric(value=2.0, iteration=2)}

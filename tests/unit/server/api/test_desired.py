@@ -37,6 +37,44 @@ def test_an_edit_makes_a_version(job, client):
     assert (reply.json()["version"], reply.json()["budget"], reply.json()["every"]) == (1, 0.02, 50)
 
 
+def test_an_interval_is_fixed_in_iterations_or_in_time(job, client):
+    assert edit(client, 0, every=50).json()["every"] == 50
+    timed = edit(client, 1, every="2h30min").json()
+    assert (timed["every"], timed["interval_seconds"]) == (None, 9000.0)
+    counted = edit(client, 2, every="70").json()
+    assert (counted["every"], counted["interval_seconds"]) == (70, None)
+    edit(client, 3, every="10min", every_seconds=3600)
+    assert client.get(JOB).json()["every_until"] is not None
+    reply = edit(client, 4, every=None).json()
+    assert (reply["every"], reply["interval_seconds"]) == (None, None)
+    assert [one["summary"].split(" until")[0] for one in client.get(f"{JOB}/edits").json()["edits"]] == [
+        "interval every 10 min",
+        "interval every 70 → every 10 min",
+        "interval every 2 h 30 min → every 70",
+        "interval every 50 → every 2 h 30 min",
+        "interval automatic → every 50",
+    ]
+
+
+@pytest.mark.parametrize("every", ["10 parsecs", "0s", "", 1.5, 0, "-10min", "1e9 days"])
+def test_an_interval_that_is_none_is_refused(job, client, every):
+    reply = edit(client, 0, every=every)
+    assert (reply.status_code, client.get(f"{JOB}/desired").json()["version"]) == (422, 0)
+
+
+def test_an_interval_in_time_is_reported_as_one(job, client):
+    event = msgspec.structs.replace(paced(), policy="fixed", interval=100, interval_seconds=10.0)
+    job.say(event)
+    summary = client.get(JOB).json()
+    assert (summary["interval"], summary["interval_seconds"]) == (100, 10.0)
+    assert summary["interval_reason"].startswith("set to every 10 s")
+    assert client.get(f"{JOB}/timeline").json()["paced"][-1]["interval_seconds"] == 10.0
+    plan = client.get(f"{JOB}/preview?every=10min").json()["plan"]
+    assert (plan["interval"], plan["interval_seconds"]) == (6000, 600.0)
+    answer = client.get(f"{JOB}/plan?every=10min").json()["comparison"]
+    assert [each["interval"] for each in answer["requested"]] == [6000]
+
+
 def test_null_goes_back_to_the_scripts_own_setting(job, client):
     edit(client, 0, budget=0.02, policy="fixed")
     reply = edit(client, 1, budget=None)
@@ -70,7 +108,7 @@ def test_an_edit_of_an_old_version_is_told_who_changed_what(job, client):
     reply = edit(client, 0, every=10)
     assert reply.status_code == 409
     told = reply.json()
-    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget the script's own → 2%")
+    assert (told["version"], told["who"], told["what"]) == (1, "operator", "budget script default → 2%")
     assert client.get(f"{JOB}/desired").json()["every"] is None
 
 
@@ -113,7 +151,7 @@ def test_rules_of_retention_are_desired_in_the_one_way_in_which_they_are_spelled
     assert (reply.status_code, reply.json()["retention"]) == (200, "last 5, size 200GB")
     assert edit(client, 1, retention=None).json()["retention"] is None
     told = [each["summary"] for each in client.get(f"{JOB}/edits").json()["edits"]]
-    assert told[-1] == "retention the script's own → last 5, size 200GB"
+    assert told[-1] == "retention script default → last 5, size 200GB"
 
 
 def test_an_invalid_part_leaves_the_valid_part_undone(job, client):
@@ -143,7 +181,7 @@ def test_applied_stamps_the_version_with_its_iteration(job, client):
     edits = client.get(f"{JOB}/edits").json()["edits"]
     assert [(one["version"], one["summary"], one["applied_iteration"]) for one in edits] == [
         (2, "interval automatic → every 7", 6),
-        (1, "budget the script's own → 2%", 6),
+        (1, "budget script default → 2%", 6),
     ]
 
 
@@ -314,7 +352,7 @@ def test_an_edit_between_restores_is_still_a_conflict_and_the_only_thing_told(jo
     client.post(f"{JOB}/restores/{placed['id']}/cancel")
     reply = edit(client, 1, every=10)
     told = reply.json()
-    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget the script's own → 2%")
+    assert (reply.status_code, told["version"], told["what"]) == (409, 3, "budget script default → 2%")
 
 
 @pytest.mark.parametrize(

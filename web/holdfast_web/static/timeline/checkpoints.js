@@ -288,8 +288,9 @@ export class PipelineLane extends CanvasLane {
   #none() {
     const { checkpoints_total: total, paced, lastIteration } = this.model;
     if (total > 0 || this.view.from > this.model.extent[0]) return "No checkpoints in this window";
-    const interval = paced.at(-1)?.interval;
+    const { interval, interval_seconds: seconds } = paced.at(-1) ?? {};
     if (paced.length === 0) return "No checkpoint yet; the first is due once the first iterations are profiled";
+    if (seconds != null) return `No checkpoint yet; the first is due after ${duration(seconds)}`;
     if (interval == null) return "No checkpoint yet; checkpoints are paused";
     return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
   }

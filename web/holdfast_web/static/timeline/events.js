@@ -133,6 +133,12 @@ const CUT_GAP_PX = 70;
 const TEXT_PX = 62;
 const OUT_PX = 12;
 
+/** Return the interval between checkpoints as text; undefined where there is none. */
+function every(row) {
+  if (row?.interval_seconds != null) return `every ${duration(row.interval_seconds)}`;
+  return row?.interval == null ? undefined : `every ${count(row.interval)}`;
+}
+
 const ascending = (values) => values.filter(Number.isFinite).sort((a, b) => a - b);
 const quantile = (sorted, share) => sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * share))];
 
@@ -264,11 +270,11 @@ export class OverheadLane extends CanvasLane {
   /** Draw a ring at each new interval, labeled where there is room. */
   #intervals(pen, paced, y) {
     let free = -Infinity;
-    this.decisions = paced.filter((row, index) => paced[index - 1]?.interval !== row.interval && Number.isFinite(row.measured_overhead));
+    this.decisions = paced.filter((row, index) => every(paced[index - 1]) !== every(row) && Number.isFinite(row.measured_overhead));
     this.decisions.forEach((row, index) => {
       const x = this.view.x(row.x);
       const next = this.decisions[index + 1];
-      const text = row.interval == null ? "none" : `every ${count(row.interval)}`;
+      const text = every(row) ?? "none";
       const at = y(row.measured_overhead);
       const room = next ? this.view.x(next.x) - x : Infinity;
       if (this.view.shows(row.x) && x > free && room > TEXT_PX) {
@@ -290,9 +296,10 @@ export class OverheadLane extends CanvasLane {
     const near = (this.decisions ?? []).filter((row) => Math.abs(this.view.x(row.x) - x) < 6);
     const row = near.at(-1);
     if (!row) return null;
-    const every = row.interval == null ? "No checkpoints" : `Every ${count(row.interval)} iterations`;
+    const unit = row.interval_seconds == null ? " iterations" : "";
+    const interval = every(row) ? `${capitalized(every(row))}${unit}` : "No checkpoints";
     return {
-      title: `${every}, from iteration ${count(row.iteration)}`,
+      title: `${interval}, from iteration ${count(row.iteration)}`,
       lines: [`Measured overhead ${percent(row.measured_overhead)}, budget ${percent(row.budget)}`],
     };
   }
@@ -300,8 +307,7 @@ export class OverheadLane extends CanvasLane {
   readout(place) {
     const row = this.model?.paced.findLast((one) => one.x <= place);
     if (!row) return "";
-    const every = row.interval == null ? "no checkpoints" : `every ${count(row.interval)}`;
-    return `${percent(row.measured_overhead)} of ${percent(row.budget)} · ${every}`;
+    return `${percent(row.measured_overhead)} of ${percent(row.budget)} · ${every(row) ?? "no checkpoints"}`;
   }
 }
 

@@ -1,0 +1,312 @@
+"""Adapter for the `Trainer` of Hugging Face Transformers: exact resume in the middle of an epoch.
+
+    trainer = Trainer(model=model, args=args, train_dataset=dataset)
+    holdfast.integrations.transformers.attach(trainer, "my-job", store="checkpoints")
+    trainer.train()
+
+A callback cannot do this: the Trainer decides on the epoch and on the batches to skip before it calls any. Methods
+of the trainer are replaced on the instance instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import transformers.trainer
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from holdfast.integrations.accelerate import ResumableSource, require_supported
+from holdfast.session import Session
+from holdfast.state.rng import restore_rng, rng_state
+
+_PROGRESS = (
+    *("epoch", "global_step", "num_input_tokens_seen", "total_flos"),
+    *("best_metric", "best_global_step", "best_model_checkpoint"),
+)
+"""Attributes of `TrainerState` that training changes, besides `log_history`. Others follow from the arguments."""
+_METHODS = (
+    *("get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state"),
+    *("_maybe_log_save_evaluate", "_finalize_training", "_inner_training_loop"),
+)
+
+
+def attach(trainer: Any, job: str, **settings: Any) -> TrainerAdapter:
+    """Let a `Trainer` checkpoint its training and resume it exactly. Call it before `trainer.train()`.
+
+    An iteration is an update of the weights: its number is the global step of the Trainer. On SIGTERM the session
+    saves at the end of the update, and the script ends with status 143. A restore that an operator requests
+    restarts the script, under `holdfast run`.
+
+    Args:
+        trainer: a `transformers.Trainer`, or a subclass that keeps its training loop.
+        job: the job's name, under which its checkpoints and its history are kept.
+        **settings: settings and further objects of a `holdfast.Session`: `store`, `server`, `budget`, `state` …
+
+    Raises:
+        ValueError: a kind of training, or an option of the Trainer, that is not supported; names the way out.
+    """
+    _require_supported(trainer)
+    return TrainerAdapter(trainer, job, settings)
+
+
+class TrainerAdapter:
+    """The methods around those of a `Trainer`. `session` is its session while it trains, else `None`."""
+
+    def __init__(self, trainer: Any, job: str, settings: dict[str, Any]) -> None:
+        self._trainer, self._job, self._settings = trainer, job, settings
+        self.session: Session | None = None
+        self._source: Any = None
+        """The resumable training loader, within the one of Accelerate."""
+        self._loader: Any = None
+        self._prepared: Any = None
+        """What `_prepare_for_training` has returned, until the Trainer asks for it."""
+        self._position = _Position(trainer)
+        self._resumed_with: dict[str, Any] | None = None
+        """Random state of the checkpoint, until the first epoch begins."""
+        self._logs: dict[str, Any] = {}
+        self._own = {name: getattr(trainer, name) for name in _METHODS}
+        for name in _METHODS:
+            setattr(trainer, name, getattr(self, name.lstrip("_")))
+        trainer.add_callback(_LogCollector(self))
+
+    # Methods in place of the Trainer's, in the order in which it calls them
+
+    def inner_training_loop(self, *args: Any, **options: Any) -> Any:
+        if options.get("trial") is not None:
+            raise ValueError("hyperparameter_search trains several models: attach to a Trainer of each trial")
+        if options.get("resume_from_checkpoint"):
+            raise ValueError(
+                "trainer.train(resume_from_checkpoint=...): drop it, the job continues from its newest checkpoint "
+                "in the store. To start from a checkpoint of the Trainer, load its model with from_pretrained"
+            )
+        try:
+            return self._own["_inner_training_loop"](*args, **options)
+        except BaseException as error:
+            self._close(error)
+            raise
+        finally:
+            self._close()
+
+    def get_train_dataloader(self) -> Any:
+        self._loader = self._own["get_train_dataloader"]()
+        args = self._trainer.args
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        self._source = ResumableSource(self._trainer.accelerator, self._loader, seed)
+        return self._loader
+
+    def init_training_state(self, max_steps: int, *args: Any) -> tuple[int, int]:
+        """Resume here: the Trainer asks from where to train, and prepares what it trains right after this."""
+        own = self._own["_init_training_state"](max_steps, *args)
+        self._prepared = self._own["_prepare_for_training"](max_steps, self._loader, None)
+        self._position.begin()
+        self.session = Session(self._job, **{"restorable_in_place": False} | self._settings | self._objects())
+        if not self.session.resume():
+            return own  # type: ignore[no-any-return]
+        self._source.resumed()
+        self._resumed_with = rng_state()
+        return self._position.epoch + self._position.is_epoch_over, 0
+
+    def prepare_for_training(self, *_: Any) -> Any:
+        prepared, self._prepared = self._prepared, None
+        return prepared
+
+    def run_epoch(self, **options: Any) -> None:
+        if self._resumed_with is None:
+            self._position.begin_epoch(options["epoch"])
+            self._own["_run_epoch"](**options)
+        else:
+            self._run_rest_of_epoch(self._resumed_with, options)
+        self._position.is_epoch_over = True
+
+    def _run_rest_of_epoch(self, rng: dict[str, Any], options: dict[str, Any]) -> None:
+        # now: the Trainer has reset its sums since the resume, and callbacks may have drawn random numbers
+        self._position.restore_sums()
+        restore_rng(rng)
+        if self._position.is_epoch_over:
+            self._resumed_with = None
+            self._begin_next_epoch()
+            self._position.begin_epoch(options["epoch"])
+            self._own["_run_epoch"](**options)
+            return
+        updates = self._position.updates
+        if self._has_no_update_left():
+            self._begin_next_epoch()
+            updates = options["num_update_steps_per_epoch"]
+        options["steps_trained_in_current_epoch"] = updates * self._trainer.args.gradient_accumulation_steps
+        options["resume_from_checkpoint"] = "holdfast"
+        with self._loader_in_place():
+            self._own["_run_epoch"](**options)
+        self._resumed_with = None
+
+    def load_rng_state(self, checkpoint: str | None) -> None:
+        """Called when the first batches after a resume were drawn."""
+        if self._resumed_with is not None:
+            restore_rng(self._resumed_with)
+        else:
+            self._own["_load_rng_state"](checkpoint)
+
+    def maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
+        """Called after each update, and once more at the end of an epoch."""
+        self._own["_maybe_log_save_evaluate"](*args, **options)
+        if self.session is not None and self._trainer.state.global_step > self.session.iteration:
+            self._position.updates += 1
+            logs, self._logs = self._logs, {}
+            self.session.step(**logs)
+
+    def finalize_training(self, *args: Any) -> Any:
+        if self._resumed_with is not None:  # no epoch was left
+            self._position.restore_sums()
+            self._resumed_with = None
+        self._close()  # the state of the last update, before the Trainer may load the best model
+        return self._own["_finalize_training"](*args)
+
+    # Parts of these
+
+    def _objects(self) -> dict[str, Any]:
+        trainer = self._trainer
+        objects = {"model": trainer.model_wrapped, "optimizer": trainer.optimizer, "loader": self._source.loader}
+        if trainer.lr_scheduler is not None:
+            objects["scheduler"] = trainer.lr_scheduler
+        if trainer.accelerator.scaler is not None:
+            objects["scaler"] = trainer.accelerator.scaler
+        return {"state": objects | {"trainer": self._position} | (self._settings.get("state") or {})}
+
+    def _has_no_update_left(self) -> bool:
+        """Whether the checkpoint was taken after the last update of the epoch."""
+        control = self._trainer.control
+        return bool(
+            self._source.loader.position.taken == 0 or control.should_epoch_stop or control.should_training_stop
+        )
+
+    def _begin_next_epoch(self) -> None:
+        loader = self._source.loader
+        if loader.position.taken:
+            position = {"epoch": loader.epoch + 1, "taken": 0, "dataset": None}
+            loader.load_state_dict(loader.state_dict() | position)
+
+    @contextlib.contextmanager
+    def _loader_in_place(self) -> Iterator[None]:
+        """Let the Trainer count the batches before the position without reading them: the loader is past them."""
+        skip = transformers.trainer.skip_first_batches
+        transformers.trainer.skip_first_batches = lambda loader, _: loader
+        try:
+            yield
+        finally:
+            transformers.trainer.skip_first_batches = skip
+
+    def _close(self, error: BaseException | None = None) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.__exit__(type(error) if error is not None else None, error, None)
+
+
+class _Position:
+    """The state of a `Trainer` besides the model, the optimizer and the loader: progress, sums, callbacks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.epoch = self.updates = 0
+        """Epoch, and updates in it."""
+        self.is_epoch_over = False
+        """Whether the Trainer has also evaluated and saved at the end of `epoch`."""
+        self._loaded: dict[str, Any] = {}
+        self._encoded: list[bytes] = []
+        """The entries of `log_history` that were encoded before."""
+
+    def begin(self) -> None:
+        """Start at the beginning."""
+        self.begin_epoch(0)
+        self._loaded, self._encoded = {}, []
+
+    def begin_epoch(self, epoch: int) -> None:
+        self.epoch, self.updates, self.is_epoch_over = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "epoch": self.epoch,
+            "updates": self.updates,
+            "is_epoch_over": self.is_epoch_over,
+            "max_steps": trainer.state.max_steps,
+            "progress": {name: getattr(trainer.state, name) for name in _PROGRESS},
+            "log_history": self._encoded_history(),
+            "control": dataclasses.asdict(trainer.control),
+            "callbacks": [each.state()["attributes"] for each in self._callbacks()],
+            "loss": getattr(trainer, "_tr_loss", None),
+            "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
+            "last_logged": getattr(trainer, "_globalstep_last_logged", 0),
+            "first_step": getattr(trainer, "_initial_global_step", 0),
+            "floating_point_operations": trainer.current_flos,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loaded = state
+        self.epoch, self.updates, self.is_epoch_over = state["epoch"], state["updates"], state["is_epoch_over"]
+        for name, value in state["progress"].items():
+            setattr(self._trainer.state, name, value)
+        self._encoded = state["log_history"].splitlines()
+        self._trainer.state.log_history = [json.loads(line) for line in self._encoded]
+
+    def restore_sums(self) -> None:
+        """Restore what the Trainer resets at the start of its loop."""
+        trainer, state = self._trainer, self._loaded
+        for name, value in state["control"].items():
+            setattr(trainer.control, name, value)
+        if state["max_steps"] <= trainer.state.global_step < trainer.state.max_steps:
+            trainer.control.should_training_stop = False  # it had reached its end, which is further now
+        for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=False):
+            for name, value in attributes.items():
+                setattr(callback, name, value)
+        if state["loss"] is not None:
+            trainer._tr_loss = state["loss"].to(trainer.args.device).clone()
+        trainer._total_loss_scalar = state["total_loss"]
+        trainer._globalstep_last_logged = state["last_logged"]
+        trainer._initial_global_step = state["first_step"]
+        trainer.current_flos = state["floating_point_operations"]
+
+    def _callbacks(self) -> list[Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return [each for each in callbacks if isinstance(each, ExportableState)]
+
+    def _encoded_history(self) -> bytes:
+        """Encode the entries that are new: the history only grows."""
+        history = self._trainer.state.log_history
+        del self._encoded[len(history) :]
+        self._encoded += [json.dumps(entry, default=float).encode() for entry in history[len(self._encoded) :]]
+        return b"\n".join(self._encoded)
+
+
+class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any without Transformers
+    """Collects what the Trainer logs, as metrics of the iteration."""
+
+    def __init__(self, adapter: TrainerAdapter) -> None:
+        self._adapter = adapter
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        self._adapter._logs |= {name: value for name, value in numbers.items() if name != "epoch"}
+
+
+def _require_supported(trainer: Any) -> None:
+    """Raise ValueError for what a session cannot checkpoint."""
+    if missing := [name for name in _METHODS if not hasattr(trainer, name)]:
+        raise ValueError(
+            f"transformers {transformers.__version__} is not supported: its Trainer lacks {missing[0]}"
+        )
+    args = trainer.args
+    if args.enable_jit_checkpoint:
+        raise ValueError(
+            "enable_jit_checkpoint=True replaces the handler of SIGTERM: set it to False, Holdfast saves"
+        )
+    if args.auto_find_batch_size:
+        raise ValueError("auto_find_batch_size=True changes the batches: set per_device_train_batch_size")
+    if args.n_gpu > 1:
+        raise ValueError("DataParallel over several GPUs is not supported: start the script with torchrun")
+    if trainer.is_fsdp_xla_enabled:
+        raise ValueError("FSDP on XLA devices is not supported")
+    require_supported(trainer.accelerator)

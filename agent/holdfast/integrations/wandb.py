@@ -1,0 +1,124 @@
+"""Weights & Biases: one run for each lineage of a job, in one group, over all restarts."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
+
+from holdfast.session import Session
+
+BLOCK_BYTES = 32768
+"""Size of a block in the file of an offline run, which has the log format of LevelDB after a header of 7 bytes."""
+
+
+class Run:
+    """The W&B run of a session: `log`, and all attributes of `wandb.Run`.
+
+    After a restore it stands for the run of the new lineage.
+    """
+
+    def __init__(self, session: Session, arguments: dict[str, Any]) -> None:
+        self._session, self._arguments = session, {"group": session.job, **arguments}
+        self._lineage = self._seen = 0
+        self._run: Any = None
+        session.resume()
+        self._open(session.iteration, session.lineage)
+        session.on_restored(self._restored)
+
+    def log(self, data: dict[str, Any], step: int | None = None, **arguments: Any) -> None:
+        """Log `data` at `step`, by default the current iteration, `session.iteration + 1`.
+
+        Skips steps that an earlier attempt logged in this run: an exact resume repeats their values.
+        """
+        step = self._session.iteration + 1 if step is None else step
+        if step <= self._seen:
+            return
+        self._run.log(data, step=step, **arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._run, name)
+
+    def _restored(self, iteration: int, lineage: int) -> None:
+        if lineage == self._lineage:  # the resume that this run began from
+            return
+        self._run.finish()
+        try:
+            self._open(iteration, lineage)
+        except Exception as error:  # training goes on, and must be able to call `log`
+            self._run, self._lineage = wandb.init(mode="disabled"), lineage
+            self._session._reporter.notice(
+                "warning", "logger", f"no W&B run from iteration {iteration:,} on: {error}"
+            )
+
+    def _open(self, iteration: int, lineage: int) -> None:
+        known, arguments = self._session.logger_runs.get("wandb"), self._arguments
+        if known is not None and known[1] != lineage:
+            self._run = self._branch(known[0], iteration, lineage)
+        else:
+            self._run = wandb.init(**{**arguments, "resume": "allow"} | ({"id": known[0]} if known else {}))
+        self._lineage, self._seen = lineage, self._run.starting_step - 1
+        if self._run.disabled:
+            return
+        self._session.logger_runs["wandb"] = (self._run.id, lineage)
+        if self._run.offline:  # files of earlier attempts
+            folder = Path(self._run.sync_dir)
+            files = folder.parent.glob(f"offline-run-*-{self._run.id}/run-*.wandb")
+            self._seen = max([self._seen, *(last_step(file) for file in files if file.parent != folder)])
+        about = {"job": self._session.job, "url": self._session.url, "lineage": lineage, "iteration": iteration}
+        self._run.config.update({"holdfast": about}, allow_val_change=True)
+        if self._run.url:
+            self._session._reporter.notice("info", "logger", f"W&B run {self._run.id}: {self._run.url}")
+
+    def _branch(self, run_id: str, iteration: int, lineage: int) -> Any:
+        """Fork the run that the checkpoint names. Where W&B cannot, begin a new run in the same group."""
+        arguments = {name: value for name, value in self._arguments.items() if name not in ("id", "resume")}
+        mode, reason = arguments.get("mode") or wandb.setup().settings.mode, "W&B is offline"
+        if mode not in ("offline", "dryrun", "disabled"):
+            try:
+                return wandb.init(**arguments, fork_from=f"{run_id}?_step={iteration}")
+            except wandb.Error as error:
+                reason = f"{error}"
+        run = wandb.init(**arguments)
+        self._session._reporter.notice(
+            "info",
+            "logger",
+            f"lineage {lineage}, from iteration {iteration:,} on, is W&B run {run.id} of group "
+            f"{arguments['group']}, since run {run_id} could not be forked: {reason}",
+        )
+        return run
+
+
+def last_step(file: Path) -> int:
+    """Return the last step in the file of an offline run, which no server can say; 0 if there is none."""
+    data, place, record, step = file.read_bytes(), 7, b"", 0
+    while place + 7 <= len(data):
+        if (left := BLOCK_BYTES - place % BLOCK_BYTES) < 7:  # a header fits into its block
+            place += left
+            continue
+        size, kind = struct.unpack_from("<4xHB", data, place)
+        record += data[place + 7 : place + 7 + size]
+        place += 7 + size
+        if kind in (1, 4) and place <= len(data):  # a whole record, or the last part of one
+            step, record = max(step, Record.FromString(record).history.step.num), b""
+    return step
+
+
+def init(session: Session, **arguments: Any) -> Run:
+    """Begin the W&B run of a job, or continue it after a restart.
+
+    Resumes the session, unless it has resumed: the checkpoint holds the id of the run. After a restore, the run is
+    forked at the restored iteration; where W&B cannot do that, a new run begins in the same group.
+
+    Args:
+        session: the session. With several ranks, call `session.resume()` on all of them first, and this function
+            on rank 0 only.
+        **arguments: those of `wandb.init`. `group` is the job's name by default.
+
+    Raises:
+        wandb.Error: the run could not be begun.
+    """
+    return Run(session, arguments)

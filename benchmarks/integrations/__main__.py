@@ -1,0 +1,151 @@
+"""Kill each framework's script at random updates and let it resume, by the framework itself and by Holdfast.
+
+    make bench-integrations ARGS='--only lightning --kills 5'
+
+Every script runs once without kills and once with them. A run is exact if each update has the losses and samples
+of the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pkgutil
+import statistics
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from benchmarks.integrations import jobs
+from benchmarks.integrations.kills import Comparison, compare, entries, run
+
+RESUMED_BY = ("framework", "holdfast")
+DISTRIBUTIONS = {"fabric": "lightning", "stateful_loader": "torchdata", "plain": "torch"}
+"""Where the name of a script is not that of its framework's distribution."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Row:
+    script: str
+    resumed_by: str
+    lines: int | None
+    result: Comparison | None
+    """`None` if a start after a kill failed."""
+    blocked_seconds: float | None
+    error: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.result is None:
+            return f"a start after a kill fails: {self.error}"
+        return "exact" if self.result.exact else "not exact"
+
+    def cells(self) -> list[str]:
+        result = self.result
+        lines = "–" if self.lines is None else str(self.lines)
+        blocked = "–" if self.blocked_seconds is None else f"{self.blocked_seconds * 1000:.1f}"
+        start = [f"{self.script} {_version(self.script)}", self.resumed_by, lines]
+        if result is None:
+            return [*start, "fails", "–", "–", "–", "–", blocked]
+        wrong = len(set(result.different) | set(result.missing))
+        resume = f"{statistics.median(result.resume_seconds):.1f}" if result.resume_seconds else "–"
+        return [
+            *start,
+            "yes" if result.exact else "no",
+            f"{wrong} of {result.updates}",
+            str(result.repeated_samples),
+            str(result.repeated_updates),
+            resume,
+            blocked,
+        ]
+
+
+HEAD = (
+    *("script", "resumed by", "lines", "exact", "wrong updates", "samples twice", "updates repeated"),
+    *("resume s", "blocked ms"),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
+    parser.add_argument("--only", choices=names, nargs="*", default=names, help="scripts to run")
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the updates after which a kill comes")
+    args = parser.parse_args()
+    started, rows = time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
+        for script in args.only:
+            for resumed_by in RESUMED_BY:
+                if resumed_by == "framework" and not _has_own_resume(script):
+                    continue
+                row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args.kills, args.seed)
+                rows.append(row)
+                seconds = time.monotonic() - started
+                print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
+    _print_table(rows)
+    print(
+        "\nlines           lines of the script that name Holdfast or its session\n"
+        "wrong updates   with another loss or other samples than without kills\n"
+        "resume s        from the start of the process to the end of its first update, median\n"
+        "blocked ms      time that training stands still for a checkpoint, median"
+    )
+    figures = {f"{row.script}_{row.resumed_by}": row.outcome for row in rows}
+    print("figures:", json.dumps(figures))
+
+
+def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) -> Row:
+    uninterrupted = run(script, resumed_by, folder / "uninterrupted")
+    result, error = None, ""
+    try:
+        killed = run(script, resumed_by, folder / "killed", kills=kills, seed=seed)
+        result = compare(uninterrupted, killed)
+    except RuntimeError as failed:
+        error = str(failed).splitlines()[-1]
+    blocked = [entry["seconds"] for entry in entries(uninterrupted) if entry["event"] == "blocked"]
+    return Row(
+        script=script,
+        resumed_by=resumed_by,
+        lines=_lines(script) if resumed_by == "holdfast" else None,
+        result=result,
+        error=error,
+        blocked_seconds=statistics.median(blocked) if blocked else None,
+    )
+
+
+def _source(script: str) -> str:
+    return (Path(jobs.__file__).parent / f"{script}.py").read_text()
+
+
+def _has_own_resume(script: str) -> bool:
+    return '"framework"' in _source(script)
+
+
+def _lines(script: str) -> int:
+    """Count the statements of a script that name Holdfast or its session."""
+    lines = [line.strip() for line in _source(script).splitlines()]
+    return sum(
+        ("holdfast" in line or "session" in line) and not line.startswith(("#", '"""')) and "resume_by" not in line
+        for line in lines
+    )
+
+
+def _version(script: str) -> str:
+    try:
+        return version(DISTRIBUTIONS.get(script, script))
+    except PackageNotFoundError:
+        return ""
+
+
+def _print_table(rows: list[Row]) -> None:
+    cells = [list(HEAD), *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(HEAD))]
+    print()
+    for line in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Accelerate: a killed job continues exactly, in the middle of an epoch and of an accumulation of gradients."""
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import nn
+
+import holdfast.integrations.accelerate
+from benchmarks.integrations import job
+from benchmarks.integrations.kills import compare, run
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 5), (2, 2)])
+def test_a_job_of_accelerate_resumes_exactly_in_mid_epoch(tmp_path, ranks, kills):
+    uninterrupted = run("accelerate", "holdfast", tmp_path / "uninterrupted", ranks=ranks)
+    killed = run("accelerate", "holdfast", tmp_path / "killed", kills=kills, seed=2, ranks=ranks)
+    result = compare(uninterrupted, killed, updates=36 // ranks, epoch=12 // ranks)
+    assert len(result.kills) == kills
+    assert result.exact, result
+
+
+class Loop:
+    """Trains in this process; each start is a new one of the same job."""
+
+    def __init__(self, store, accumulate=2, samples=22, **options):
+        self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **options)
+        self.accelerator.free_memory()
+        torch.manual_seed(1)
+        model = nn.Linear(job.FEATURES, job.CLASSES)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+        data = torch.utils.data.Subset(job.AugmentedSamples(), range(samples))
+        loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+        prepared = self.accelerator.prepare(model, optimizer, scheduler, loader)
+        self.model, self.optimizer, self.scheduler, self.loader = prepared
+        self.counted = Counted()
+        self.accelerator.register_for_checkpointing(self.counted)
+        self.session = holdfast.integrations.accelerate.session(self.accelerator, "loop", store=store, every=1)
+        self.seen = {}
+
+    def train(self, epochs=3, until=None):
+        for _ in range(self.session.epoch, epochs):
+            for features, classes, samples in self.loader:
+                with self.accelerator.accumulate(self.model):
+                    loss = nn.functional.cross_entropy(self.model(features), classes)
+                    self.accelerator.backward(loss)
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad()
+                self.counted.batches += 1
+                here = self.seen.setdefault(self.session.iteration + 1, [])
+                here.append((loss.item(), samples.tolist(), self.counted.batches))
+                self.session.step(loss=loss)
+                if self.session.iteration == until:
+                    return self
+        return self
+
+
+class Counted:
+    batches = 0
+
+    def state_dict(self):
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state):
+        self.batches = state["batches"]
+
+
+@pytest.mark.parametrize("until", range(1, 10))
+def test_an_epoch_that_accumulation_does_not_divide_continues_exactly(tmp_path, until):
+    """Six batches of 22 samples an epoch, each update from two or from the last one."""
+    whole = Loop(tmp_path / "whole").train()
+    whole.session.close()
+    broken = Loop(tmp_path / "broken").train(until=until)
+    broken.session.close()
+    resumed = Loop(tmp_path / "broken")
+    assert resumed.session.iteration == until
+    resumed.train()
+    resumed.session.close()
+    assert broken.seen | resumed.seen == whole.seen
+    assert sorted(resumed.seen) == list(range(until + 1, 10))
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+    assert resumed.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+
+
+def test_a_prepared_loader_is_still_a_loader_of_torch(tmp_path):
+    loop = Loop(tmp_path)
+    assert isinstance(loop.loader, torch.utils.data.DataLoader)
+    assert (len(loop.loader), loop.loader.total_batch_size) == (6, 4)
+    loop.session.close()
+
+
+def test_save_state_works_beside_a_session(tmp_path):
+    loop = Loop(tmp_path / "store").train(epochs=1)
+    loop.accelerator.save_state(str(tmp_path / "state"))
+    weight = loop.model.weight.detach().clone()
+    with torch.no_grad():
+        loop.model.weight.zero_()
+    loop.accelerator.load_state(str(tmp_path / "state"))
+    loop.session.close()
+    assert torch.equal(loop.model.weight, weight)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_stateful_dataloader": True}, "use_stateful_dataloader"),
+        ({"dispatch_batches": True}, "dispatch_batches=False"),
+    ],
+)
+def test_loaders_without_a_position_are_refused_with_a_way_out(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        Loop(tmp_path, dataloader_config=DataLoaderConfiguration(**options))

@@ -1,0 +1,215 @@
+"""The Trainer of Transformers with Holdfast: exactness after kills, errors and stops, and what is refused."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import set_seed
+
+import holdfast
+import holdfast.integrations.transformers
+from benchmarks.integrations import job
+from benchmarks.integrations.jobs.transformers import LoggedTrainer, MaskedSentences, UpdateLogger, configuration
+from benchmarks.integrations.kills import compare, entries, run
+from tests.support.eventually import eventually
+
+TIMES = ("eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "train_runtime")
+SPEEDS = ("train_samples_per_second", "train_steps_per_second")
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 5), (2, 2)])
+def test_a_trainer_that_is_killed_in_the_middle_of_epochs_resumes_exactly(tmp_path, ranks, kills):
+    updates = 36 // ranks
+    uninterrupted = run("transformers", "holdfast", tmp_path / "uninterrupted", ranks=ranks)
+    killed = run("transformers", "holdfast", tmp_path / "killed", kills=kills, seed=1, ranks=ranks)
+    result = compare(uninterrupted, killed, updates=updates, epoch=12 // ranks)
+    assert len(result.kills) == kills
+    assert result.exact, result
+
+
+def test_sigterm_saves_at_the_end_of_the_update(tmp_path):
+    log = tmp_path / "log.jsonl"
+    command = [sys.executable, "-m", "benchmarks.integrations.jobs.transformers", "--resume-by", "holdfast"]
+    command += ["--store", tmp_path / "store", "--update-log", log]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        eventually(lambda: log.exists() and '"number": 4' in log.read_text(), seconds=120)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 143, errors
+    last = [entry["number"] for entry in entries(log) if entry["event"] == "update"][-1]
+    assert f"ending after iteration {last}: saved as {last:012}-1" in errors
+
+
+def test_what_the_trainer_logs_becomes_metrics_of_the_iteration(tmp_path, monkeypatch):
+    seen = []
+    step = holdfast.Session.step
+    monkeypatch.setattr(
+        holdfast.Session, "step", lambda self, **metrics: (seen.append(metrics), step(self, **metrics))
+    )
+    Fit(tmp_path, max_steps=6, eval_strategy="steps", eval_steps=3).train()
+    assert [sorted(metrics) for metrics in seen] == [
+        [],
+        [],
+        ["eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"],
+        [],
+        ["grad_norm", "learning_rate", "loss"],
+        ["eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"],
+    ]
+
+
+class Broken(Exception):
+    pass
+
+
+class BreakAfter(TrainerCallback):
+    def __init__(self, step):
+        self._step = step
+
+    def on_step_begin(self, args, state, control, **_):
+        if state.global_step == self._step:
+            raise Broken
+
+    def on_epoch_end(self, args, state, control, **_):
+        if state.global_step == self._step:
+            raise Broken
+
+
+class StopEpochAfter(TrainerCallback):
+    """Ends each epoch after its seventh update."""
+
+    def on_step_end(self, args, state, control, **_):
+        control.should_epoch_stop = state.global_step % 7 == 0
+
+
+class Fit:
+    """Trains in this process, and keeps the log of every update."""
+
+    def __init__(self, folder, samples=job.SAMPLES, **options):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.samples, self.options, self.starts = folder, samples, options, 0
+
+    def train(self, *callbacks):
+        self.starts += 1
+        path = self.folder / f"log-{self.starts}"
+        with contextlib.closing(job.UpdateLog(path)) as log:
+            trainer = self._trained(log, callbacks)
+        return trainer, [entry for entry in entries(path) if entry["event"] == "update"]
+
+    def _trained(self, log, callbacks):
+        set_seed(job.SEED if self.starts == 1 else 99)
+        model = BertForSequenceClassification(configuration())
+        arguments = {
+            "num_train_epochs": 2,
+            "gradient_accumulation_steps": 2,
+            "per_device_train_batch_size": job.BATCH_SIZE,
+            "logging_steps": 5,
+            "eval_strategy": "epoch",
+            "save_strategy": "no",
+        }
+        trainer = LoggedTrainer(
+            model=model,
+            args=TrainingArguments(
+                output_dir=str(self.folder / "output"), seed=job.SEED, remove_unused_columns=False,
+                disable_tqdm=True, report_to="none", use_cpu=True, **(arguments | self.options),
+            ),
+            train_dataset=MaskedSentences(self.samples),
+            eval_dataset=MaskedSentences(8),
+            callbacks=[UpdateLogger(log), *callbacks],
+        )  # fmt: skip
+        trainer.log_file = log
+        holdfast.integrations.transformers.attach(trainer, "fit", store=self.folder / "store", every=3)
+        try:
+            trainer.train()
+        except Broken:
+            return None
+        return trainer
+
+
+def what_counts(updates):
+    return {entry["number"]: (entry["losses"], entry["samples"]) for entry in updates}
+
+
+def history(trainer):
+    return [
+        {name: value for name, value in entry.items() if name not in (*TIMES, *SPEEDS)}
+        for entry in trainer.state.log_history
+    ]
+
+
+@pytest.mark.parametrize("after", [4, 11, 12, 13, 17])
+@pytest.mark.parametrize("samples", [96, 91], ids=["whole", "with a remainder"])
+def test_losses_and_the_log_history_continue_as_if_nothing_had_happened(tmp_path, after, samples):
+    whole, expected = Fit(tmp_path / "whole", samples).train()
+    fit = Fit(tmp_path / "broken", samples)
+    broken, before = fit.train(BreakAfter(after))
+    assert broken is None
+    assert before[-1]["number"] == after
+    resumed, rest = fit.train()
+    assert 1 < rest[0]["number"] <= after + 1
+    expected = what_counts(expected)
+    assert what_counts(before) == {number: expected[number] for number in what_counts(before)}
+    assert what_counts(rest) == {number: expected[number] for number in range(rest[0]["number"], 25)}
+    assert history(resumed) == history(whole)
+    assert {name: value.tolist() for name, value in resumed.model.state_dict().items()} == {
+        name: value.tolist() for name, value in whole.model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("after", [7, 9])
+def test_an_epoch_that_a_callback_ends_early_stays_ended(tmp_path, after):
+    _, expected = Fit(tmp_path / "whole").train(StopEpochAfter())
+    assert [entry["number"] for entry in expected] == list(range(1, 15))
+    fit = Fit(tmp_path / "broken")
+    fit.train(StopEpochAfter(), BreakAfter(after))
+    _, rest = fit.train(StopEpochAfter())
+    expected = what_counts(expected)
+    assert what_counts(rest) == {number: expected[number] for number in range(rest[0]["number"], 15)}
+
+
+def test_a_finished_job_trains_nothing_more(tmp_path):
+    fit = Fit(tmp_path, max_steps=10)
+    first, _ = fit.train()
+    again, updates = fit.train()
+    assert updates == []
+    assert again.state.global_step == 10
+    assert history(again) == history(first)
+
+
+def test_more_epochs_continue_a_finished_job(tmp_path):
+    fit = Fit(tmp_path, num_train_epochs=1)
+    fit.train()
+    fit.options["num_train_epochs"] = 2
+    trainer, updates = fit.train()
+    assert [entry["number"] for entry in updates] == list(range(13, 25))
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [12, 24]
+
+
+def test_the_patience_of_early_stopping_continues(tmp_path):
+    options = {
+        "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.0,
+        "load_best_model_at_end": True, "metric_for_best_model": "loss",
+    }  # fmt: skip
+    patience = 4
+    _, expected = Fit(tmp_path / "whole", **options).train(EarlyStoppingCallback(patience))
+    fit = Fit(tmp_path / "broken", **options)
+    fit.train(EarlyStoppingCallback(patience), BreakAfter(7))
+    _, rest = fit.train(EarlyStoppingCallback(patience))
+    assert expected[-1]["number"] == 2 * (patience + 1)
+    assert rest[-1]["number"] == expected[-1]["number"]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"enable_jit_checkpoint": True}, "enable_jit_checkpoint"),
+        ({"auto_find_batch_size": True}, "per_device_train_batch_size"),
+    ],
+)
+def test_what_is_not_supported_is_refused_with_a_way_out(tmp_path, option, message):
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(ValueError, match=message):
+        Fit(tmp_path, **option).train()
+    signal.signal(signal.SIGTERM, handler)  # the Trainer has replaced it

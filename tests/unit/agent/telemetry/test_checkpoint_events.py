@@ -1,0 +1,131 @@
+"""The estimate of the space that checkpoints will take."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.checkpoint import restore
+from holdfast.protocol.retention import parse_retention
+from holdfast.snapshot.layout import estimate_checkpoint_bytes
+from holdfast.store import LocalStore, open_store
+from holdfast.system.files import Files
+from holdfast.telemetry.checkpoint_events import CheckpointEvents
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.eventually import eventually
+from tests.support.small_checkpoints import FIRST, JOB, SECOND, commit
+
+GB = 10**9
+
+
+class FilesWithRoom(Files):
+    """The real files, on a disk with this much space."""
+
+    def __init__(self, free_bytes: int | None) -> None:
+        super().__init__()
+        self._free_bytes = free_bytes
+
+    def free_bytes(self, path: Path) -> int:
+        if self._free_bytes is None:
+            raise OSError(5, "no such share")
+        return self._free_bytes
+
+
+def events(root: Path, free_bytes: int | None) -> CheckpointEvents:
+    store = LocalStore(root, FilesWithRoom(free_bytes))
+    return CheckpointEvents(Reporter(JOB, TrainingPosition()), store)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> tuple[list[str], list[str]]:
+    """(information, warnings)"""
+    found: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
+    for record in caplog.records:
+        found[record.levelno].append(record.getMessage())
+    return found[logging.INFO], found[logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ("spaced 12", "keeps up to 16.8 GB (12 checkpoints)"),
+        ("last 2, best 3 by loss", "keeps up to 7 GB (5 checkpoints)"),
+        ("last 1", "keeps up to 1.4 GB"),
+        ("size 10GB", "keeps up to 10 GB"),
+        ("spaced 100, size 10GB", "keeps up to 10 GB (100 checkpoints)"),
+        ("every 1000", "sets no limit"),
+        ("last 3, per lineage", "sets no limit"),
+    ],
+)
+def test_the_log_says_what_checkpoints_will_take(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rules: str, said: str
+) -> None:
+    caplog.set_level("INFO", "holdfast")
+    events(tmp_path, 92 * GB).report_space(JOB, round(1.4 * GB), parse_retention(rules))
+    canonical = str(parse_retention(rules))
+    line = f"{JOB}: a checkpoint takes about 1.4 GB; retention '{canonical}' {said}; {tmp_path} has 92 GB free"
+    assert lines(caplog) == ([line], [])
+
+
+@pytest.mark.parametrize(
+    ("rules", "most"), [("spaced 12", 13), ("last 4", 5), ("every 1000", 2), ("size 9GB", 10), ("last 1", 2)]
+)
+def test_a_store_without_room_for_them_and_the_one_being_written_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rules: str, most: int
+) -> None:
+    events(tmp_path, most * GB).report_space(JOB, GB, parse_retention(rules))
+    assert lines(caplog)[1] == []
+    events(tmp_path, most * GB - 1).report_space(JOB, GB, parse_retention(rules))
+    (warning,) = lines(caplog)[1]
+    assert f"and one being written need about {most} GB and {tmp_path} has " in warning
+    assert "lower keep, change retention, or move the store" in warning
+
+
+def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(tmp_path)
+    store.acquire_attempt(JOB, "first")
+    for checkpoint in (FIRST, SECOND):
+        commit(store, checkpoint)
+    rules = parse_retention("last 3")
+    events(tmp_path, 2 * GB).report_space(JOB, GB, rules)
+    assert lines(caplog)[1] == []
+    events(tmp_path, GB).report_space(JOB, GB, rules)
+    (warning,) = lines(caplog)[1]
+    assert "need about 4 GB, 2 GB of which is in use, and" in warning
+
+
+def test_where_the_free_space_is_unknown_nothing_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast")
+    events(tmp_path, None).report_space(JOB, GB, parse_retention("last 3"))
+    (line,), warnings = lines(caplog)
+    assert line.endswith(f"{tmp_path} has an unknown amount free")
+    assert warnings == []
+
+
+def test_a_session_reports_it_once_with_the_size_that_its_checkpoints_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast")
+    model = torch.nn.Linear(300, 300)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with holdfast.Session(
+        "job", store=tmp_path, backend="thread", every=1, keep=4, model=model, optimizer=optimizer
+    ) as session:
+        for _ in range(3):
+            model(torch.ones(2, 300)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+        estimate = estimate_checkpoint_bytes(session._training.outline(), 1)
+        eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
+    (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
+    assert line.startswith("job: a checkpoint takes about 1.1 MB; retention 'spaced 4' keeps up to 4.39 MB (4 ")
+    manifest = restore.manifest(open_store(tmp_path), "job", open_store(tmp_path).checkpoints("job")[-1])
+    (file,) = manifest.files
+    assert file.size_bytes - file.header_bytes == estimate
