@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.integrations.kills import _entries
+from benchmarks.integrations.kills import entries
 from tests.support.eventually import eventually
 from tests.support.job_processes import HOLDFAST, environment, served, spawned
 
@@ -20,7 +20,7 @@ SCRIPT = [sys.executable, "-m", "tests.frameworks.lightning_script"]
 
 def updates(log: Path, rank: int = 0) -> list[dict[str, Any]]:
     path = Path(f"{log}.{rank}")
-    return [entry for entry in _entries(path) if entry["event"] == "update"] if path.exists() else []
+    return [entry for entry in entries(path) if entry["event"] == "update"] if path.exists() else []
 
 
 def assert_equal(log: Path, expected: Path, ranks: int) -> None:
