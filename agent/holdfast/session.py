@@ -270,10 +270,7 @@ class Session:
     def every(self, interval: int | str | timedelta | None) -> None:
         """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
 
-        A time begins with the last checkpoint: the next one is taken at the first `step` after it has passed.
-
-        Raises:
-            ValueError: neither a whole number of iterations from 1, nor a time above 0.
+        A time begins with the last checkpoint. ValueError: neither a whole number from 1 nor a time above 0.
         """
         every = parse_every(interval) if interval is not None else None
         self._orders.base = dataclasses.replace(self._orders.base, every=every)
@@ -305,11 +302,9 @@ class Session:
         self._boundary.requests.restore = checkpoint
 
     def on_restored(self, callback: Callable[[int, int], object]) -> None:
-        """Call `callback(iteration, lineage)` whenever training has gone back to a checkpoint.
+        """Call `callback(iteration, lineage)` after a resume from a checkpoint and after each restore in place.
 
-        That is after a resume that loaded one, and after each restore in place, on the training thread, once the
-        state is in place. Callbacks run in the order of registration. One that is registered after the resume is
-        called at once. An exception in a callback is logged; training continues.
+        On the training thread; at once if the job has resumed already. An exception is logged; training continues.
         """
         self._boundary.restore_callbacks.add(callback)
 

@@ -10,9 +10,11 @@ import pytest
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
-@pytest.mark.parametrize("document", ["accelerate", "transformers"])
-def test_the_script_of_a_page_runs_twice(document, tmp_path):
-    script = re.findall(r"```python\n(.*?)```", (DOCS / f"{document}.md").read_text(), re.DOTALL)[0]
+@pytest.mark.parametrize(
+    ("document", "number"), [("accelerate", 0), ("transformers", 0), ("lightning", 0), ("lightning", 1)]
+)
+def test_the_script_of_a_page_runs_twice(document, number, tmp_path):
+    script = re.findall(r"```python\n(.*?)```", (DOCS / f"{document}.md").read_text(), re.DOTALL)[number]
     (tmp_path / "train.py").write_text(script)
     for expected in ("starts at iteration 0", "resumed from iteration"):
         command = [sys.executable, "train.py"]

@@ -32,7 +32,6 @@ from holdfast.snapshot.checkpoint_run import (
     RunState,
     WriteResult,
 )
-from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
@@ -116,7 +115,6 @@ class Checkpointer:
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
         self.unprepared = True
         """`prepare` was not called yet."""
-        self._space_estimated = False
 
     @property
     def active(self) -> bool:
@@ -210,19 +208,8 @@ class Checkpointer:
                 )
 
     def _estimate_space(self, captured: CapturedState) -> None:
-        """Report once, on a background thread, how much space the checkpoints will take."""
-        if self._space_estimated or not (self._ranks.leads and self.attempt):
-            return
-        self._space_estimated = True
-
-        def report() -> None:
-            try:
-                size_bytes = estimate_checkpoint_bytes(captured, self._ranks.world_size)
-                self._events.report_space(self.job, size_bytes, self.retention_queue.rules)
-            except Exception as error:  # an estimate must not fail anything
-                logger.debug("%s: the space for checkpoints is not estimated: %s", self.job, error)
-
-        io_pool.submit(report)
+        if self._ranks.leads and self.attempt:
+            self._events.estimate_space(self.job, captured, self._ranks.world_size, self.retention_queue.rules)
 
     def take(
         self,

@@ -84,14 +84,22 @@ _NOT_SUPPORTED = {
 
 
 def _unwrapped(item: Any) -> Any:
-    """Return the module inside torch.compile and DistributedDataParallel, whose prefixes would change names."""
+    """Return the module inside torch.compile, Fabric and DistributedDataParallel, whose prefixes change names."""
     while True:
         if (compiled := compiled_from(item)) is not None:
             item = compiled
         elif isinstance(item, DistributedDataParallel):
             item = item.module
+        elif (inside := _inside_fabric(item)) is not None:
+            item = inside
         else:
             return item
+
+
+def _inside_fabric(item: Any) -> Any:
+    """Return the module inside one that `fabric.setup` of Lightning returned; `None` for any other object."""
+    modules = item._modules if isinstance(item, nn.Module) else {}
+    return modules.get("_forward_module") if "_original_module" in modules else None
 
 
 def unwrapped(item: Any) -> Any:

@@ -11,7 +11,10 @@ from holdfast.protocol import messages
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, checkpoint_id
 from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
+from holdfast.snapshot.layout import estimate_checkpoint_bytes
+from holdfast.state.registry import CapturedState
 from holdfast.store import Store
+from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter, text
 
 logger = logging.getLogger("holdfast")
@@ -34,6 +37,7 @@ class CheckpointEvents:
         self._lock = threading.Lock()
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
+        self._space_estimated = False
         self._implausible: set[str] = set()
         """Kinds of server numbers that were reported as implausible."""
 
@@ -66,6 +70,20 @@ class CheckpointEvents:
             is_new, self._last_reason = reason != self._last_reason, reason
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
+
+    def estimate_space(self, job: str, captured: CapturedState, world_size: int, rules: Retention) -> None:
+        """Report once, on a background thread, how much space the checkpoints will take."""
+        if self._space_estimated:
+            return
+        self._space_estimated = True
+
+        def report() -> None:
+            try:
+                self.report_space(job, estimate_checkpoint_bytes(captured, world_size), rules)
+            except Exception as error:  # an estimate must not fail anything
+                logger.debug("%s: the space for checkpoints is not estimated: %s", job, error)
+
+        io_pool.submit(report)
 
     def report_space(self, job: str, checkpoint_bytes: int, rules: Retention) -> None:
         """Log how much space the checkpoints will take, and warn if the store has less. For any thread.
