@@ -296,7 +296,8 @@ def _require_supported(trainer: Any) -> None:
     """Raise ValueError for what a session cannot checkpoint."""
     if missing := [name for name in _METHODS if not hasattr(trainer, name)]:
         raise ValueError(
-            f"transformers {transformers.__version__} is not supported: its Trainer lacks {missing[0]}"
+            f"transformers {transformers.__version__} is not supported: its Trainer lacks {missing[0]}; "
+            "install 5.3 or later"
         )
     args = trainer.args
     if args.enable_jit_checkpoint:
