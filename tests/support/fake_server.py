@@ -13,6 +13,7 @@ from urllib.parse import parse_qs
 from msgspec import inspect
 from typer.testing import Result
 
+from holdfast.pacing.quantities import parse_seconds
 from holdfast.protocol.jobs import CheckpointInfo, Edit, Fleet, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import Goodput, JobPlan
 
@@ -108,6 +109,9 @@ class FakeServer(ThreadingHTTPServer):
                     return 422, {"error": "invalid_setting", "message": "policy 'astrology' is not one of goodput"}
                 if self.conflict:
                     return 409, {"error": "conflict", "message": "ann set the budget to 1% a moment ago"}
+                if isinstance(body.get("every"), str):  # a time, which the server stores in seconds
+                    seconds = parse_seconds(body["every"], "every")
+                    body = body | {"every": None, "interval_seconds": seconds}
                 self.desired = self.desired | body | {"version": self.desired["version"] + 1}
                 for counter in ("checkpoint_request", "probe_request"):
                     self.desired[counter] = int(self.desired.get(counter) or 0)

@@ -98,8 +98,8 @@ def _unwrapped(item: Any) -> Any:
 
 def _inside_fabric(item: Any) -> Any:
     """Return the module inside one that `fabric.setup` of Lightning returned; `None` for any other object."""
-    modules = item._modules if isinstance(item, nn.Module) else {}
-    return modules.get("_forward_module") if "_original_module" in modules else None
+    is_wrapper = isinstance(item, nn.Module) and hasattr(item, "_original_module")
+    return getattr(item, "_forward_module", None) if is_wrapper else None
 
 
 def unwrapped(item: Any) -> Any:

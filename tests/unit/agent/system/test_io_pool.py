@@ -14,7 +14,7 @@ from holdfast.system import io_pool
 @pytest.fixture
 def fresh_pools(monkeypatch):
     for in_background in (True, False):
-        monkeypatch.setitem(io_pool._pools, in_background, io_pool._made(in_background))
+        monkeypatch.setitem(io_pool._pools, in_background, io_pool._new_pool(in_background))
 
 
 def niceness():
