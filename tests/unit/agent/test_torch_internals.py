@@ -16,8 +16,11 @@ from holdfast import torch_internals
 from holdfast.state.registry import Registry
 
 PACKAGE = Path(holdfast.__file__).parent
-NOT_TORCH = {("os", "_exit"), ("process", "_args")}
-"""Of the standard library."""
+NOT_TORCH = {
+    *(("os", "_exit"), ("process", "_args")),
+    *(("item", "_original_module"), ("item", "_forward_module")),
+}
+"""Of the standard library, and of Lightning Fabric."""
 
 
 def private_names_of_torch():
