@@ -55,7 +55,9 @@ def private_uses(tree, torchs, own):
                 yield node.lineno, base, name
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
             if len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-                yield node.lineno, ast.unparse(node.args[0]), str(node.args[1].value)
+                base, name = ast.unparse(node.args[0]), str(node.args[1].value)
+                if (base, name) not in NOT_TORCH:
+                    yield node.lineno, base, name
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             for part in [*(node.module or "").split("."), *(alias.name for alias in node.names)]:
                 yield node.lineno, "torch", part
