@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {
     "docs/client.md": "tests/integration/server/test_client.py",
     "docs/accelerate.md": "tests/frameworks/test_documented_scripts.py",
+    "docs/lightning.md": "tests/frameworks/test_documented_scripts.py",
+    "docs/loggers.md": "tests/frameworks/test_loggers.py",
+    "docs/metrics.md": "tests/frameworks/test_opentelemetry.py",
     "docs/transformers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/tutorial.md": "tests/end_to_end/test_tutorial.py",
     "docs/wire.md": "test_the_report_of_the_wire_page_is_accepted",

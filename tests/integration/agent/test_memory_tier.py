@@ -282,7 +282,7 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", none_left)
-    monkeypatch.setitem(io_pool._pools, False, io_pool._made(in_background=False))
+    monkeypatch.setitem(io_pool._pools, False, io_pool._new_pool(in_background=False))
     monkeypatch.setattr("holdfast.format.manifest.SMALL_BYTES", 1)
     (slot,) = dead.slots
     marker = read_marker(slot)
