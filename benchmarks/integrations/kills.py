@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,11 @@ def run(
     seed: int = 0,
     epochs: int = 3,
     ranks: int = 1,
+    arguments: Sequence[str] = (),
 ) -> Path:
     """Run `benchmarks.integrations.jobs.<script>` to its end, killed `kills` times in mid-epoch. Return its log.
 
-    With several `ranks`, torchrun starts them, and the log is that of rank 0.
+    With several `ranks`, torchrun starts them, and the log is that of rank 0. `arguments` are those of the script.
 
     Raises RuntimeError with the output of a run that fails.
     """
@@ -67,6 +68,7 @@ def run(
         *(("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m") if ranks > 1 else ()),
         *(f"benchmarks.integrations.jobs.{script}", "--resume-by", resume_by),
         *("--store", str(folder / "store"), "--update-log", str(log)),
+        *arguments,
     ]
     per_epoch = 12 // ranks
     mid_epoch = [number for number in range(2, per_epoch * epochs) if number % per_epoch]
