@@ -125,14 +125,14 @@ def entries(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _wait_for_update(log: Path, number: int, process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until this attempt has logged update `number`."""
-    already = len(log.read_text().splitlines()) if log.exists() else 0
+    """Wait until this attempt has logged update `number`, or a later one where it resumed after that."""
+    already = len(list(entries(log))) if log.exists() else 0
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"ended with {process.returncode} before update {number}:\n{_tail(folder)}")
-        lines = log.read_text().splitlines()[already:] if log.exists() else []
-        if any(f'"number": {number},' in line for line in lines):
+        new = list(entries(log))[already:] if log.exists() else []
+        if any(entry.get("number", 0) >= number for entry in new):
             return
         time.sleep(POLL_SECONDS)
     raise RuntimeError(f"no update {number} in {TIMEOUT_SECONDS:.0f} s:\n{_tail(folder)}")
