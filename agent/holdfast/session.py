@@ -260,6 +260,17 @@ class Session:
         if (status := self._lifecycle.exit_status) is not None:
             raise SystemExit(status)
 
+    def mark(self, name: str, /, **metrics: Any) -> None:
+        """Mark the last iteration on the job's timeline: the end of an epoch, or a validation and its metrics.
+
+        The timeline shows the first 2,000 marks of an attempt; of several ranks, those of rank 0.
+
+        Args:
+            name: what happened, such as "epoch 3" or "validation".
+            **metrics: numbers to show with it.
+        """
+        self._reporter.mark(name, metrics)
+
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.
 

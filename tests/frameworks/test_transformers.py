@@ -60,6 +60,23 @@ def test_what_the_trainer_logs_becomes_metrics_of_the_iteration(tmp_path, monkey
     ]
 
 
+def test_epochs_and_evaluations_are_marked(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr(
+        holdfast.Session,
+        "mark",
+        lambda self, name, /, **metrics: marks.append((self.iteration, name, sorted(metrics))),
+    )
+    trainer, _ = Fit(tmp_path).train()
+    last = trainer.state.global_step
+    assert marks == [
+        (last // 2, "epoch 1 ends", []),
+        (last // 2, "evaluation", ["eval_loss"]),
+        (last, "epoch 2 ends", []),
+        (last, "evaluation", ["eval_loss"]),
+    ]
+
+
 class Broken(Exception):
     pass
 

@@ -129,13 +129,13 @@ class TrainerAdapter:
         restore_rng(rng)
         if self._position.is_epoch_over:
             self._resumed_with = None
-            self._begin_next_epoch()
+            self._source.loader.begin_next_epoch()
             self._position.begin_epoch(options["epoch"])
             self._own["_run_epoch"](**options)
             return
         updates = self._position.updates
         if self._has_no_update_left():
-            self._begin_next_epoch()
+            self._source.loader.begin_next_epoch()
             updates = options["num_update_steps_per_epoch"]
         options["steps_trained_in_current_epoch"] = updates * self._trainer.args.gradient_accumulation_steps
         options["resume_from_checkpoint"] = "holdfast"
@@ -182,12 +182,6 @@ class TrainerAdapter:
         return bool(
             self._source.loader.position.taken == 0 or control.should_epoch_stop or control.should_training_stop
         )
-
-    def _begin_next_epoch(self) -> None:
-        loader = self._source.loader
-        if loader.position.taken:
-            position = {"epoch": loader.epoch + 1, "taken": 0, "dataset": None}
-            loader.load_state_dict(loader.state_dict() | position)
 
     @contextlib.contextmanager
     def _loader_in_place(self) -> Iterator[None]:
@@ -290,6 +284,18 @@ class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         self._adapter._logs |= {name: value for name, value in numbers.items() if name != "epoch"}
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._adapter.session is not None:
+            self._adapter.session.mark(f"epoch {round(state.epoch or 0)} ends")
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        if self._adapter.session is not None:
+            timings = ("_runtime", "_per_second")
+            found = {name: value for name, value in (metrics or {}).items() if not name.endswith(timings)}
+            self._adapter.session.mark("evaluation", **{name: found[name] for name in found if name != "epoch"})
 
 
 def _require_supported(trainer: Any) -> None:
