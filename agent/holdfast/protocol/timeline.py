@@ -147,10 +147,10 @@ class Timeline(Struct, kw_only=True, frozen=True):
     time_window: tuple[float, float] | None = None
     """Requested time; `None` if iterations were requested."""
     now: float
-    bucketed: bool
+    bucketed: bool = False
     metrics: list[str] = []
     """Names of all metrics of the job."""
-    series: list[Series]
+    series: list[Series] = []
     lineages: list[LineageInfo]
     checkpoints: list[CheckpointInfo]
     """Checkpoints in the window. If there are too many, some of them; `checkpoint_density` counts all."""
