@@ -11,9 +11,12 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout
+from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout, parse_parity
+from holdfast.protocol.messages import Notice
+from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import open_store
-from tests.support.persist_job import JOB, running
+from tests.support.persist_job import JOB, faulty, running
+from tests.support.tiny_job import Trainer
 
 CODE = ParityCode(10, 2)
 PAYLOAD, PARITY, FIRST = "rank-0.safetensors", "rank-0.parity", "000000000001-1"
@@ -299,3 +302,87 @@ def test_damage_without_parity_is_listed_by_range(written, tmp_path):
     ]
     assert found.files[0].reason == "it has no parity"
     assert path.read_bytes() == data
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_either_backend_writes_parity_under_its_rate_limit(tmp_path, backend):
+    store = open_store(tmp_path)
+    store.acquire_attempt(JOB, "first")
+    with running(store, backend) as job:
+        run = job.checkpoint(parity=ParityCode(3, 2), bytes_per_second=1e9)
+        assert (run.state, run.result.backend) == ("durable", backend)
+    assert scrub(store, JOB, FIRST).state == "sound"
+    path = store.path(JOB, FIRST) / PAYLOAD
+    path.write_bytes(path.read_bytes()[:-50_000])
+    assert restore.load(store, JOB, FIRST).repaired
+
+
+def test_a_store_that_fails_while_parity_is_written_keeps_no_part_of_the_checkpoint(tmp_path):
+    store = faulty(tmp_path, "errno", number=28)
+    with running(store, "thread") as job:
+        assert job.checkpoint(parity=CODE).state == "failed"
+    assert open_store(tmp_path).checkpoints(JOB) == []
+    assert list((tmp_path / JOB).glob(".tmp-*")) == []
+
+
+class DamagedTraining:
+    """A job that trained with parity until iteration 10; its newest checkpoint is damaged."""
+
+    NEWEST = "000000000009-1"
+
+    def __init__(self, store, monkeypatch):
+        self.events = []
+        monkeypatch.setattr(OfflineConnection, "event", lambda link, event: self.events.append(event))
+        monkeypatch.setenv("HOLDFAST_PARITY", "4+2")
+        self.store = store
+        Trainer(store).run(until=10).crash()
+        path = Path(store) / "job" / self.NEWEST / PAYLOAD
+        data = bytearray(path.read_bytes())
+        data[5000] ^= 4
+        path.write_bytes(data)
+
+    @property
+    def notices(self):
+        found = [each.message for each in self.events if isinstance(each, Notice) and each.code == "repaired"]
+        assert all(each.startswith(f"checkpoint {self.NEWEST} is damaged and was repaired") for each in found)
+        return found
+
+
+def test_a_start_resumes_exactly_from_a_damaged_checkpoint_and_says_so(tmp_path, monkeypatch, caplog):
+    expected = Trainer(tmp_path / "other").run(until=20).crash().losses
+    job = DamagedTraining(tmp_path / "s", monkeypatch)
+    trainer = Trainer(tmp_path / "s")
+    assert trainer.session.resume() == 9
+    trainer.run(until=20).crash()
+    assert trainer.losses == expected[9:]
+    (notice,) = job.notices
+    assert f"{PAYLOAD}: 1 block of 4096 bytes damaged (bytes 4,096 to 8,192)" in notice
+    assert "holdfast store scrub --repair" in caplog.text
+    assert scrub(open_store(tmp_path / "s"), "job", job.NEWEST, repair=True).state == "repaired"
+
+
+def test_a_restore_in_place_repairs_in_memory_as_well(tmp_path, monkeypatch):
+    job = DamagedTraining(tmp_path / "s", monkeypatch)
+    trainer = Trainer(tmp_path / "s")
+    trainer.session.resume()
+    wanted = [9]
+
+    def go_back(trainer):
+        if trainer.session.iteration == 12 and wanted:
+            trainer.session.restore(wanted.pop())
+
+    trainer.run(until=15, after=go_back).crash()
+    assert [iteration for iteration, _ in trainer.losses] == [10, 11, 12, 13, 10, 11, 12, 13, 14, 15]
+    assert len(job.notices) == 2
+
+
+def test_a_wrong_setting_names_itself(tmp_path):
+    with pytest.raises(ValueError, match=r"parity='10': give off, or data and parity blocks as in 10\+2"):
+        Trainer(tmp_path, parity="10")
+
+
+def test_parity_without_numpy_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("holdfast.format.parity_file.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="parity needs numpy: pip install numpy, or give off"):
+        parse_parity("10+2")
+    assert parse_parity("off") is None
