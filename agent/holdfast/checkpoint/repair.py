@@ -92,7 +92,10 @@ def read_repairing(
                 raise DamagedCheckpoint(
                     file.name, f"{damage.reason}; {known.refusal or known.description}"
                 ) from None
-            repaired[file.name] = repair_in_memory(store, job, checkpoint, file, pace=options.get("pace"))
+            try:
+                repaired[file.name] = repair_in_memory(store, job, checkpoint, file, pace=options.get("pace"))
+            except DamagedCheckpoint as refused:
+                raise DamagedCheckpoint(file.name, f"{damage.reason}; {refused.reason}") from None
         else:
             return [f"{name}: {each.description}" for name, each in repaired.items()]
 
@@ -171,11 +174,13 @@ class BlockReader:
             self._reader: FileReader | None = store.open_file(job, checkpoint, file, from_disk=True)
         except DamagedCheckpoint:
             self._reader = None
+        self.size_bytes = 0 if self._reader is None else self._reader.size_bytes
+        """Size of the file as it is now; 0 if it is missing."""
 
     def read_into(self, start: int, target: memoryview) -> None:
         if self._pace is not None:
             self._pace(len(target))
-        end = min(len(target), max(0, (self._reader.size_bytes if self._reader else 0) - start))
+        end = min(len(target), max(0, self.size_bytes - start))
         target[end:] = bytes(len(target) - end)
         if self._reader is None or not end:
             return
@@ -240,6 +245,7 @@ def repair_in_memory(
     be damaged as well.
 
     Raises:
+        DamagedCheckpoint: too much is missing, so that nothing else is read.
         OSError: the store cannot be read.
     """
     assert file.parity is not None
@@ -249,6 +255,13 @@ def repair_in_memory(
         return BlockReader(store, job, checkpoint, file.name, pace)
 
     with opened(pace) as data, BlockReader(store, job, checkpoint, file.parity.name, pace) as parity:
+        if not parity.size_bytes:
+            raise DamagedCheckpoint(file.name, f"{file.parity.name} is missing or empty as well")
+        # sizes in a manifest may be wrong: read no more than a small multiple of what there is
+        if file.size_bytes - data.size_bytes > layout.code.parity_blocks * layout.row_bytes:
+            raise DamagedCheckpoint(
+                file.name, f"parity {layout.code} cannot repair a file of which that much is missing"
+            )
         tables = _DigestTables(layout, parity)
         damaged = list(_damaged_blocks(layout, data, tables))
         blocks: dict[int, memoryview] = {}
@@ -265,8 +278,8 @@ class _DigestTables:
     """Both copies of the table of digests."""
 
     def __init__(self, layout: StripeLayout, parity: BlockReader) -> None:
-        starts = (0, layout.copy_start)
-        self._copies = [parity.read(start, start + layout.table_bytes) for start in starts]
+        ends = [(start, min(start + layout.table_bytes, parity.size_bytes)) for start in (0, layout.copy_start)]
+        self._copies = [parity.read(start, end) for start, end in ends if start < end]
 
     def match(self, entry: int, digest: bytes) -> bool:
         at = entry * ENTRY_BYTES

@@ -137,12 +137,17 @@ class _Scrub:
             self._read(ranges, keep=False)
             return True
         except DamagedCheckpoint as error:
-            if file.parity is None:
-                self._add(file.name, "damaged", self._damaged_ranges(ranges) or error.reason, "it has no parity")
-                return False
+            damage = error.reason
         finally:
             self._advance(file.size_bytes)
-        repaired = repair_in_memory(self._store, self._job, self._checkpoint, file, pace=self._pace)
+        if file.parity is None:
+            self._add(file.name, "damaged", self._damaged_ranges(ranges) or damage, "it has no parity")
+            return False
+        try:
+            repaired = repair_in_memory(self._store, self._job, self._checkpoint, file, pace=self._pace)
+        except DamagedCheckpoint as error:
+            self._add(file.name, "damaged", damage, error.reason)
+            return False
         try:
             reading.read(
                 *(self._store, self._job, self._checkpoint, ranges),

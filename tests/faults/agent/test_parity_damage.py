@@ -1,20 +1,25 @@
 """Damage to checkpoints with parity: all of it is found, what the code can repair is repaired to the bit."""
 
+import errno
+import os
 import random
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.repair import repair_in_memory
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout, parse_parity
 from holdfast.protocol.messages import Notice
 from holdfast.server_link.connection import OfflineConnection
-from holdfast.store import open_store
+from holdfast.store import LocalStore, open_store
+from holdfast.system.files import Files
 from tests.support.persist_job import JOB, faulty, running
 from tests.support.tiny_job import Trainer
 
@@ -207,7 +212,7 @@ def test_bytes_behind_the_end_are_removed(victim):
 
 def test_a_missing_payload_file_is_refused(victim):
     (victim.folder / PAYLOAD).unlink()
-    victim.require_refused(PAYLOAD, "no block of it matches its parity file")
+    victim.require_refused(PAYLOAD, "parity 10+2 cannot repair a file of which that much is missing")
 
 
 @pytest.mark.parametrize("change", ["missing", "empty", "cut", "flipped", "extended"])
@@ -227,9 +232,63 @@ def test_a_damaged_parity_file_is_computed_again(victim, change):
 def test_without_its_parity_file_damage_is_refused_by_name(victim):
     victim.spoil_blocks(PAYLOAD, [3], random.Random(9))
     (victim.folder / PARITY).unlink()
-    victim.require_refused(PAYLOAD, "no block of it matches its parity file")
+    victim.require_refused(PAYLOAD, "rank-0.parity is missing or empty as well")
     reasons = {each.file: each.reason for each in victim.scrub().files}
     assert reasons[PARITY] == f"{PAYLOAD} is damaged as well"
+
+
+def test_the_parity_file_of_another_checkpoint_repairs_nothing(victim):
+    victim.spoil_blocks(PAYLOAD, [3], random.Random(9))
+    victim.damage(PARITY, lambda data: data.__setitem__(slice(None), random.Random(1).randbytes(len(data))))
+    victim.require_refused(PAYLOAD, "no block of it matches its parity file")
+
+
+class BadSectors(Files):
+    """A disk that cannot read some blocks of payload files, until they are written again."""
+
+    def __init__(self, blocks):
+        self.blocks, self.refused = set(blocks), 0
+        self._payloads = set()
+
+    def open(self, path):
+        fd = super().open(path)
+        self._payloads.discard(fd)
+        if path.name == PAYLOAD:
+            self._payloads.add(fd)
+        return fd
+
+    def rename(self, source, target):
+        super().rename(source, target)
+        self.blocks = set()
+
+    def read(self, fd, target, at):
+        blocks = range(at // PARITY_BLOCK_BYTES, -(-(at + len(target)) // PARITY_BLOCK_BYTES))
+        if fd in self._payloads and self.blocks.intersection(blocks):
+            self.refused += 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().read(fd, target, at)
+
+
+def test_sectors_that_the_disk_cannot_read_are_repaired(victim):
+    files = BadSectors([10, 11, 300])
+    victim.store = LocalStore(victim.store.root, files)
+    loaded = victim.require_restorable()
+    assert "3 blocks of 4096 bytes damaged (bytes 40,960 to 49,152, 1,228,800 to 1,232,896)" in loaded.repaired[0]
+    assert scrub(victim.store, JOB, FIRST).state == "repairable"
+    assert files.refused
+    assert scrub(victim.store, JOB, FIRST, repair=True).state == "repaired"
+    assert scrub(victim.store, JOB, FIRST).state == "sound"
+    victim.require_as_written()
+
+
+def test_impossible_sizes_in_a_manifest_are_refused_without_reading_that_much(victim):
+    manifest = fmt.decode_manifest(victim.sound[fmt.MANIFEST])
+    (file,), size = manifest.files, 1 << 50
+    parity = msgspec.structs.replace(file.parity, size_bytes=StripeLayout(CODE, size).size_bytes)
+    large = msgspec.structs.replace(file, size_bytes=size, parity=parity)
+    assert parity.fault(PAYLOAD, size) is None
+    with pytest.raises(DamagedCheckpoint, match="that much is missing"):
+        repair_in_memory(victim.store, JOB, FIRST, large)
 
 
 @pytest.mark.parametrize("copy", [0, 1])
