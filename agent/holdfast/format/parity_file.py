@@ -26,8 +26,8 @@ import xxhash
 
 PARITY_BLOCK_BYTES = 4096
 ENTRY_BYTES = 8
-SEGMENT_BLOCKS = 64
-"""Blocks of each row that are encoded at once: few enough for the CPU cache."""
+SEGMENT_BLOCKS = 256
+"""Blocks of each row that are encoded at once: enough that Python code takes little of the time."""
 MOST_DATA_BLOCKS = 128
 MOST_PARITY_BLOCKS = 3
 _CODE = re.compile(r"\s*([0-9]{1,3})\s*\+\s*([0-9]{1,3})\s*")
