@@ -71,11 +71,7 @@ def read_repairing(
     def open_file(file: fmt.File) -> FileReader:
         if file.name in repaired:
             return repaired[file.name].open()
-        with contextlib.ExitStack() as undo:
-            opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
-            fmt.check_size(file, opened.size_bytes)
-            undo.pop_all()
-            return opened
+        return reading.open_whole(store, job, checkpoint, file, from_disk=not keep)
 
     while True:
         left = [each for each in ranges if id(each) not in done]
