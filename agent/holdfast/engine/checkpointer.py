@@ -18,6 +18,7 @@ from holdfast.checkpoint.retention_queue import RetentionQueue, TrainingHead
 from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
+from holdfast.format.parity_file import ParityCode
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
@@ -66,13 +67,14 @@ class Checkpointer:
         max_in_flight: int = 1,
         backend: str = "thread",
         debug: bool = False,
+        parity: ParityCode | None = None,
         reporter: Reporter,
         ranks: Ranks,
     ) -> None:
         self._ranks = ranks
         self._number = 0
         """Number of checkpoints that this attempt began, the same on all ranks."""
-        self.store, self.job, self.uid = store, job, uid
+        self.store, self.job, self.uid, self.parity = store, job, uid, parity
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -234,16 +236,7 @@ class Checkpointer:
             iteration=iteration,
             lineage=lineage,
             kind=kind,
-            origin=RunOrigin(
-                job=self.job,
-                attempt=self.attempt,
-                uid=self.uid,
-                parent=self.head or self.lineage.parent,
-                rank=self._ranks.rank,
-                world_size=self._ranks.world_size,
-                versions=self.versions,
-                replaces=checkpoint_id(iteration, lineage) in self._damaged,
-            ),
+            origin=self._origin(iteration, lineage),
             number=self._number,
             mode=mode,
             at_once=at_once,
@@ -275,6 +268,19 @@ class Checkpointer:
                 raise
             return None  # a checkpoint that cannot be taken must not end training
         return run
+
+    def _origin(self, iteration: int, lineage: int) -> RunOrigin:
+        return RunOrigin(
+            job=self.job,
+            attempt=self.attempt,
+            uid=self.uid,
+            parent=self.head or self.lineage.parent,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            versions=self.versions,
+            replaces=checkpoint_id(iteration, lineage) in self._damaged,
+            parity=self.parity,
+        )
 
     def save_survivor(self, committed: list[str]) -> None:
         """Commit the snapshot in memory that this attempt resumed from, where the previous attempt had not.

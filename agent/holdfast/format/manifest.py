@@ -16,11 +16,14 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, Origin, is_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MANIFEST_COPIES = ("manifest-copy-1.json", "manifest-copy-2.json")
+"""Copies of the manifest in a checkpoint with parity."""
 DIGEST = "xxh3-128"
 CHUNK_BYTES = 16 << 20
 """Maximum size of the range that one digest covers, and so the precision with which damage is located."""
@@ -74,6 +77,13 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int
     """Size of the length field and the JSON header, before the tensors."""
     header_digest: str
+    parity: ParityFile | None = None
+    """The file with which damage to this one can be repaired; None without parity."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size with the parity file."""
+        return self.size_bytes + (self.parity.size_bytes if self.parity is not None else 0)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,7 +323,7 @@ def _fault(manifest: Manifest) -> str | None:
             return f"it has the state of rank {rank!r}, but {manifest.world_size} ranks"
     files: dict[str, File] = {}
     for file in manifest.files:
-        if not _PLAIN_NAME.fullmatch(file.name) or file.name == MANIFEST:
+        if not _PLAIN_NAME.fullmatch(file.name) or file.name in (MANIFEST, *MANIFEST_COPIES):
             return f"{file.name!r} is not a valid name of a payload file"
         if files.setdefault(file.name, file) is not file:
             return f"{file.name} is listed twice"
@@ -323,6 +333,8 @@ def _fault(manifest: Manifest) -> str | None:
             )
         if file.header_bytes > MOST_HEADER_BYTES:
             return f"{file.name} has too large a header of {file.header_bytes} bytes"
+        if file.parity is not None and (reason := file.parity.fault(file.name, file.size_bytes)):
+            return reason
     faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
     return next(filter(None, faults), None) or _gap(manifest, files)
 

@@ -16,6 +16,7 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
+from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.persist.task import Task, Written
 from holdfast.persist.writer import manifest_of
 from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
@@ -296,7 +297,9 @@ def _commit_parts(
     require_agreement(must_match)
     merged = merge_ranks(parts, task.origin.world_size)
     manifest = manifest_of(task, merged, write_seconds)
-    writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
+    data = fmt.encode_manifest(manifest)
+    write_manifest_copies(writer, manifest, data)
+    writer.commit(data, replace=task.origin.replaces)
     return sum(file.size_bytes for file in merged.files)
 
 

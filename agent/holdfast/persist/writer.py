@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import msgspec
+
 from holdfast.format import manifest as fmt
+from holdfast.format.parity_file import ParityFile, StripeLayout
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
+from holdfast.persist.redundancy import write_manifest_copies, write_parity
 from holdfast.persist.task import Task, Written
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
@@ -108,18 +112,19 @@ class _Writing:
         self._file = payload_of(origin.rank)
         self._replace = task.origin.replaces
         self._known = known
+        self._parity: ParityFile | None = None
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
     def attempt(self) -> float:
         """Write to a new folder and commit; return the seconds that the payload took."""
         origin = self._task.origin
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._size_bytes)
+        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._stored_bytes)
         try:
             write_seconds = self._write(writer)
             part = self._rank_shard()
             whole = MergedRanks(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
             manifest = manifest_of(self._task, whole, write_seconds)
-            self._commit(writer, fmt.encode_manifest(manifest))
+            self._commit(writer, manifest)
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
@@ -128,7 +133,7 @@ class _Writing:
     def part(self, folder: str) -> Written:
         """Write this rank's file to the folder that rank 0 began, and make it durable."""
         origin = self._task.origin
-        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, self._size_bytes)
+        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, self._stored_bytes)
         write_seconds = self._write(writer)
         writer.make_durable()
         return Written(write_seconds=write_seconds, part=self._rank_shard())
@@ -137,14 +142,24 @@ class _Writing:
     def _size_bytes(self) -> int:
         return len(self._header) + len(self._payload)
 
-    def _write(self, writer: CheckpointWriter) -> float:
-        started = time.perf_counter()
-        writer.write(self._file, [self._header, self._payload], pace=self._pace)
-        return time.perf_counter() - started
+    @property
+    def _stored_bytes(self) -> int:
+        code = self._task.origin.parity
+        return self._size_bytes + (StripeLayout(code, self._size_bytes).size_bytes if code is not None else 0)
 
-    def _commit(self, writer: CheckpointWriter, manifest: bytes) -> None:
+    def _write(self, writer: CheckpointWriter) -> float:
+        parts: list[memoryview | bytes] = [self._header, self._payload]
+        started = time.perf_counter()
+        writer.write(self._file, parts, pace=self._pace)
+        write_seconds = time.perf_counter() - started
+        self._parity = write_parity(writer, self._task.origin.parity, self._file, parts, self._pace)
+        return write_seconds
+
+    def _commit(self, writer: CheckpointWriter, manifest: fmt.Manifest) -> None:
+        data = fmt.encode_manifest(manifest)
+        write_manifest_copies(writer, manifest, data)
         try:
-            writer.commit(manifest, replace=self._replace)
+            writer.commit(data, replace=self._replace)
         except OSError as error:
             # the checkpoint may be visible but not durable: the next try must replace it
             self._replace = self._replace or error.errno in UNKNOWN_CONTENT_ERRORS
@@ -183,7 +198,8 @@ class _Writing:
         return found
 
     def _rank_shard(self) -> RankShard:
-        return self._shard_of(self.tensors.result())
+        found = self._shard_of(self.tensors.result())
+        return msgspec.structs.replace(found, file=msgspec.structs.replace(found.file, parity=self._parity))
 
     def _shard_of(self, tensors: list[fmt.Tensor]) -> RankShard:
         header = self._header

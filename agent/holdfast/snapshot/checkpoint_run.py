@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes, checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 
@@ -78,6 +79,8 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Replaces a damaged checkpoint of the same name."""
     bytes_per_second: float | None = None
     """Rate limit of the write; `None` for full speed."""
+    parity: ParityCode | None = None
+    """Strength of the parity files to write; `None` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,21 @@ class CheckpointWriter(Protocol):
         ...
 
 
+class FileReplacer(Protocol):
+    """Replaces damaged files of a committed checkpoint. It refuses once a newer attempt has begun."""
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        """Replace a file by the concatenation of `parts`, atomically and durably.
+
+        A reader sees the whole old file or the whole new one.
+
+        Raises:
+            Fenced: a newer attempt has begun, or the checkpoint was replaced or removed.
+            OSError: the store failed.
+        """
+        ...
+
+
 class Pace(Protocol):
     """Limits the rate of background I/O, so that training is not slowed."""
 
@@ -155,6 +170,10 @@ class Store(Protocol):
         """
         ...
 
+    def file_replacer(self, job: str, checkpoint: str) -> FileReplacer:
+        """Begin the repair of a checkpoint as it is now. DamagedCheckpoint when there is none."""
+        ...
+
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         """Remove a checkpoint; Fenced when `attempt` is no longer the newest."""
         ...
@@ -214,12 +233,14 @@ class Store(Protocol):
         ...
 
 
-def read_manifest(store: Store, job: str, checkpoint: str) -> bytes:
-    """Return the bytes of a manifest; DamagedCheckpoint when there is none."""
-    with store.open_file(job, checkpoint, MANIFEST) as file:
+def read_manifest(
+    store: Store, job: str, checkpoint: str, name: str = MANIFEST, *, from_disk: bool = False
+) -> bytes:
+    """Return the bytes of a manifest, or of its copy `name`; DamagedCheckpoint when there is none."""
+    with store.open_file(job, checkpoint, name, from_disk=from_disk) as file:
         if file.size_bytes > MOST_MANIFEST_BYTES:
             size = f"{file.size_bytes:,}"
-            raise DamagedCheckpoint(f"{checkpoint}/{MANIFEST}", f"is {size} bytes long, too large for a manifest")
+            raise DamagedCheckpoint(f"{checkpoint}/{name}", f"is {size} bytes long, too large for a manifest")
         data = bytearray(file.size_bytes)
         file.read_into(0, memoryview(data))
     return bytes(data)

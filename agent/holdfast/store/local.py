@@ -47,6 +47,8 @@ HEADROOM = 1.2
 """Free space that a checkpoint requires before it is begun, as a multiple of its size."""
 LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
 """Names of what an attempt was writing or deleting, or set aside; removable once a newer attempt has begun."""
+REPLACEMENT = ".repair-"
+"""Prefix of a file that is being written in the place of a damaged one."""
 NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
@@ -100,6 +102,9 @@ class LocalStore(RecordStore):
             raise OSError(errno.ENOENT, reason, str(directory))
         self._require_room(directory, size_bytes)
         return LocalWriter(self, job, checkpoint, attempt, folder, joined=True)
+
+    def file_replacer(self, job: str, checkpoint: str) -> LocalReplacer:
+        return LocalReplacer(self, job, checkpoint)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         directory = self.path(job, checkpoint)
@@ -316,6 +321,39 @@ class LocalWriter:
         """Rename back: a checkpoint that may not be durable must not be listed, nor block the next try."""
         with contextlib.suppress(OSError, Fenced), self._store.fenced(self._job, self._attempt):
             rename(self._files, self._final, self._temporary)
+
+
+class LocalReplacer:
+    """Replaces files in the directory of a checkpoint."""
+
+    def __init__(self, store: LocalStore, job: str, checkpoint: str) -> None:
+        self._store, self._job, self._directory = store, job, store.path(job, checkpoint)
+        self._attempt = store.latest_attempt(job)
+        self._inode = self._found_inode()
+        for path in self._directory.glob(f"{REPLACEMENT}*"):  # what an interrupted repair left
+            with contextlib.suppress(OSError):
+                store.files.unlink(path)
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        files, target = self._store.files, self._directory / Path(file).name
+        temporary = self._directory / f"{REPLACEMENT}{secrets.token_hex(4)}"
+        try:
+            write_durably(files, temporary, parts, self._store.volume(self._directory.parent), pace=pace)
+            with self._store.fenced(self._job, self._attempt):
+                if self._found_inode() != self._inode:
+                    raise Fenced(f"{self._directory} was replaced during its repair")
+                rename(files, temporary, target)
+        except BaseException:  # also on Ctrl-C
+            with contextlib.suppress(OSError):
+                files.unlink(temporary)
+            raise
+        files.sync_directory(self._directory)
+
+    def _found_inode(self) -> int:
+        try:
+            return self._directory.stat().st_ino
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(str(self._directory), "there is no such checkpoint") from error
 
 
 def _folder_prefix(checkpoint: str, attempt: int) -> str:

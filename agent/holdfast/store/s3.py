@@ -93,6 +93,9 @@ class ObjectStore(RecordStore):
         self.require_newest(job, attempt)
         return ObjectWriter(self, job, Folder(checkpoint, folder, {}), joined=True)
 
+    def file_replacer(self, job: str, checkpoint: str) -> ObjectReplacer:
+        return ObjectReplacer(self, job, self._find(job, checkpoint))
+
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
         self.require_newest(job, attempt, survey.newest)
@@ -338,3 +341,20 @@ class ObjectWriter:
                 below = f"{self._folder.path}/"
                 put = self._store.names(self._job, below) if self._is_shared else self._folder.keys
                 self._store.bucket.delete(f"{self._job}/{key}" for key in put)
+
+
+class ObjectReplacer:
+    """Replaces objects in the folder of a checkpoint by what was put there first.
+
+    A late request does no harm: it puts the same bytes, and a checkpoint of a newer write is in another folder.
+    """
+
+    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
+        self._store, self._job, self._folder = store, job, folder
+        self._attempt = store.latest_attempt(job)
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        with self._store.fenced(self._job, self._attempt):
+            if self._store._find(self._job, self._folder.checkpoint) != self._folder:
+                raise Fenced(f"{self._folder.checkpoint} of {self._job} was replaced during its repair")
+            self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)

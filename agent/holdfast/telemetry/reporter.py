@@ -29,7 +29,7 @@ logger = logging.getLogger("holdfast")
 MOST_MARKS = 2000
 """Marks that an attempt reports: a script may mark every iteration."""
 MOST_MARK_LENGTH = 300
-PER_RANK_NOTICES = ("internal", "ranks")
+PER_RANK_NOTICES = ("internal", "ranks", "repaired")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 2.0
 """Change of the interval, as a factor, from which it is logged at INFO."""
@@ -264,6 +264,16 @@ class Reporter:
         iteration, _ = parse_checkpoint_id(checkpoint)
         what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
         logger.log(level, "%s: %s", self.job, what)
+
+    def repaired(self, checkpoint: str, damage: Iterable[str]) -> None:
+        """Report damage that was repaired in memory while a checkpoint was read, by file."""
+        for each in damage:
+            self.notice(
+                "warning",
+                "repaired",
+                f"checkpoint {checkpoint} is damaged and was repaired in memory from its parity: {each}. "
+                "Repair it in the store with: holdfast store scrub --repair",
+            )
 
     def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
