@@ -30,9 +30,9 @@ def train(config):
     loader = holdfast.DataLoader(job.AugmentedSamples(), batch_size=job.BATCH_SIZE, shuffle=True, seed=job.SEED)
     session = holdfast.Session("ray", store=folder / "store", every=3, model=model, optimizer=optimizer)
     if config["by_ray"]:
-        import holdfast.integrations.ray
+        from holdfast.integrations.ray import report
 
-        holdfast.integrations.ray.report(session)
+        report(session)
     died = folder / "died"
     with (folder / f"log.{rank}").open("a", buffering=1) as log, session:
         for features, classes, samples in session.batches(loader, epochs=job.EPOCHS):

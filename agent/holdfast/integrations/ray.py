@@ -115,7 +115,7 @@ def report(session: Session) -> None:
     context = ray.train.get_context()
     if (workers := context.get_world_size()) != session._ranks.world_size:
         raise ValueError(
-            f"report(session): Ray Train has {workers} workers, the session has {session._ranks.world_size} ranks: "
+            f"report(session): Ray Train has {workers} workers, the session {session._ranks.world_size} ranks: "
             "all workers report together. Use ray.train.torch.TorchTrainer, which sets up torch.distributed"
         )
     try:
