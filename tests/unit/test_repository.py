@@ -213,7 +213,7 @@ PIN_FILES = (
 
 def test_every_dependency_is_pinned() -> None:
     pins = "".join((ROOT / file).read_text() for file in PIN_FILES)
-    pinned = {_normal(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", pins, re.MULTILINE)}
+    pinned = {_normal(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==", pins, re.MULTILINE)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     wanted = [name for group in [*groups, *project["dependency-groups"].values()] for name in group]
