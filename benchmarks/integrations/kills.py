@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from holdfast.system.processes import descendants
 
 POLL_SECONDS = 0.02
 UPDATE_SECONDS = 0.05
@@ -84,11 +87,21 @@ def run(
             _wait_for_update(log, targets.pop(0), process, folder)
             time.sleep(rng.uniform(0, UPDATE_SECONDS))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
         with log.open("a") as file:
             file.write(json.dumps({"event": "killed", "at": time.time()}) + "\n")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a script and its descendants, and wait until they are gone: torchrun starts ranks in other groups."""
+    ranks = descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+            select.select([os.pidfd_open(rank)], [], [], TIMEOUT_SECONDS)
+    process.wait()
 
 
 def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int = 12) -> Comparison:
