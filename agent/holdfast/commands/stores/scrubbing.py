@@ -16,7 +16,6 @@ from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
 from holdfast.pacing.quantities import parse_speed
 from holdfast.persist.writer import RateLimiter
-from holdfast.system.io_pool import lower_cpu_priority
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
 _RATE = "Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows."
@@ -47,7 +46,6 @@ def scrub(
     if checkpoint is not None and job is None:
         fail("--checkpoint needs --job", EXIT_USAGE)
     pace = RateLimiter(bytes_per_second, threading.Event().wait)
-    lower_cpu_priority()
     found = []
     with opened(path) as store:
         wanted = list(
