@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-MOST_DATA_ROWS = 128
-MOST_PARITY_ROWS = 3
 _REDUCTION = 0x1D
 _LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
 _ONES = np.uint64(0x0101010101010101)
@@ -33,7 +31,7 @@ def encode(data: Sequence[Row], parity_rows: int, row_bytes: int) -> list[memory
 
     Args:
         data: the rows, in their order. A shorter row is continued, and a lost one replaced, by zeros.
-        parity_rows: how many to compute, at most MOST_PARITY_ROWS.
+        parity_rows: how many to compute, at most 3.
         row_bytes: length of a row, a multiple of 8.
     """
     words = [_words(row, row_bytes) for row in data]

@@ -101,8 +101,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.session is not None and not trainer.sanity_checking:
-            found = {name: value for name, value in _metrics(trainer).items() if name.startswith("val")}
-            self._validated = found  # before the end of the iteration whose weights were validated
+            # the iteration whose weights were validated has not ended yet
+            self._validated = {name: each for name, each in _metrics(trainer).items() if name.startswith("val")}
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.session is not None:
@@ -150,7 +150,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._close_session(error)
 
     def _close_session(self, error: BaseException | None = None) -> None:
-        session, self.session, self._rng = self.session, None, None
+        session, self.session, self._rng, self._validated = self.session, None, None, None
         if session is not None:
             session.__exit__(type(error) if error is not None else None, error, None)
 

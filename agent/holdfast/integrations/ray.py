@@ -83,7 +83,7 @@ class CheckpointReporter:
 
         try:  # on another thread, since Ray waits without a limit
             io_pool.submit_helpers(send, 1)[0].result(WAIT_SECONDS)
-        except Exception as error:
+        except Exception as error:  # of Ray or of its storage: training goes on without reports
             self._has_failed = True
             reason = (
                 f"a report took longer than {WAIT_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error

@@ -69,6 +69,8 @@ class TrainerAdapter:
         self._resumed_with: dict[str, Any] | None = None
         """Random state of the checkpoint, until the first epoch begins."""
         self._logs: dict[str, Any] = {}
+        self._evaluated: dict[str, Any] | None = None
+        """Metrics of an evaluation, until the update whose weights it used is counted."""
         self._own = {name: getattr(trainer, name) for name in _METHODS}
         for name in _METHODS:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
@@ -157,6 +159,9 @@ class TrainerAdapter:
             self._position.updates += 1
             logs, self._logs = self._logs, {}
             self.session.step(**logs)
+        evaluated, self._evaluated = self._evaluated, None
+        if self.session is not None and evaluated is not None:
+            self.session.mark("evaluation", **evaluated)
 
     def finalize_training(self, *args: Any) -> Any:
         if self._resumed_with is not None:  # no epoch was left
@@ -292,10 +297,9 @@ class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
     ) -> None:
-        if self._adapter.session is not None:
-            timings = ("_runtime", "_per_second")
-            found = {name: value for name, value in (metrics or {}).items() if not name.endswith(timings)}
-            self._adapter.session.mark("evaluation", **{name: found[name] for name in found if name != "epoch"})
+        left_out = ("epoch", "_runtime", "_per_second")
+        found = {name: value for name, value in (metrics or {}).items() if not name.endswith(left_out)}
+        self._adapter._evaluated = found
 
 
 def _require_supported(trainer: Any) -> None:

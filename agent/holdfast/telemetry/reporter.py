@@ -306,7 +306,7 @@ class Reporter:
             return
         shown = []
         for key, value in metrics.items():
-            with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of a tensor with several elements
+            with contextlib.suppress(TypeError, ValueError, ArithmeticError, RuntimeError):  # no single number
                 shown.append(f"{key} {float(value.detach() if hasattr(value, 'detach') else value):.4g}")
         message = text(f"{name}: {', '.join(shown)}" if shown else str(name))[:MOST_MARK_LENGTH]
         self.event(messages.Notice(**self._here(), level="info", code=MARK, message=message))
