@@ -65,7 +65,7 @@ class Row:
 
 
 OVERHEAD = "overhead"
-OVERHEAD_HEAD = ("script", "iteration µs without", "with", "median cost µs", "p90 cost µs")
+OVERHEAD_HEAD = ("script", "CPU µs an iteration without", "with", "median cost µs", "p90 cost µs")
 HEAD = (
     *("script", "resumed by", "lines", "exact", "wrong updates", "samples twice", "updates repeated"),
     *("resume s", "blocked ms"),
