@@ -9,7 +9,7 @@ import typer
 
 from holdfast.checkpoint.scrub import ScrubbedCheckpoint
 from holdfast.checkpoint.scrub import scrub as scrub_checkpoint
-from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, counted, fail, print_json, print_table, size
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, counted, fail, print_json, print_table
 from holdfast.commands.options import Json, OnlyJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
@@ -66,7 +66,7 @@ def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:
     if not found:
         print(f"no checkpoints in {path}")
         return
-    rows = [(each.job, each.checkpoint, size(each.read_bytes), each.state) for each in found]
+    rows = [(each.job, each.checkpoint, format_bytes(each.read_bytes), each.state) for each in found]
     print_table(("JOB", "CHECKPOINT", "READ", "STATE"), rows)
     for each in found:
         if each.reason is not None:
