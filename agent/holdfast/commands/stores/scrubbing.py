@@ -14,7 +14,7 @@ from holdfast.commands.options import Json, OnlyJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
-from holdfast.pacing.quantities import parse_speed
+from holdfast.pacing.quantities import format_bytes, parse_speed
 from holdfast.persist.writer import RateLimiter
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
