@@ -345,6 +345,10 @@ class Session:
         """Show a message in the log and among the notices of the job's page."""
         self._reporter.notice(level, code, message)
 
+    def wait_copied(self) -> None:
+        """Wait until the running copy allows an update. Optimizers of the session do so in their `step`."""
+        self._boundary.before_update()
+
     def observe(self, listener: RunListener, on_stall: Callable[[StallKind, float], None] | None = None) -> None:
         """Call `listener` at each change of a checkpoint, and `on_stall(kind, seconds)` after a wait of training.
 
