@@ -65,7 +65,7 @@ class Row:
 
 
 OVERHEAD = "overhead"
-OVERHEAD_HEAD = ("script", "CPU µs an iteration without", "with", "median cost µs", "p90 cost µs")
+OVERHEAD_HEAD = ("script", "workers", "CPU µs an iteration without", "with", "median cost µs", "10th percentile")
 HEAD = (
     *("script", "resumed by", "lines", "exact", "wrong updates", "samples twice", "updates repeated"),
     *("resume s", "blocked ms"),
@@ -96,7 +96,10 @@ def main() -> None:
     if OVERHEAD in args.only:
         costs = overhead.measure()
         _print_table([list(OVERHEAD_HEAD), *map(_cost_cells, costs)])
-        figures |= {f"{cost.script}_overhead_microseconds": round(cost.median_microseconds) for cost in costs}
+        figures |= {
+            f"{cost.script}_{cost.workers}_workers_overhead_microseconds": round(cost.median_microseconds)
+            for cost in costs
+        }
     print("figures:", json.dumps(figures))
 
 
@@ -112,8 +115,8 @@ def _print_outcomes(rows: list[Row]) -> None:
 
 def _cost_cells(cost: overhead.Cost) -> list[str]:
     without, with_holdfast = (statistics.median(each) * 1e6 for each in (cost.without, cost.with_holdfast))
-    figures = without, with_holdfast, cost.median_microseconds, cost.p90_microseconds
-    return [f"{cost.script} {_version(cost.script)}", *(f"{figure:.0f}" for figure in figures)]
+    figures = without, with_holdfast, cost.median_microseconds, cost.undisturbed_microseconds
+    return [f"{cost.script} {_version(cost.script)}", str(cost.workers), *(f"{figure:.0f}" for figure in figures)]
 
 
 def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) -> Row:
