@@ -20,13 +20,12 @@ from holdfast.commands.console import (
     fail,
     print_json,
     print_table,
-    size,
 )
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
-from holdfast.pacing.quantities import parse_speed
+from holdfast.pacing.quantities import format_bytes, parse_speed
 from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
 
@@ -103,7 +102,7 @@ def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:
     if not found:
         print(f"no checkpoints in {path}")
         return
-    rows = [(each.job, each.checkpoint, size(each.read_bytes), each.state) for each in found]
+    rows = [(each.job, each.checkpoint, format_bytes(each.read_bytes), each.state) for each in found]
     print_table(("JOB", "CHECKPOINT", "READ", "STATE"), rows)
     for each in found:
         if each.reason is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.commands.console import size
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store.local import LocalStore
 from holdfast.store.local_reader import LocalReader
@@ -73,7 +73,7 @@ def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -
     ],
 )
 def test_a_size_has_the_unit_that_suits_it(size_bytes: int, told: str) -> None:
-    assert size(size_bytes) == told
+    assert format_bytes(size_bytes) == told
 
 
 def test_a_sound_store_verifies(holdfast: Holdfast, store: Path) -> None:
