@@ -81,6 +81,11 @@ def ranges_to_load(
                 yield FileRange(file, _digests(nearby), nearby)
         return
     header = next(fmt.digest_ranges(manifest, file))
+    if file.written_by is not None:  # skip the ranges between tensors that no tensor uses
+        yield FileRange(file, [header])
+        for nearby in itertools.chain.from_iterable(map(merge_nearby, groups)):
+            yield FileRange(file, _digests(nearby), nearby)
+        return
     small = groups.pop(0) if groups and not _memory_owner(file, tensors[0]) else []
     yield FileRange(file, [header, *_digests(small)], small)
     for group in groups:

@@ -97,6 +97,10 @@ class Checkpointer:
         self._head: str | None = None
         self._newest_durable = 0
         """The number of the run that the head is from."""
+        self._head_versions: Mapping[str, int] | None = None
+        """Version counters of tensors when the head was taken; None if this session did not take it."""
+        self._links_from = 0
+        """Number of the first run whose files may be linked: earlier ones may share a damaged file."""
         self._runs: list[CheckpointRun] = []
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
@@ -169,7 +173,7 @@ class Checkpointer:
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
         """Continue a lineage from the checkpoint `head`."""
         with self._lock:
-            self.lineage, self._head = lineage, head
+            self.lineage, self._head, self._head_versions = lineage, head, None
         self._position.lineage = lineage.number
 
     def follow_lineage(self, number: int) -> None:
@@ -181,6 +185,8 @@ class Checkpointer:
         """Record that a checkpoint is damaged, so that a sound one may replace it. For any thread."""
         with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
+            if damaged:
+                self._links_from = self._number + 1
 
     def update_lineage(self) -> None:
         """Switch to rank 0's lineage before an unannounced checkpoint: the store may be back."""
@@ -230,6 +236,9 @@ class Checkpointer:
             return None
         started = time.perf_counter()
         iteration, lineage = self._position.iteration, self._position.lineage
+        with self._lock:
+            head, head_versions = self._head, self._head_versions
+            may_link = self._newest_durable >= self._links_from
         request = RunRequest(
             iteration=iteration,
             lineage=lineage,
@@ -238,12 +247,14 @@ class Checkpointer:
                 job=self.job,
                 attempt=self.attempt,
                 uid=self.uid,
-                parent=self.head or self.lineage.parent,
+                parent=head or self.lineage.parent,
                 rank=self._ranks.rank,
                 world_size=self._ranks.world_size,
                 versions=self.versions,
                 replaces=checkpoint_id(iteration, lineage) in self._damaged,
+                may_link=may_link,
             ),
+            parent_versions=head_versions,
             number=self._number,
             mode=mode,
             at_once=at_once,
@@ -350,6 +361,7 @@ class Checkpointer:
         with self._lock:
             if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
                 self._newest_durable, self._head = run.request.number, run.id
+                self._head_versions = run.copy.versions
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
             self._changed.notify_all()

@@ -68,12 +68,15 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The only rank that uses this tensor; None for a tensor that all ranks share."""
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     size_bytes: int
     header_bytes: int
     """Size of the length field and the JSON header, before the tensors."""
     header_digest: str
+    written_by: str | None = None
+    """The earlier checkpoint that wrote this file; absent if this one did. Ranges of such a file may belong to no
+    tensor: those of tensors that have changed since."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,6 +324,8 @@ def _fault(manifest: Manifest) -> str | None:
             return (
                 f"{file.name} has an invalid size of {file.size_bytes} bytes, {file.header_bytes} of them header"
             )
+        if file.written_by is not None and not is_checkpoint_id(file.written_by):
+            return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
         if file.header_bytes > MOST_HEADER_BYTES:
             return f"{file.name} has too large a header of {file.header_bytes} bytes"
     faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
@@ -328,13 +333,16 @@ def _fault(manifest: Manifest) -> str | None:
 
 
 def _gap(manifest: Manifest, files: dict[str, File]) -> str | None:
-    """Describe bytes of a file that no digest covers, or that two cover."""
+    """Describe bytes of a file that two digests cover, or none, unless an earlier checkpoint wrote the file."""
     at = {file.name: file.header_bytes for file in manifest.files}
     for tensor in sorted(manifest.tensors, key=lambda tensor: (tensor.start, tensor.end)):
-        if tensor.start != at[tensor.file]:
+        if tensor.start < at[tensor.file]:
+            return f"tensor {tensor.name} overlaps the previous one in {tensor.file}"
+        if tensor.start > at[tensor.file] and files[tensor.file].written_by is None:
             return f"tensor {tensor.name} does not begin where the previous one ends in {tensor.file}"
         at[tensor.file] = tensor.end
-    short = (file for file in manifest.files if at[file.name] != file.size_bytes)
+    own = (file for file in manifest.files if file.written_by is None)
+    short = (file for file in own if at[file.name] != file.size_bytes)
     return next((f"no tensor covers {file.name} from byte {at[file.name]:,} on" for file in short), None)
 
 
@@ -396,6 +404,16 @@ def check_digest(file: File, covered: DigestRange, found: str) -> None:
     """Raise DamagedCheckpoint, naming the range, when the digest of its bytes differs."""
     if found != covered.digest:
         raise DamagedCheckpoint(file.name, f"{covered} does not match its digest")
+
+
+def logical_bytes(files: Iterable[File], tensors: Iterable[Tensor]) -> int:
+    """Return the size of a checkpoint without the bytes of linked files that no tensor uses."""
+    return sum(file.header_bytes for file in files) + sum(tensor.end - tensor.start for tensor in tensors)
+
+
+def written_bytes(manifest: Manifest) -> int:
+    """Return the size of the files that the checkpoint did not link from earlier ones."""
+    return sum(file.size_bytes for file in manifest.files if file.written_by is None)
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

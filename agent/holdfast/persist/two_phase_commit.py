@@ -61,6 +61,8 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt's identifier in the store."""
     state: dict[str, str] = {}
     """Digests of rank 0's state by entry: other ranks send only entries that differ."""
+    may_link: bool = True
+    """Whether files of earlier checkpoints may be linked."""
     reason: str | None = None
     torn: bool = False
 
@@ -236,7 +238,7 @@ def _follow(
         vote = msgspec.msgpack.encode(
             _Vote(part=part, must_match=task.must_match, same=same, seconds=_seconds(task, written))
         )
-        size_bytes = part.file.size_bytes
+        size_bytes = fmt.logical_bytes(part.files, part.tensors)
     except Exception as raised:  # rank 0 waits for a vote
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_reason_fields(raised)))
     channel.send([0], _tag(number, 1), vote)
@@ -297,22 +299,36 @@ def _commit_parts(
     merged = merge_ranks(parts, task.origin.world_size)
     manifest = manifest_of(task, merged, write_seconds)
     writer.commit(fmt.encode_manifest(manifest), replace=task.origin.replaces)
-    return sum(file.size_bytes for file in merged.files)
+    return fmt.logical_bytes(merged.files, merged.tensors)
 
 
 def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begin:
     origin = task.origin
-    return _Begin(id=task.id, folder=writer.folder, attempt=origin.attempt, uid=origin.uid, state=state or {})
+    return _Begin(
+        id=task.id,
+        folder=writer.folder,
+        attempt=origin.attempt,
+        uid=origin.uid,
+        state=state or {},
+        may_link=origin.may_link,
+    )
 
 
 def _for_folder(task: Task, begun: _Begin) -> Task:
     """Return the task with the folder and attempt of rank 0, which identify markers of the same checkpoint."""
-    origin = msgspec.structs.replace(task.origin, folder=begun.folder, attempt=begun.attempt, uid=begun.uid)
+    origin = msgspec.structs.replace(
+        task.origin,
+        folder=begun.folder,
+        attempt=begun.attempt,
+        uid=begun.uid,
+        may_link=begun.may_link,
+    )
     return msgspec.structs.replace(task, origin=origin)
 
 
 def _size_bytes(task: Task) -> int:
-    return task.slots[-1].end if task.slots else 0
+    """Return about how many bytes the rank will write."""
+    return sum(slot.end - slot.start for slot in task.slots if slot.name not in task.unchanged)
 
 
 def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:

@@ -6,18 +6,25 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+import msgspec
+
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
 from holdfast.persist.task import Task, Written
+from holdfast.persist.unchanged import SUFFIX, LinkedFile, Unchanged, find_unchanged, is_enough
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
+
+logger = logging.getLogger("holdfast")
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
@@ -47,11 +54,11 @@ def write_checkpoint(
         if task.origin.folder is not None:
             return writing.part(task.origin.folder)
         try:
-            return Written(write_seconds=writing.attempt())
+            return Written(write_seconds=writing.attempt(find_unchanged(store, task, writing.tensors)))
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        return Written(write_seconds=writing.attempt(), tries=2)
+        return Written(write_seconds=writing.attempt(Unchanged()), tries=2)
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
@@ -110,14 +117,14 @@ class _Writing:
         self._known = known
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
-    def attempt(self) -> float:
+    def attempt(self, unchanged: Unchanged) -> float:
         """Write to a new folder and commit; return the seconds that the payload took."""
         origin = self._task.origin
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._size_bytes)
+        size_bytes = self._size_bytes - _linked_bytes(unchanged)
+        writer = self._store.begin(origin.job, self._task.id, origin.attempt, size_bytes)
         try:
-            write_seconds = self._write(writer)
-            part = self._rank_shard()
-            whole = MergedRanks(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
+            part, write_seconds = self._write(writer, unchanged)
+            whole = MergedRanks(files=part.files, tensors=part.tensors, state=part.state, rank_states={})
             manifest = manifest_of(self._task, whole, write_seconds)
             self._commit(writer, fmt.encode_manifest(manifest))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
@@ -126,21 +133,73 @@ class _Writing:
         return write_seconds
 
     def part(self, folder: str) -> Written:
-        """Write this rank's file to the folder that rank 0 began, and make it durable."""
+        """Write this rank's files to the folder that rank 0 began, and make them durable."""
         origin = self._task.origin
-        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, self._size_bytes)
-        write_seconds = self._write(writer)
+        unchanged = find_unchanged(self._store, self._task, self.tensors)
+        size_bytes = self._size_bytes - _linked_bytes(unchanged)
+        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
+        part, write_seconds = self._write(writer, unchanged)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=self._rank_shard())
+        return Written(write_seconds=write_seconds, part=part)
 
     @property
     def _size_bytes(self) -> int:
         return len(self._header) + len(self._payload)
 
-    def _write(self, writer: CheckpointWriter) -> float:
+    def _write(self, writer: CheckpointWriter, unchanged: Unchanged) -> tuple[RankShard, float]:
+        """Link what is unchanged, and write the rest; return it, and the seconds that this took."""
         started = time.perf_counter()
-        writer.write(self._file, [self._header, self._payload], pace=self._pace)
-        return time.perf_counter() - started
+        linked = [each for each in unchanged.links if self._link(writer, each)]
+        placed = {tensor.name: tensor for each in linked for tensor in each.tensors}
+        left = [slot for slot in self._task.slots if slot.name not in placed]
+        # in a file of their own, which the next checkpoints can link
+        apart = [slot for slot in left if slot.name in unchanged.names]
+        if not is_enough(apart):
+            apart = []
+        if not (linked or apart):
+            writer.write(self._file, [self._header, self._payload], pace=self._pace)
+            seconds = time.perf_counter() - started
+            return self._shard_of(self.tensors.result()), seconds
+        names = {slot.name for slot in apart}
+        own = self._write_some(writer, self._file, [slot for slot in left if slot.name not in names], placed)
+        more = [self._write_some(writer, unchanged_of(self._task.origin.rank), apart, placed)] if apart else []
+        seconds = time.perf_counter() - started
+        tensors = [placed[slot.name] for slot in self._task.slots]
+        return self._shard_of(tensors, own, [*(each.file for each in linked), *more]), seconds
+
+    def _link(self, writer: CheckpointWriter, link: LinkedFile) -> bool:
+        origin = self._task.origin
+        assert origin.parent is not None
+        try:
+            writer.copy_file(origin.job, origin.parent, link.source, link.file.name, only_link=True)
+        except (DamagedCheckpoint, OSError) as error:  # its tensors are written
+            logger.debug("%s of %s is not linked: %s", link.source, origin.parent, error)
+            return False
+        return True
+
+    def _write_some(
+        self, writer: CheckpointWriter, name: str, slots: Sequence[fmt.TensorRange], placed: dict[str, fmt.Tensor]
+    ) -> fmt.File:
+        """Write some of the tensors to a file, and add their entries to `placed`.
+
+        They stay in the order of the payload, which keeps them aligned.
+        """
+        known = {tensor.name: tensor for tensor in self.tensors.result()}
+        at, moved, runs = 0, [], list[list[int]]()
+        for slot in slots:
+            end = at + slot.end - slot.start
+            moved.append(msgspec.structs.replace(slot, start=at, end=end))
+            if runs and runs[-1][1] == slot.start:
+                runs[-1][1] = slot.end
+            else:
+                runs.append([slot.start, slot.end])
+            at = end
+        header = completion_marker.header_of(self._task, moved)
+        writer.write(name, [header, *(self._payload[start:end] for start, end in runs)], pace=self._pace)
+        for slot in moved:
+            start, end = len(header) + slot.start, len(header) + slot.end
+            placed[slot.name] = msgspec.structs.replace(known[slot.name], file=name, start=start, end=end)
+        return _file(name, header, at)
 
     def _commit(self, writer: CheckpointWriter, manifest: bytes) -> None:
         try:
@@ -182,19 +241,13 @@ class _Writing:
             )
         return found
 
-    def _rank_shard(self) -> RankShard:
-        return self._shard_of(self.tensors.result())
-
-    def _shard_of(self, tensors: list[fmt.Tensor]) -> RankShard:
-        header = self._header
-        file = fmt.File(
-            name=self._file,
-            size_bytes=self._size_bytes,
-            header_bytes=len(header),
-            header_digest=fmt.digest(header),
+    def _shard_of(
+        self, tensors: list[fmt.Tensor], file: fmt.File | None = None, more_files: Sequence[fmt.File] = ()
+    ) -> RankShard:
+        task, file = self._task, file or _file(self._file, self._header, len(self._payload))
+        return RankShard(
+            rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=list(more_files)
         )
-        task = self._task
-        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
 
 
 def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
@@ -221,7 +274,21 @@ def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Man
 
 def payload_of(rank: int) -> str:
     """Return the name of a rank's file."""
-    return f"rank-{rank}.safetensors"
+    return f"rank-{rank}{SUFFIX}"
+
+
+def unchanged_of(rank: int) -> str:
+    """Return the name of a rank's file of tensors that equal those of the parent."""
+    return f"rank-{rank}.unchanged{SUFFIX}"
+
+
+def _file(name: str, header: bytes, payload_bytes: int) -> fmt.File:
+    size_bytes = len(header) + payload_bytes
+    return fmt.File(name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header))
+
+
+def _linked_bytes(unchanged: Unchanged) -> int:
+    return sum(tensor.end - tensor.start for link in unchanged.links for tensor in link.tensors)
 
 
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:

@@ -76,6 +76,8 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     replaces: bool = False
     """Replaces a damaged checkpoint of the same name."""
+    may_link: bool = True
+    """Whether files of `parent` may be linked; False after damage was found."""
     bytes_per_second: float | None = None
     """Rate limit of the write; `None` for full speed."""
 
@@ -99,6 +101,8 @@ class RunRequest:
     """Environment that the state was trained in."""
     metrics: Callable[[], Mapping[str, LoggedMetric]] = dict
     """Returns the newest value of each metric, once the copy of the state has ended. For any thread."""
+    parent_versions: Mapping[str, int] | None = None
+    """`CopyResult.versions` of the parent; None if this session did not take it."""
     started_at: float = field(default_factory=time.time)
     survived: bool = False
     """An earlier attempt copied it into the memory tier and ended before it was durable."""
@@ -124,6 +128,8 @@ class SnapshotContents:
     """Values that must be equal on all ranks that report the same key."""
     round_trip: RoundTrip | None = None
     """Check that the written state decodes to the captured one; None once one check has passed."""
+    frozen: set[str] = field(default_factory=set)
+    """Names of parameters that no optimizer trains."""
 
     @property
     def size_bytes(self) -> int:
@@ -141,6 +147,8 @@ class CopyResult:
     """(M, Mmax) in bytes of the device with the least free memory; zeros without a device."""
     torn: Sequence[str] = ()
     """Names of the tensors that changed while they were copied."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Version counters of the tensors that only an optimizer step changes, by name."""
     failure: BaseException | None = None
 
     @property

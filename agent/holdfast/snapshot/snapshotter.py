@@ -148,6 +148,7 @@ class Snapshotter:
                     rank_local=captured.rank_local,
                     must_match=captured.must_match,
                     round_trip=captured.round_trip,
+                    frozen=captured.frozen,
                 )
             )
         except BaseException:
@@ -266,5 +267,8 @@ class Snapshotter:
         copy.update_may_begin.set()
         torn += layout.finish()
         return CopyResult(
-            torn=torn, device_copy_seconds=layout.device_copy_seconds, device_memory=layout.device_memory
+            torn=torn,
+            versions=layout.versions,
+            device_copy_seconds=layout.device_copy_seconds,
+            device_memory=layout.device_memory,
         )

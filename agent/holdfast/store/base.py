@@ -48,10 +48,14 @@ class CheckpointWriter(Protocol):
         """
         ...
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
+    ) -> None:
         """Add a copy of a file of a committed checkpoint in this store, which may belong to another job.
 
-        The copy takes no space where the store supports that, and stays when the original is deleted.
+        The copy takes no space where the store supports that, and stays when the original is deleted. It is called
+        `name`, by default like the original. With `only_link`, it is an OSError where the bytes would have to pass
+        through this process.
 
         Raises:
             DamagedCheckpoint: there is no such file.

@@ -255,15 +255,18 @@ class LocalWriter:
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, pace=pace)
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
-        source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
+    ) -> None:
+        source = self._store.path(job, checkpoint) / Path(file).name
+        target = self._temporary / Path(name or file).name
         with self._unless_cleared_away():
             try:
                 self._files.link(source, target)
             except OSError as error:
                 if not source.exists():
                     raise DamagedCheckpoint(str(source), "there is no such file") from error
-                if error.errno not in NOT_LINKED:
+                if only_link or error.errno not in NOT_LINKED:
                     raise
                 self._copy(source, target)
 

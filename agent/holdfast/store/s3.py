@@ -298,11 +298,18 @@ class ObjectWriter:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
-        source = self._store.open_file(job, checkpoint, file)
-        self._folder.files[file] = source.size_bytes
+    def copy_file(
+        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
+    ) -> None:
+        source, name = self._store.open_file(job, checkpoint, file), name or file
+        self._folder.files[name] = source.size_bytes
         try:
-            self._store.bucket.copy(source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes)
+            self._store.bucket.copy(
+                source.name,
+                f"{self._job}/{self._folder.path}/{name}",
+                source.size_bytes,
+                only_on_server=only_link,
+            )
         except NoSuchObject as error:
             url = f"{self._store.url}/{source.name}"
             raise DamagedCheckpoint(url, "the object no longer exists") from error
