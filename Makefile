@@ -128,11 +128,12 @@ $(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
 	touch $@
 
 # The frameworks of the adapters, on top of what .venv has.
-$(FRAMEWORKS)/.installed: tests/frameworks/requirements.txt $(VENV)/.installed
+$(FRAMEWORKS)/.installed: tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt $(VENV)/.installed
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
 	  > $$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/_holdfast_venv.pth
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps -r tests/frameworks/requirements-no-deps.txt
 	touch $@
 
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt

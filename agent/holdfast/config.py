@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from holdfast.format.parity_file import ParityCode, parse_parity
 from holdfast.pacing import FixedInterval, PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import DEFAULT_BUDGET
 from holdfast.protocol.messages import MAX_LABELS
@@ -156,6 +157,12 @@ class Config:
         "the share of the interval over which a checkpoint's writing is spread; 0: at full speed",
         _number("spread", float, 0, 1, "a share of the interval between checkpoints, from 0 to 1"),
         shown="`0`",
+    )
+    parity: ParityCode | None = setting(
+        None,
+        "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`",
+        parse_parity,
+        shown="off",
     )
     debug: bool = setting(
         False,

@@ -62,6 +62,8 @@ class Session:
             checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
         spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
+        parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
+            stripe are repaired. Default: HOLDFAST_PARITY, else off.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
@@ -101,6 +103,7 @@ class Session:
         max_in_flight: int | None = None,
         backend: str | None = None,
         spread: float | None = None,
+        parity: str | None = None,
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,
@@ -135,7 +138,7 @@ class Session:
         self._checkpoints = Checkpointer(
             open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
             max_in_flight=options.max_in_flight, backend=options.backend, debug=options.debug,
-            reporter=self._reporter, ranks=self._ranks,
+            parity=options.parity, reporter=self._reporter, ranks=self._ranks,
         )  # fmt: skip
         console_log.open()
         self._orders = Orders(
@@ -259,6 +262,17 @@ class Session:
                 self._reporter.notice("error", "internal", what)
         if (status := self._lifecycle.exit_status) is not None:
             raise SystemExit(status)
+
+    def mark(self, name: str, /, **metrics: Any) -> None:
+        """Mark the last iteration on the job's timeline: the end of an epoch, or a validation and its metrics.
+
+        The timeline shows the first 2,000 marks of an attempt; of several ranks, those of rank 0.
+
+        Args:
+            name: what happened, such as "epoch 3" or "validation".
+            **metrics: numbers to show with it.
+        """
+        self._reporter.mark(name, metrics)
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.

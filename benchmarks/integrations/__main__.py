@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.integrations import jobs
 from benchmarks.integrations.kills import Comparison, compare, entries, run
+from holdfast.format.manifest import MANIFEST, decode_manifest
 
 RESUMED_BY = ("framework", "holdfast")
 DISTRIBUTIONS = {"fabric": "lightning", "stateful_loader": "torchdata", "plain": "torch"}
@@ -104,7 +105,10 @@ def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) 
         result = compare(uninterrupted, killed)
     except RuntimeError as failed:
         error = str(failed).splitlines()[-1]
-    blocked = [entry["seconds"] for entry in entries(uninterrupted) if entry["event"] == "blocked"]
+    if resumed_by == "holdfast":
+        blocked = _recorded_stalls(folder / "uninterrupted" / "store")
+    else:
+        blocked = [entry["seconds"] for entry in entries(uninterrupted) if entry["event"] == "blocked"]
     return Row(
         script=script,
         resumed_by=resumed_by,
@@ -113,6 +117,12 @@ def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) 
         error=error,
         blocked_seconds=statistics.median(blocked) if blocked else None,
     )
+
+
+def _recorded_stalls(store: Path) -> list[float]:
+    """Return the seconds that training stood still for each checkpoint, which its manifest records."""
+    manifests = [decode_manifest(path.read_bytes()) for path in store.glob(f"*/*/{MANIFEST}")]
+    return [manifest.timings["stall_seconds"] for manifest in manifests]
 
 
 def _source(script: str) -> str:

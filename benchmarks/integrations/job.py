@@ -25,9 +25,9 @@ EVERY = 3
 SEED = 7
 
 
-def arguments() -> argparse.Namespace:
-    """Parse the arguments of every script."""
-    parser = argparse.ArgumentParser()
+def arguments(parser: argparse.ArgumentParser | None = None) -> argparse.Namespace:
+    """Parse the arguments of every script, and those that `parser` has."""
+    parser = parser or argparse.ArgumentParser()
     parser.add_argument("--resume-by", choices=("holdfast", "framework", "nothing"), required=True)
     parser.add_argument("--store", type=Path, required=True, help="directory of checkpoints")
     parser.add_argument(

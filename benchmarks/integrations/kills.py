@@ -7,14 +7,17 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from holdfast.system.processes import descendants
 
 POLL_SECONDS = 0.02
 UPDATE_SECONDS = 0.05
@@ -53,10 +56,11 @@ def run(
     seed: int = 0,
     epochs: int = 3,
     ranks: int = 1,
+    arguments: Sequence[str] = (),
 ) -> Path:
     """Run `benchmarks.integrations.jobs.<script>` to its end, killed `kills` times in mid-epoch. Return its log.
 
-    With several `ranks`, torchrun starts them, and the log is that of rank 0.
+    With several `ranks`, torchrun starts them, and the log is that of rank 0. `arguments` are those of the script.
 
     Raises RuntimeError with the output of a run that fails.
     """
@@ -67,6 +71,7 @@ def run(
         *(("torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m") if ranks > 1 else ()),
         *(f"benchmarks.integrations.jobs.{script}", "--resume-by", resume_by),
         *("--store", str(folder / "store"), "--update-log", str(log)),
+        *arguments,
     ]
     per_epoch = 12 // ranks
     mid_epoch = [number for number in range(2, per_epoch * epochs) if number % per_epoch]
@@ -82,11 +87,21 @@ def run(
             _wait_for_update(log, targets.pop(0), process, folder)
             time.sleep(rng.uniform(0, UPDATE_SECONDS))
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
         with log.open("a") as file:
             file.write(json.dumps({"event": "killed", "at": time.time()}) + "\n")
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a script and its descendants, and wait until they are gone: torchrun starts ranks in other groups."""
+    ranks = descendants(process.pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
+            select.select([os.pidfd_open(rank)], [], [], TIMEOUT_SECONDS)
+    process.wait()
 
 
 def compare(uninterrupted: Path, killed: Path, *, updates: int = 36, epoch: int = 12) -> Comparison:
@@ -123,14 +138,14 @@ def entries(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def _wait_for_update(log: Path, number: int, process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Wait until this attempt has logged update `number`."""
-    already = len(log.read_text().splitlines()) if log.exists() else 0
+    """Wait until this attempt has logged update `number`, or a later one where it resumed after that."""
+    already = len(list(entries(log))) if log.exists() else 0
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"ended with {process.returncode} before update {number}:\n{_tail(folder)}")
-        lines = log.read_text().splitlines()[already:] if log.exists() else []
-        if any(f'"number": {number},' in line for line in lines):
+        new = list(entries(log))[already:] if log.exists() else []
+        if any(entry.get("number", 0) >= number for entry in new):
             return
         time.sleep(POLL_SECONDS)
     raise RuntimeError(f"no update {number} in {TIMEOUT_SECONDS:.0f} s:\n{_tail(folder)}")

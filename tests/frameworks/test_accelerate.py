@@ -23,9 +23,10 @@ def test_a_job_of_accelerate_resumes_exactly_in_mid_epoch(tmp_path, ranks, kills
 class Loop:
     """Trains in this process; each start is a new one of the same job."""
 
-    def __init__(self, store, accumulate=2, samples=22, **options):
+    def __init__(self, store, accumulate=2, samples=22, scaler=None, **options):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **options)
         self.accelerator.free_memory()
+        self.accelerator.scaler, self.weight = scaler, 1.0 if scaler is None else 16.0
         torch.manual_seed(1)
         model = nn.Linear(job.FEATURES, job.CLASSES)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -43,7 +44,7 @@ class Loop:
         for _ in range(self.session.epoch, epochs):
             for features, classes, samples in self.loader:
                 with self.accelerator.accumulate(self.model):
-                    loss = nn.functional.cross_entropy(self.model(features), classes)
+                    loss = self.weight * nn.functional.cross_entropy(self.model(features), classes)
                     self.accelerator.backward(loss)
                     self.optimizer.step()
                     self.scheduler.step()
@@ -82,6 +83,28 @@ def test_an_epoch_that_accumulation_does_not_divide_continues_exactly(tmp_path, 
     assert sorted(resumed.seen) == list(range(until + 1, 10))
     assert torch.equal(resumed.model.weight, whole.model.weight)
     assert resumed.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+
+
+def overflowing_scaler():
+    """Its first steps overflow, and so does one more every few updates."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=2)
+
+
+@pytest.mark.parametrize("until", range(1, 4))
+def test_steps_that_the_scaler_skips_are_no_updates(tmp_path, until):
+    whole = Loop(tmp_path / "whole", scaler=overflowing_scaler()).train()
+    updates = whole.session.iteration
+    whole.session.close()
+    assert 3 < updates < 9, "some of the nine steps are skipped"
+    broken = Loop(tmp_path / "broken", scaler=overflowing_scaler()).train(until=until)
+    broken.session.close()
+    resumed = Loop(tmp_path / "broken", scaler=overflowing_scaler())
+    assert resumed.session.iteration == until
+    resumed.train()
+    resumed.session.close()
+    assert broken.seen | resumed.seen == whole.seen
+    assert torch.equal(resumed.model.weight, whole.model.weight)
+    assert resumed.accelerator.scaler.get_scale() == whole.accelerator.scaler.get_scale()
 
 
 def test_a_prepared_loader_is_still_a_loader_of_torch(tmp_path):

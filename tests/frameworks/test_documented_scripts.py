@@ -1,5 +1,6 @@
 """The script of each framework's page runs as it is printed, and continues when it is started again."""
 
+import os
 import re
 import subprocess
 import sys
@@ -8,16 +9,51 @@ from pathlib import Path
 import pytest
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+OFFLINE = {
+    "WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": "sqlite:///mlflow.db",
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+}  # fmt: skip
+
+
+def blocks(document):
+    return re.findall(r"```python\n(.*?)```", (DOCS / f"{document}.md").read_text(), re.DOTALL)
+
+
+def starts_twice(script, folder):
+    (folder / "train.py").write_text(script)
+    for expected in ("starts at iteration 0", "resumed from iteration"):
+        command = [sys.executable, "train.py"]
+        environment = os.environ | OFFLINE
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=400
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert expected in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("document", "number"), [("accelerate", 0), ("transformers", 0), ("lightning", 0), ("lightning", 1)]
+    ("document", "number"),
+    [("accelerate", 0), ("transformers", 0), ("lightning", 0), ("lightning", 1), ("ray", 0), ("loggers", 0)],
 )
 def test_the_script_of_a_page_runs_twice(document, number, tmp_path):
-    script = re.findall(r"```python\n(.*?)```", (DOCS / f"{document}.md").read_text(), re.DOTALL)[number]
-    (tmp_path / "train.py").write_text(script)
-    for expected in ("starts at iteration 0", "resumed from iteration"):
-        command = [sys.executable, "train.py"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
-        assert expected in ended.stderr
+    starts_twice(blocks(document)[number], tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3], ids=["wandb", "mlflow", "other"])
+def test_the_lines_of_a_logger_run_in_the_loop_of_the_page(number, tmp_path):
+    """The lines of another logger replace those of TensorBoard, in fewer iterations."""
+    script, lines = blocks("loggers")[0], blocks("loggers")[number].splitlines()
+    log = [line for line in lines if line.startswith("run.log")]
+    begin = [line for line in lines if line not in log]
+    replaced = {
+        "from holdfast.integrations.tensorboard import SummaryWriter\n": "",
+        'writer = SummaryWriter(session, "runs/regression")\n': "".join(f"{line}\n" for line in begin),
+        '    writer.add_scalar("loss", loss.item(), session.iteration + 1)\n': "".join(
+            f"    {line}\n" for line in log
+        ),
+        "< 1000": "< 50",
+    }
+    for old, new in replaced.items():
+        assert script.count(old) == 1
+        script = script.replace(old, new)
+    starts_twice(script, tmp_path)

@@ -104,6 +104,21 @@ def test_metrics_loggers_and_other_callbacks_resume_with_the_trainer(tmp_path):
     end_and_resume(tmp_path, [5, 12, 17], **arguments, logger=logger, enable_checkpointing=True)
 
 
+def test_epochs_and_validations_are_marked(tmp_path, monkeypatch):
+    marks = []
+    monkeypatch.setattr(
+        holdfast.Session,
+        "mark",
+        lambda self, name, /, **metrics: marks.append((self.iteration, name, sorted(metrics))),
+    )
+    fit(tmp_path, module=WithMetrics, max_epochs=2)
+    # the session closes with the last update, before the last epoch ends
+    assert [mark for mark in marks if mark[1] != "validation"] == [(12, "epoch 0 ends", [])]
+    assert [mark for mark in marks if mark[1] == "validation"] == [
+        (iteration, "validation", ["val_loss"]) for iteration in (6, 12, 18, 24)
+    ]
+
+
 def test_what_hooks_of_the_module_save_and_change_resumes(tmp_path):
     assert end_and_resume(tmp_path, [5, 12], module=WithHooks) == [1, 6, 13]
 

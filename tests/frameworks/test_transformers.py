@@ -60,6 +60,36 @@ def test_what_the_trainer_logs_becomes_metrics_of_the_iteration(tmp_path, monkey
     ]
 
 
+@pytest.fixture
+def marks(monkeypatch):
+    """Marks of the timeline: (iteration, name, names of metrics)."""
+    found = []
+
+    def mark(self, name, /, **metrics):
+        found.append((self.iteration, name, sorted(metrics)))
+
+    monkeypatch.setattr(holdfast.Session, "mark", mark)
+    return found
+
+
+def test_an_evaluation_within_an_epoch_is_marked_at_its_update(tmp_path, marks):
+    Fit(tmp_path, max_steps=6, eval_strategy="steps", eval_steps=3).train()
+    assert [mark for mark in marks if mark[1] == "evaluation"] == [
+        (3, "evaluation", ["eval_loss"]), (6, "evaluation", ["eval_loss"]),
+    ]  # fmt: skip
+
+
+def test_epochs_and_evaluations_are_marked(tmp_path, marks):
+    trainer, _ = Fit(tmp_path).train()
+    last = trainer.state.global_step
+    assert marks == [
+        (last // 2, "epoch 1 ends", []),
+        (last // 2, "evaluation", ["eval_loss"]),
+        (last, "epoch 2 ends", []),
+        (last, "evaluation", ["eval_loss"]),
+    ]
+
+
 class Broken(Exception):
     pass
 

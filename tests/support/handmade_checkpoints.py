@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
+from holdfast.format.parity_file import build_parity
+from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.state.registry import Registry
 from holdfast.store import open_store
@@ -39,11 +42,15 @@ class _Rank:
     tensors: list[fmt.Tensor] = field(default_factory=list)
 
 
-def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="scheduled", **more):
+def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="scheduled", parity=None, **more):
     """A checkpoint with a file for each of `ranks`, each tensors or shards by name."""
     store = open_store(root)
     attempt = store.latest_attempt(job) or store.acquire_attempt(job, "test").number
     written = [_rank(f"rank-{number}.safetensors", tensors) for number, tensors in enumerate(ranks)]
+    parities = {}
+    for rank in written if parity is not None else ():
+        parities[rank.file.name], entry = build_parity(parity, rank.file.name, rank.parts)
+        rank.file = msgspec.structs.replace(rank.file, parity=entry)
     manifest = fmt.Manifest(
         **{
             "job": job, "iteration": iteration, "lineage": lineage, "attempt": attempt, "kind": kind,
@@ -56,7 +63,11 @@ def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="sc
     writer = store.begin(job, checkpoint_id(iteration, lineage), attempt, sum(r.file.size_bytes for r in written))
     for rank in written:
         writer.write(rank.file.name, rank.parts)
-    writer.commit(fmt.encode_manifest(manifest))
+        if rank.file.parity is not None:
+            writer.write(rank.file.parity.name, [parities[rank.file.name]])
+    data = fmt.encode_manifest(manifest)
+    write_manifest_copies(writer, manifest, data)
+    writer.commit(data)
     return CommittedCheckpoint(store, job, checkpoint_id(iteration, lineage), manifest)
 
 

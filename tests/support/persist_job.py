@@ -70,6 +70,7 @@ class PersistJob:
     def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
+        self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
         self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
@@ -86,7 +87,9 @@ class PersistJob:
             changes, versions = {"parent": before.id} | changes, before.copy.versions
         self.iteration += 1
         assert self.snapshots.wait_free(30)
-        captured = CapturedState(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
+        captured = CapturedState(
+            trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
+        )
         request = requested(
             self.iteration,
             origin=origin(**changes),

@@ -204,9 +204,16 @@ def _tests_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
 
 
+PIN_FILES = (
+    "constraints.txt",
+    "tests/frameworks/requirements.txt",
+    "tests/frameworks/requirements-no-deps.txt",
+)
+
+
 def test_every_dependency_is_pinned() -> None:
-    pins = "".join((ROOT / file).read_text() for file in ("constraints.txt", "tests/frameworks/requirements.txt"))
-    pinned = {_normal(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)==", pins, re.MULTILINE)}
+    pins = "".join((ROOT / file).read_text() for file in PIN_FILES)
+    pinned = {_normal(name) for name in re.findall(r"^([A-Za-z0-9_.-]+)(?:\[\w+\])?==", pins, re.MULTILINE)}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
     wanted = [name for group in [*groups, *project["dependency-groups"].values()] for name in group]

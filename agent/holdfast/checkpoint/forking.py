@@ -18,8 +18,9 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import Progress
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
+from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.protocol.messages import Origin, checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.store import Attempt, Ending, Hold, Lineage, Store, read_manifest
+from holdfast.store import Attempt, Ending, Hold, Lineage, Store
 
 FORK_UID = "fork-"
 """Prefix of the uids of attempts that make a fork and train nothing."""
@@ -88,7 +89,7 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     uid = f"{FORK_UID}{uuid.uuid4().hex}"
     with _held(store, job, checkpoint, uid):
         found = restore.verify(store, job, checkpoint, progress=progress)
-        digest = fmt.manifest_digest(read_manifest(store, job, checkpoint))
+        digest = fmt.manifest_digest(restore.read_manifest_or_copy(store, job, checkpoint)[2])
         origin = Origin(job=job, checkpoint=checkpoint, digest=digest)
         # verification takes minutes: do not fence a job that has taken the name since
         if (known := _made_from(store, job, checkpoint, new)) is not None:
@@ -127,9 +128,13 @@ def _copy(store: Store, found: fmt.Manifest, origin: Origin, new: str, attempt: 
     try:
         for file in found.files:
             writer.copy_file(origin.job, origin.checkpoint, file.name)
+            if file.parity is not None:
+                writer.copy_file(origin.job, origin.checkpoint, file.parity.name)
         # its parent is in the other job
         own = msgspec.structs.replace(found, job=new, attempt=attempt.number, parent=None, origin=origin)
-        writer.commit(fmt.encode_manifest(own))
+        data = fmt.encode_manifest(own)
+        write_manifest_copies(writer, own, data)
+        writer.commit(data)
     except BaseException:  # also on Ctrl-C
         writer.abort()
         raise

@@ -81,11 +81,6 @@ def ranges_to_load(
                 yield FileRange(file, _digests(nearby), nearby)
         return
     header = next(fmt.digest_ranges(manifest, file))
-    if file.written_by is not None:  # skip the ranges between tensors that no tensor uses
-        yield FileRange(file, [header])
-        for nearby in itertools.chain.from_iterable(map(merge_nearby, groups)):
-            yield FileRange(file, _digests(nearby), nearby)
-        return
     small = groups.pop(0) if groups and not _memory_owner(file, tensors[0]) else []
     yield FileRange(file, [header, *_digests(small)], small)
     for group in groups:
@@ -188,14 +183,19 @@ def read(
     """
 
     def open_in_store(file: fmt.File) -> FileReader:
-        with contextlib.ExitStack() as undo:
-            opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=not keep))
-            fmt.check_size(file, opened.size_bytes)
-            undo.pop_all()
-            return opened
+        return open_whole(store, job, checkpoint, file, from_disk=not keep)
 
     work = _Reading(list(ranges), open_file or open_in_store, keep, pace, sink)
     work.run(threads or store.read_threads, progress, meanwhile)
+
+
+def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_disk: bool) -> FileReader:
+    """Open a file of a checkpoint. DamagedCheckpoint when it is missing or has another size."""
+    with contextlib.ExitStack() as undo:
+        opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=from_disk))
+        fmt.check_size(file, opened.size_bytes)
+        undo.pop_all()
+        return opened
 
 
 class _Reading:

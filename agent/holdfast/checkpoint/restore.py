@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
+from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import require_complete
@@ -52,6 +53,8 @@ class LoadedCheckpoint:
     """The saved rank that the tensors and trees belong to."""
     borrowed: bool = False
     """Whether the memory of the tensors will be reused, so that they must be copied."""
+    repaired: tuple[str, ...] = ()
+    """Damage that was repaired in memory, by file."""
 
     @property
     def state(self) -> dict[str, Tree]:
@@ -110,10 +113,30 @@ def find(store: Store, job: str, iteration: int) -> str:
 
 def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
     """Return the manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
-    found = fmt.decode_manifest(read_manifest(store, job, checkpoint), f"{checkpoint}/{fmt.MANIFEST}")
+    return read_manifest_or_copy(store, job, checkpoint)[0]
+
+
+def read_manifest_or_copy(store: Store, job: str, checkpoint: str) -> tuple[fmt.Manifest, str, bytes]:
+    """Return the manifest, the file that it was read from, and its bytes: a copy where the first is damaged.
+
+    Raises what `manifest` does.
+    """
+    damage: DamagedCheckpoint | None = None
+    for name in (fmt.MANIFEST, *fmt.MANIFEST_COPIES):
+        try:
+            data = read_manifest(store, job, checkpoint, name)
+            return _decoded(data, job, checkpoint, name), name, data
+        except DamagedCheckpoint as error:
+            damage = damage or error
+    assert damage is not None
+    raise damage
+
+
+def _decoded(data: bytes, job: str, checkpoint: str, name: str) -> fmt.Manifest:
+    found = fmt.decode_manifest(data, f"{checkpoint}/{name}")
     if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
         raise DamagedCheckpoint(
-            f"{checkpoint}/{fmt.MANIFEST}",
+            f"{checkpoint}/{name}",
             f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
     fmt.require_sound(found)
@@ -141,10 +164,13 @@ class CheckpointFacts:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self._known: dict[str, tuple[int, dict[str, LoggedMetric]]] = {}
+        self._known: dict[str, tuple[list[fmt.File], dict[str, LoggedMetric]]] = {}
 
     def read(self, checkpoints: Iterable[str]) -> tuple[dict[str, int], dict[str, dict[str, LoggedMetric]]]:
-        """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable."""
+        """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable.
+
+        A file that several share counts for the newest of them: without the others, it still takes its space.
+        """
         found = {}
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
@@ -152,10 +178,15 @@ class CheckpointFacts:
                     read = manifest(self._store, self._job, checkpoint)
                 except HoldfastError:
                     continue
-                self._known[checkpoint] = sum(file.size_bytes for file in read.files), read.metrics
+                self._known[checkpoint] = read.files, read.metrics
             found[checkpoint] = self._known[checkpoint]
         self._known = found
-        sizes = {each: size_bytes for each, (size_bytes, _) in found.items()}
+        sizes, counted = {}, set[tuple[str, str]]()
+        for checkpoint in sorted(found, key=parse_checkpoint_id, reverse=True):
+            files = {(file.name, file.written_by or checkpoint): file for file in found[checkpoint][0]}
+            sizes[checkpoint] = sum(file.stored_bytes for key, file in files.items() if key not in counted)
+            if self._store.shares_files:
+                counted.update(files)
         return sizes, {each: metrics for each, (_, metrics) in found.items()}
 
 
@@ -168,20 +199,35 @@ def verify(
     pace: Pace | None = None,
     sink: Callable[[FileRange], None] | None = None,
     progress: Progress | None = None,
+    on_repaired: Callable[[str], None] | None = None,
 ) -> fmt.Manifest:
     """Read a checkpoint from its storage device and compare every byte with its digests; see `reading.read`.
+
+    With `on_repaired`, damage that can be repaired in memory is passed to it; otherwise it raises as well.
 
     Raises:
         DamagedCheckpoint: names the file and the range that differs.
         UnknownFormat: a newer Holdfast wrote it.
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
-    found = manifest(store, job, checkpoint)
+    found, source, _ = read_manifest_or_copy(store, job, checkpoint)
     ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
-    reading.read(
+    if on_repaired is None:
+        if source != fmt.MANIFEST:
+            raise DamagedCheckpoint(f"{checkpoint}/{fmt.MANIFEST}", f"is damaged; {source} is sound")
+        reading.read(
+            store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
+        )
+        return found
+    for damage in _manifest_damage(source) + read_repairing(
         store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
-    )
+    ):
+        on_repaired(damage)
     return found
+
+
+def _manifest_damage(source: str) -> list[str]:
+    return [] if source == fmt.MANIFEST else [f"{fmt.MANIFEST}: it is damaged, and {source} is sound"]
 
 
 def load(
@@ -214,7 +260,7 @@ def load(
         progress: called between blocks; by default a long load is logged.
         meanwhile: called on this thread while others read.
     """
-    found = manifest(store, job, checkpoint)
+    found, source, _ = read_manifest_or_copy(store, job, checkpoint)
     saved = fmt.saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
     ranges = _ranges(found, wanted)
@@ -226,12 +272,15 @@ def load(
         stored.extend(pair for each in ranges for pair in _tensors_of_range(each))
         meanwhile()
 
-    reading.read(
+    repaired = _manifest_damage(source) + read_repairing(
         *(store, job, checkpoint, ranges),
         progress=progress or _log_progress(checkpoint),
         meanwhile=prepare,
     )
-    return LoadedCheckpoint(checkpoint, found, _assembled(stored, wanted), saved, borrowed=buffer is not None)
+    for damage in repaired:
+        logger.info("%s was repaired in memory: %s", checkpoint, damage)
+    tensors = _assembled(stored, wanted)
+    return LoadedCheckpoint(checkpoint, found, tensors, saved, buffer is not None, tuple(repaired))
 
 
 def _wanted(

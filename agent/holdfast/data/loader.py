@@ -382,6 +382,11 @@ class DataLoader:
             return None
         return self._used_state if self.lookahead else self._inner.state_dict()
 
+    def begin_next_epoch(self) -> None:
+        """Go to the start of the next epoch, unless the current one has not begun."""
+        if self.position.taken:
+            self.load_state_dict(self.state_dict() | {"epoch": self.epoch + 1, "taken": 0, "dataset": None})
+
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
         if state_dict is None:

@@ -22,7 +22,6 @@ def arguments_of(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: it is no loader of torch, or of a class that iterates in its own way.
-        ValueError: its sampler draws from a generator, which has no position.
     """
     kind = type(loader)
     if not isinstance(loader, torch.utils.data.DataLoader):

@@ -12,6 +12,7 @@ from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
+    CollectiveCall,
     Decision,
     DetachedCoordinator,
     RestoreTarget,
@@ -70,6 +71,8 @@ class Boundary:
             checkpoints.read_metrics = meter.newest_metrics
         self.requests = Requests()
         self.restore_callbacks = RestoreCallbacks(self._position)
+        self.collective_call: CollectiveCall | None = None
+        """Of an integration; the same on all ranks."""
         self._startup = Startup(
             training,
             checkpoints,
@@ -139,6 +142,10 @@ class Boundary:
             self._checkpoints.update_lineage()
             if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
+            if (call := self.collective_call) is not None:
+                self._checkpoints.wait_settled(WRITE_SECONDS)
+                if self._ranks.decide(lambda: call.is_due(at_end=True), bool):
+                    call()
         except RanksLost as error:
             self._reporter.notice("warning", "ranks", f"no final checkpoint: {error}")
 
@@ -198,6 +205,8 @@ class Boundary:
             self._restore(decision.restore)
         elif decision.checkpoint is not None:
             self._take(decision)
+        if decision.call and self.collective_call is not None:
+            self.collective_call()
         if self._checkpoints.unprepared:
             self._checkpoints.prepare(self._training.outline)
         self._meter.in_flight = self._checkpoints.active
@@ -243,6 +252,7 @@ class Boundary:
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,
             spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
+            call_due=self.collective_call is not None and self.collective_call.is_due(at_end=False),
         )
 
     def _restore_target(self) -> RestoreTarget | None:

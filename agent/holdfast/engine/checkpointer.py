@@ -18,6 +18,7 @@ from holdfast.checkpoint.retention_queue import RetentionQueue, TrainingHead
 from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
+from holdfast.format.parity_file import ParityCode
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
@@ -66,13 +67,14 @@ class Checkpointer:
         max_in_flight: int = 1,
         backend: str = "thread",
         debug: bool = False,
+        parity: ParityCode | None = None,
         reporter: Reporter,
         ranks: Ranks,
     ) -> None:
         self._ranks = ranks
         self._number = 0
         """Number of checkpoints that this attempt began, the same on all ranks."""
-        self.store, self.job, self.uid = store, job, uid
+        self.store, self.job, self.uid, self.parity = store, job, uid, parity
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -236,25 +238,12 @@ class Checkpointer:
             return None
         started = time.perf_counter()
         iteration, lineage = self._position.iteration, self._position.lineage
-        with self._lock:
-            head, head_versions = self._head, self._head_versions
-            may_link = self._newest_durable >= self._links_from
         request = RunRequest(
             iteration=iteration,
             lineage=lineage,
             kind=kind,
-            origin=RunOrigin(
-                job=self.job,
-                attempt=self.attempt,
-                uid=self.uid,
-                parent=head or self.lineage.parent,
-                rank=self._ranks.rank,
-                world_size=self._ranks.world_size,
-                versions=self.versions,
-                replaces=checkpoint_id(iteration, lineage) in self._damaged,
-                may_link=may_link,
-            ),
-            parent_versions=head_versions,
+            origin=self._origin(iteration, lineage),
+            parent_versions=self._head_versions,
             number=self._number,
             mode=mode,
             at_once=at_once,
@@ -286,6 +275,20 @@ class Checkpointer:
                 raise
             return None  # a checkpoint that cannot be taken must not end training
         return run
+
+    def _origin(self, iteration: int, lineage: int) -> RunOrigin:
+        return RunOrigin(
+            job=self.job,
+            attempt=self.attempt,
+            uid=self.uid,
+            parent=self.head or self.lineage.parent,
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            versions=self.versions,
+            replaces=checkpoint_id(iteration, lineage) in self._damaged,
+            parity=self.parity,
+            may_link=self._newest_durable >= self._links_from,
+        )
 
     def save_survivor(self, committed: list[str]) -> None:
         """Commit the snapshot in memory that this attempt resumed from, where the previous attempt had not.
@@ -361,7 +364,7 @@ class Checkpointer:
         with self._lock:
             if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
                 self._newest_durable, self._head = run.request.number, run.id
-                self._head_versions = run.copy.versions
+                self._head_versions = run.copy.versions or None  # a survivor has none
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
             self._changed.notify_all()

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Protocol, get_args
 
 import msgspec
 import torch
@@ -30,7 +30,7 @@ END_SECONDS = 60.0
 """How long a rank that has ended waits for the others: one may be waiting for it in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
-NUMBERS = 9
+NUMBERS = 10
 RestoreTarget = tuple[str, str | None]
 """(checkpoint, order): the order is `None` where the script requests the restore."""
 
@@ -53,9 +53,24 @@ class Decision:
     """A rank has received SIGTERM: all ranks end here, after the checkpoint."""
     waits: bool = False
     """A checkpoint is due, but cannot begin yet."""
+    call: bool = False
+    """Every rank calls its `CollectiveCall`."""
 
     def __bool__(self) -> bool:
-        return self.checkpoint is not None or self.restore is not None or self.end
+        return self.checkpoint is not None or self.restore is not None or self.end or self.call
+
+
+class CollectiveCall(Protocol):
+    """What an integration does on all ranks at the same boundary."""
+
+    def is_due(self, *, at_end: bool) -> bool:
+        """Return whether all ranks are to make the call at the next boundary, or now at the end of training.
+
+        Asked on rank 0 only, which clears the reason for the call when it makes it.
+        """
+        ...
+
+    def __call__(self) -> None: ...
 
 
 class BoundaryCoordinator:
@@ -232,12 +247,13 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
         decision.lineage,
         int(ended),
         int(decision.end),
+        int(decision.call),
     ]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
-    at, restore, kind, at_once, mode, over, lineage, ended, end = numbers.tolist()
+    at, restore, kind, at_once, mode, over, lineage, ended, end, call = numbers.tolist()
     decision = Decision(
         checkpoint=None if kind < 0 else KINDS[kind],
         at_once=bool(at_once),
@@ -246,5 +262,6 @@ def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
         lineage=lineage,
         restore=("", None) if restore else None,
         end=bool(end),
+        call=bool(call),
     )
     return at, decision, bool(ended)

@@ -13,9 +13,6 @@ FACTOR = 1.5
 """Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
 
-NOTHING = Decision()
-
-
 @dataclass(slots=True)
 class Requests:
     """Requests that wait for a decision, which clears them."""
@@ -55,6 +52,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     mode: SnapshotMode = "cpu"
     spread_seconds: float = 0.0
     """The time over which the bytes are written; 0: at full speed."""
+    call_due: bool = False
+    """All ranks are to call what an integration has registered."""
 
 
 def decide(now: Situation) -> Decision:
@@ -71,14 +70,15 @@ def decide(now: Situation) -> Decision:
         return Decision(restore=now.restore)
     urgent = now.requested or now.retry
     if not (urgent or now.due or now.withheld):
-        return NOTHING
+        return Decision(call=now.call_due)
     can_wait = not urgent and (not now.memory_ready or now.in_flight >= now.max_in_flight)
     if can_wait or not now.has_room:
-        return Decision(waits=True)
+        return Decision(waits=True, call=now.call_due)
     return Decision(
         checkpoint="requested" if now.requested else "scheduled",
         at_once=now.retry,
         mode=now.mode,
         over_seconds=0.0 if now.retry else now.spread_seconds,
         lineage=now.lineage,
+        call=now.call_due,
     )

@@ -111,6 +111,7 @@ class InPlaceRestore:
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order)
+        self._reporter.repaired(loaded.id, loaded.repaired)
         self.half_applied = False
         return loaded, restored
 

@@ -397,6 +397,7 @@ class Startup:
         if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: self._training.apply(loaded))
+        self._reporter.repaired(loaded.id, loaded.repaired)
 
     def _warn_unavailable(self, error: OSError) -> None:
         url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS

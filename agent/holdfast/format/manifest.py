@@ -16,11 +16,14 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, Origin, is_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MANIFEST_COPIES = ("manifest-copy-1.json", "manifest-copy-2.json")
+"""Copies of the manifest in a checkpoint with parity."""
 DIGEST = "xxh3-128"
 CHUNK_BYTES = 16 << 20
 """Maximum size of the range that one digest covers, and so the precision with which damage is located."""
@@ -74,9 +77,15 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     header_bytes: int
     """Size of the length field and the JSON header, before the tensors."""
     header_digest: str
+    parity: ParityFile | None = None
+    """The file with which damage to this one can be repaired; None without parity."""
     written_by: str | None = None
-    """The earlier checkpoint that wrote this file; absent if this one did. Ranges of such a file may belong to no
-    tensor: those of tensors that have changed since."""
+    """The earlier checkpoint that wrote this file, which has the same name there; None if this one did."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size with the parity file."""
+        return self.size_bytes + (self.parity.size_bytes if self.parity is not None else 0)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -316,7 +325,7 @@ def _fault(manifest: Manifest) -> str | None:
             return f"it has the state of rank {rank!r}, but {manifest.world_size} ranks"
     files: dict[str, File] = {}
     for file in manifest.files:
-        if not _PLAIN_NAME.fullmatch(file.name) or file.name == MANIFEST:
+        if not _PLAIN_NAME.fullmatch(file.name) or file.name in (MANIFEST, *MANIFEST_COPIES):
             return f"{file.name!r} is not a valid name of a payload file"
         if files.setdefault(file.name, file) is not file:
             return f"{file.name} is listed twice"
@@ -328,21 +337,20 @@ def _fault(manifest: Manifest) -> str | None:
             return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
         if file.header_bytes > MOST_HEADER_BYTES:
             return f"{file.name} has too large a header of {file.header_bytes} bytes"
+        if file.parity is not None and (reason := file.parity.fault(file.name, file.size_bytes)):
+            return reason
     faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
     return next(filter(None, faults), None) or _gap(manifest, files)
 
 
 def _gap(manifest: Manifest, files: dict[str, File]) -> str | None:
-    """Describe bytes of a file that two digests cover, or none, unless an earlier checkpoint wrote the file."""
+    """Describe bytes of a file that no digest covers, or that two cover."""
     at = {file.name: file.header_bytes for file in manifest.files}
     for tensor in sorted(manifest.tensors, key=lambda tensor: (tensor.start, tensor.end)):
-        if tensor.start < at[tensor.file]:
-            return f"tensor {tensor.name} overlaps the previous one in {tensor.file}"
-        if tensor.start > at[tensor.file] and files[tensor.file].written_by is None:
+        if tensor.start != at[tensor.file]:
             return f"tensor {tensor.name} does not begin where the previous one ends in {tensor.file}"
         at[tensor.file] = tensor.end
-    own = (file for file in manifest.files if file.written_by is None)
-    short = (file for file in own if at[file.name] != file.size_bytes)
+    short = (file for file in manifest.files if at[file.name] != file.size_bytes)
     return next((f"no tensor covers {file.name} from byte {at[file.name]:,} on" for file in short), None)
 
 
@@ -406,14 +414,9 @@ def check_digest(file: File, covered: DigestRange, found: str) -> None:
         raise DamagedCheckpoint(file.name, f"{covered} does not match its digest")
 
 
-def logical_bytes(files: Iterable[File], tensors: Iterable[Tensor]) -> int:
-    """Return the size of a checkpoint without the bytes of linked files that no tensor uses."""
-    return sum(file.header_bytes for file in files) + sum(tensor.end - tensor.start for tensor in tensors)
-
-
-def written_bytes(manifest: Manifest) -> int:
-    """Return the size of the files that the checkpoint did not link from earlier ones."""
-    return sum(file.size_bytes for file in manifest.files if file.written_by is None)
+def reused_bytes(files: Iterable[File]) -> int:
+    """Return the size of the files that earlier checkpoints wrote."""
+    return sum(file.size_bytes for file in files if file.written_by is not None)
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

@@ -268,9 +268,8 @@ def _arguments(accelerator: Any, shard: Any, base: Any, seed: int | None) -> dic
     if isinstance(batches, BatchSamplerShard):
         sampler = getattr(batches.batch_sampler, "sampler", None)
     if type(sampler) is RandomSampler and sampler.generator is shard.synchronized_generator is not base.generator:
-        sampler.generator = (
-            None  # Accelerate's own, with another seed at each start: the order follows from `seed`
-        )
+        # drop Accelerate's own generator, with another seed at each start: the order follows from `seed`
+        sampler.generator = None
     if accelerator.num_processes == 1 or isinstance(base.dataset, torch.utils.data.IterableDataset):
         return arguments
     if (

@@ -82,6 +82,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         """Methods of Lightning's loops that are replaced, by object and name."""
         self._global_step = 0
         """`trainer.global_step` at the end of the last iteration."""
+        self._validated: dict[str, Any] | None = None
+        """Metrics of a validation within the current iteration."""
         self._rng: dict[str, Any] | None = None
         """Random state of the checkpoint, between a resume and the first batch."""
 
@@ -96,6 +98,15 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._replace(loop, "_load_combined_loader_states", functools.partial(self._begin, trainer))
         self._replace(loop.epoch_loop, "on_run_start", functools.partial(self._epoch_begins, trainer))
         self._replace(loop.epoch_loop, "on_advance_end", functools.partial(self._batch_ended, trainer))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.session is not None and not trainer.sanity_checking:
+            # the iteration whose weights were validated has not ended yet
+            self._validated = {name: each for name, each in _metrics(trainer).items() if name.startswith("val")}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.session is not None:
+            self.session.mark(f"epoch {trainer.current_epoch} ends")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._replaced:
@@ -139,7 +150,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._close_session(error)
 
     def _close_session(self, error: BaseException | None = None) -> None:
-        session, self.session, self._rng = self.session, None, None
+        session, self.session, self._rng, self._validated = self.session, None, None, None
         if session is not None:
             session.__exit__(type(error) if error is not None else None, error, None)
 
@@ -181,7 +192,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._rng = rng_state()
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             for loader in loaders:
-                _begin_next_epoch(loader)
+                if isinstance(loader, DataLoader):
+                    loader.begin_next_epoch()
 
     def _epoch_begins(self, trainer: pl.Trainer, on_run_start: Callable[[Any], None], fetcher: Any) -> None:
         on_run_start(fetcher)
@@ -206,6 +218,9 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             return
         self._global_step = trainer.global_step
         self.session.step(**_metrics(trainer))
+        if self._validated is not None:
+            self.session.mark("validation", **self._validated)
+            self._validated = None
         if _ends(trainer):
             # now: a later state belongs to the end of an epoch, while this one continues if more steps are allowed
             self._close_session()
@@ -318,13 +333,6 @@ def _resumable(loader: Any) -> Any:
 _ITER_OF_TORCH = torch.utils.data.DataLoader.__iter__
 
 
-def _begin_next_epoch(loader: Any) -> None:
-    """Let a loader begin its next epoch: that of its position has ended."""
-    if isinstance(loader, DataLoader) and loader.position.taken:
-        position = {"epoch": loader.epoch + 1, "taken": 0, "dataset": None}
-        loader.load_state_dict(loader.state_dict() | position)
-
-
 def _ends(trainer: pl.Trainer) -> bool:
     """Return whether training ends after this batch, as far as its limits show."""
     loop = trainer.fit_loop
@@ -341,7 +349,7 @@ def _metrics(trainer: pl.Trainer) -> dict[str, Any]:
     try:
         logged = trainer.callback_metrics.items()
         return {name: value for name, value in logged if value.numel() == 1 and name != "self"}
-    except Exception as error:
+    except Exception as error:  # the metrics compute their values in code of the user
         logger.debug("the metrics of this iteration are unknown: %s", error)
         return {}
 

@@ -69,6 +69,8 @@ class TrainerAdapter:
         self._resumed_with: dict[str, Any] | None = None
         """Random state of the checkpoint, until the first epoch begins."""
         self._logs: dict[str, Any] = {}
+        self._evaluated: dict[str, Any] | None = None
+        """Metrics of an evaluation, until the update whose weights it used is counted."""
         self._own = {name: getattr(trainer, name) for name in _METHODS}
         for name in _METHODS:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
@@ -129,13 +131,13 @@ class TrainerAdapter:
         restore_rng(rng)
         if self._position.is_epoch_over:
             self._resumed_with = None
-            self._begin_next_epoch()
+            self._source.loader.begin_next_epoch()
             self._position.begin_epoch(options["epoch"])
             self._own["_run_epoch"](**options)
             return
         updates = self._position.updates
         if self._has_no_update_left():
-            self._begin_next_epoch()
+            self._source.loader.begin_next_epoch()
             updates = options["num_update_steps_per_epoch"]
         options["steps_trained_in_current_epoch"] = updates * self._trainer.args.gradient_accumulation_steps
         options["resume_from_checkpoint"] = "holdfast"
@@ -157,6 +159,9 @@ class TrainerAdapter:
             self._position.updates += 1
             logs, self._logs = self._logs, {}
             self.session.step(**logs)
+        evaluated, self._evaluated = self._evaluated, None
+        if self.session is not None and evaluated is not None:
+            self.session.mark("evaluation", **evaluated)
 
     def finalize_training(self, *args: Any) -> Any:
         if self._resumed_with is not None:  # no epoch was left
@@ -182,12 +187,6 @@ class TrainerAdapter:
         return bool(
             self._source.loader.position.taken == 0 or control.should_epoch_stop or control.should_training_stop
         )
-
-    def _begin_next_epoch(self) -> None:
-        loader = self._source.loader
-        if loader.position.taken:
-            position = {"epoch": loader.epoch + 1, "taken": 0, "dataset": None}
-            loader.load_state_dict(loader.state_dict() | position)
 
     @contextlib.contextmanager
     def _loader_in_place(self) -> Iterator[None]:
@@ -290,6 +289,17 @@ class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         self._adapter._logs |= {name: value for name, value in numbers.items() if name != "epoch"}
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._adapter.session is not None:
+            self._adapter.session.mark(f"epoch {round(state.epoch or 0)} ends")
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        left_out = ("epoch", "_runtime", "_per_second")
+        found = {name: value for name, value in (metrics or {}).items() if not name.endswith(left_out)}
+        self._adapter._evaluated = found
 
 
 def _require_supported(trainer: Any) -> None:

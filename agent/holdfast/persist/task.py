@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.manifest import File, Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
 from holdfast.protocol.retention import LoggedMetric
@@ -69,19 +69,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-MIN_LINKED_BYTES = 1 << 20
-"""Fewer unchanged bytes are not worth a link."""
-MIN_LINKED_SHARE = 0.05
+MIN_SHARED_BYTES = 1 << 20
+"""Fewer unchanged bytes are not worth a file."""
+MIN_SHARED_SHARE = 0.05
 """A smaller share of the state is not worth the wait: digests are compared before the write."""
 
 
 def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
-    """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown.
-
-    A counter misses writes through `.data`, and that of another tensor of the same name may have the same value.
-    """
-    if run.request.origin.parent is None or not run.request.origin.may_link:
-        return set()
+    """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
     before = run.request.parent_versions
     if before is None:
         names = contents.frozen
@@ -90,7 +85,7 @@ def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
     if not names:
         return set()
     found = {slot.name: slot.end - slot.start for slot in contents.slots if slot.name in names}
-    is_enough = sum(found.values()) >= max(MIN_LINKED_BYTES, MIN_LINKED_SHARE * contents.size_bytes)
+    is_enough = sum(found.values()) >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * contents.size_bytes)
     return set(found) if is_enough else set()
 
 
@@ -101,3 +96,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
     """Time to write the payload."""
     tries: int = 1
     part: RankShard | None = None
+    files: list[File] = []
+    """All files of the rank, linked ones included."""
+    not_linked: str | None = None
+    """Why a file of the parent was written again; None if none was."""

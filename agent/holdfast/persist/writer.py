@@ -6,25 +6,25 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
-import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
+from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
+from holdfast.format.parity_file import ParityFile, StripeLayout
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
+from holdfast.persist.redundancy import write_manifest_copies, write_parity
 from holdfast.persist.task import Task, Written
-from holdfast.persist.unchanged import SUFFIX, LinkedFile, Unchanged, find_unchanged, is_enough
+from holdfast.persist.unchanged import Reuse, find_unchanged, payload_of, shared_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
-
-logger = logging.getLogger("holdfast")
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
@@ -54,11 +54,11 @@ def write_checkpoint(
         if task.origin.folder is not None:
             return writing.part(task.origin.folder)
         try:
-            return Written(write_seconds=writing.attempt(find_unchanged(store, task, writing.tensors)))
+            return writing.attempt(find_unchanged(store, task, writing.tensors))
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        return Written(write_seconds=writing.attempt(Unchanged()), tries=2)
+        return writing.attempt(Reuse(), tries=2)
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
@@ -110,100 +110,106 @@ class _Writing:
     ) -> None:
         self._store, self._task, self._payload = store, task, payload
         self._pace = pace
-        origin = task.origin
         self._header = completion_marker.header_of(task)
-        self._file = payload_of(origin.rank)
+        self._file = payload_of(task.origin.rank)
         self._replace = task.origin.replaces
         self._known = known
+        self._not_linked: str | None = None
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
-    def attempt(self, unchanged: Unchanged) -> float:
-        """Write to a new folder and commit; return the seconds that the payload took."""
+    def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
+        """Write to a new folder and commit."""
         origin = self._task.origin
-        size_bytes = self._size_bytes - _linked_bytes(unchanged)
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, size_bytes)
+        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._stored_bytes(reuse))
         try:
-            part, write_seconds = self._write(writer, unchanged)
+            part, write_seconds = self._write(writer, reuse)
             whole = MergedRanks(files=part.files, tensors=part.tensors, state=part.state, rank_states={})
-            manifest = manifest_of(self._task, whole, write_seconds)
-            self._commit(writer, fmt.encode_manifest(manifest))
+            self._commit(writer, manifest_of(self._task, whole, write_seconds))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return write_seconds
+        return Written(write_seconds=write_seconds, tries=tries, files=part.files, not_linked=self._not_linked)
 
     def part(self, folder: str) -> Written:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
         origin = self._task.origin
-        unchanged = find_unchanged(self._store, self._task, self.tensors)
-        size_bytes = self._size_bytes - _linked_bytes(unchanged)
+        reuse = find_unchanged(self._store, self._task, self.tensors)
+        size_bytes = self._stored_bytes(reuse)
         writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
-        part, write_seconds = self._write(writer, unchanged)
+        part, write_seconds = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=part)
+        return Written(write_seconds=write_seconds, part=part, not_linked=self._not_linked)
 
-    @property
-    def _size_bytes(self) -> int:
-        return len(self._header) + len(self._payload)
+    def _stored_bytes(self, reuse: Reuse) -> int:
+        code = self._task.origin.parity
+        linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
+        size_bytes = len(self._header) + len(self._payload) - linked_bytes
+        return size_bytes + (StripeLayout(code, size_bytes).size_bytes if code is not None else 0)
 
-    def _write(self, writer: CheckpointWriter, unchanged: Unchanged) -> tuple[RankShard, float]:
-        """Link what is unchanged, and write the rest; return it, and the seconds that this took."""
-        started = time.perf_counter()
-        linked = [each for each in unchanged.links if self._link(writer, each)]
-        placed = {tensor.name: tensor for each in linked for tensor in each.tensors}
-        left = [slot for slot in self._task.slots if slot.name not in placed]
-        # in a file of their own, which the next checkpoints can link
-        apart = [slot for slot in left if slot.name in unchanged.names]
-        if not is_enough(apart):
-            apart = []
-        if not (linked or apart):
-            writer.write(self._file, [self._header, self._payload], pace=self._pace)
-            seconds = time.perf_counter() - started
-            return self._shard_of(self.tensors.result()), seconds
-        names = {slot.name for slot in apart}
-        own = self._write_some(writer, self._file, [slot for slot in left if slot.name not in names], placed)
-        more = [self._write_some(writer, unchanged_of(self._task.origin.rank), apart, placed)] if apart else []
-        seconds = time.perf_counter() - started
-        tensors = [placed[slot.name] for slot in self._task.slots]
-        return self._shard_of(tensors, own, [*(each.file for each in linked), *more]), seconds
+    def _write(self, writer: CheckpointWriter, reuse: Reuse) -> tuple[RankShard, float]:
+        """Link what can be reused and write the rest; return it, and the seconds that the payload took."""
+        linked = [file for file in reuse.files if self._link(writer, file)]
+        names = {file.name for file in linked}
+        entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
+        apart = {*reuse.apart, *reuse.tensors} - entries.keys()
+        if not (entries or apart):
+            written, seconds = self._write_file(writer, self._file, self._header, [self._payload])
+            return self._shard_of(self.tensors.result(), [written]), seconds
+        files, total_seconds, slots = list[fmt.File](), 0.0, self._task.slots
+        own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
+        shared = [slot for slot in slots if slot.name in apart]
+        for name, held in (self._file, own), (shared_of(self._task.origin.rank, self._task.id), shared):
+            if not held and name != self._file:
+                continue
+            moved, runs = _closed_up(held)
+            header = completion_marker.header_of(self._task, moved)
+            written, seconds = self._write_file(writer, name, header, [self._payload[a:b] for a, b in runs])
+            files.append(written)
+            total_seconds += seconds
+            entries |= self._entries(moved, name, len(header))
+        return self._shard_of([entries[slot.name] for slot in slots], [*files, *linked]), total_seconds
 
-    def _link(self, writer: CheckpointWriter, link: LinkedFile) -> bool:
-        origin = self._task.origin
-        assert origin.parent is not None
+    def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
+        """Link a file of the parent and its parity file. If that fails, its tensors are written."""
+        job, parent = self._task.origin.job, self._task.origin.parent
+        assert parent is not None
         try:
-            writer.copy_file(origin.job, origin.parent, link.source, link.file.name, only_link=True)
-        except (DamagedCheckpoint, OSError) as error:  # its tensors are written
-            logger.debug("%s of %s is not linked: %s", link.source, origin.parent, error)
+            with self._store.open_file(job, parent, file.name) as opened:
+                fmt.check_size(file, opened.size_bytes)
+            writer.copy_file(job, parent, file.name, only_link=True)
+            if file.parity is not None:
+                writer.copy_file(job, parent, file.parity.name, only_link=True)
+        except (DamagedCheckpoint, OSError) as error:
+            self._not_linked = f"{file.name} of {parent} could not be linked: {describe_error(error)}"
             return False
         return True
 
-    def _write_some(
-        self, writer: CheckpointWriter, name: str, slots: Sequence[fmt.TensorRange], placed: dict[str, fmt.Tensor]
-    ) -> fmt.File:
-        """Write some of the tensors to a file, and add their entries to `placed`.
+    def _write_file(
+        self, writer: CheckpointWriter, name: str, header: bytes, payload: Sequence[memoryview]
+    ) -> tuple[fmt.File, float]:
+        """Write a file and its parity file; return its entry, and the seconds without parity."""
+        parts: list[memoryview | bytes] = [header, *payload]
+        started = time.perf_counter()
+        writer.write(name, parts, pace=self._pace)
+        seconds = time.perf_counter() - started
+        parity = write_parity(writer, self._task.origin.parity, name, parts, self._pace)
+        return _file(name, header, sum(map(len, payload)), parity), seconds
 
-        They stay in the order of the payload, which keeps them aligned.
-        """
+    def _entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
+        """Return the manifest entries of tensors that are in the file `name`, behind its header."""
         known = {tensor.name: tensor for tensor in self.tensors.result()}
-        at, moved, runs = 0, [], list[list[int]]()
-        for slot in slots:
-            end = at + slot.end - slot.start
-            moved.append(msgspec.structs.replace(slot, start=at, end=end))
-            if runs and runs[-1][1] == slot.start:
-                runs[-1][1] = slot.end
-            else:
-                runs.append([slot.start, slot.end])
-            at = end
-        header = completion_marker.header_of(self._task, moved)
-        writer.write(name, [header, *(self._payload[start:end] for start, end in runs)], pace=self._pace)
-        for slot in moved:
-            start, end = len(header) + slot.start, len(header) + slot.end
-            placed[slot.name] = msgspec.structs.replace(known[slot.name], file=name, start=start, end=end)
-        return _file(name, header, at)
+        return {
+            slot.name: msgspec.structs.replace(
+                known[slot.name], file=name, start=header_bytes + slot.start, end=header_bytes + slot.end
+            )
+            for slot in slots
+        }
 
-    def _commit(self, writer: CheckpointWriter, manifest: bytes) -> None:
+    def _commit(self, writer: CheckpointWriter, manifest: fmt.Manifest) -> None:
+        data = fmt.encode_manifest(manifest)
+        write_manifest_copies(writer, manifest, data)
         try:
-            writer.commit(manifest, replace=self._replace)
+            writer.commit(data, replace=self._replace)
         except OSError as error:
             # the checkpoint may be visible but not durable: the next try must replace it
             self._replace = self._replace or error.errno in UNKNOWN_CONTENT_ERRORS
@@ -241,13 +247,11 @@ class _Writing:
             )
         return found
 
-    def _shard_of(
-        self, tensors: list[fmt.Tensor], file: fmt.File | None = None, more_files: Sequence[fmt.File] = ()
-    ) -> RankShard:
-        task, file = self._task, file or _file(self._file, self._header, len(self._payload))
-        return RankShard(
-            rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=list(more_files)
-        )
+    def _shard_of(self, tensors: list[fmt.Tensor], files: Sequence[fmt.File] = ()) -> RankShard:
+        """Return this rank's part, by default in one file without parity, as it is in memory."""
+        task = self._task
+        file, *more = files or [_file(self._file, self._header, len(self._payload))]
+        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=more)
 
 
 def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
@@ -272,23 +276,29 @@ def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Man
     )
 
 
-def payload_of(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank-{rank}{SUFFIX}"
+def _file(name: str, header: bytes, payload_bytes: int, parity: ParityFile | None = None) -> fmt.File:
+    return fmt.File(
+        name=name,
+        size_bytes=len(header) + payload_bytes,
+        header_bytes=len(header),
+        header_digest=fmt.digest(header),
+        parity=parity,
+    )
 
 
-def unchanged_of(rank: int) -> str:
-    """Return the name of a rank's file of tensors that equal those of the parent."""
-    return f"rank-{rank}.unchanged{SUFFIX}"
+def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange], list[tuple[int, int]]]:
+    """Return slots without the space between them, and the ranges of the payload that they are in.
 
-
-def _file(name: str, header: bytes, payload_bytes: int) -> fmt.File:
-    size_bytes = len(header) + payload_bytes
-    return fmt.File(name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header))
-
-
-def _linked_bytes(unchanged: Unchanged) -> int:
-    return sum(tensor.end - tensor.start for link in unchanged.links for tensor in link.tensors)
+    The order stays, which keeps tensors aligned.
+    """
+    at, moved, runs = 0, list[fmt.TensorRange](), list[tuple[int, int]]()
+    for slot in slots:
+        end = at + slot.end - slot.start
+        moved.append(msgspec.structs.replace(slot, start=at, end=end))
+        start = runs.pop()[0] if runs and runs[-1][1] == slot.start else slot.start
+        runs.append((start, slot.end))
+        at = end
+    return moved, runs
 
 
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:

@@ -181,6 +181,10 @@ class Edit(Struct, kw_only=True, frozen=True):
     applied_at: float | None = None
 
 
+MARK = "mark"
+"""Code of a notice that marks an event of training on the timeline, such as the end of an epoch."""
+
+
 class NoticeInfo(Struct, kw_only=True, frozen=True):
     id: int
     at: float

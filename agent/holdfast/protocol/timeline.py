@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.protocol.jobs import CheckpointInfo, Edit, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
@@ -147,10 +147,10 @@ class Timeline(Struct, kw_only=True, frozen=True):
     time_window: tuple[float, float] | None = None
     """Requested time; `None` if iterations were requested."""
     now: float
-    bucketed: bool
+    bucketed: bool = False
     metrics: list[str] = []
     """Names of all metrics of the job."""
-    series: list[Series]
+    series: list[Series] = []
     lineages: list[LineageInfo]
     checkpoints: list[CheckpointInfo]
     """Checkpoints in the window. If there are too many, some of them; `checkpoint_density` counts all."""
@@ -165,6 +165,8 @@ class Timeline(Struct, kw_only=True, frozen=True):
     orders: list[Order]
     paced: list[IntervalInfo]
     gaps: list[SampleGapInfo] = []
+    marked: list[NoticeInfo] = []
+    """Newest events of training that the script marked, on the path to the current iteration."""
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes, checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 
@@ -80,6 +81,8 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files of `parent` may be linked; False after damage was found."""
     bytes_per_second: float | None = None
     """Rate limit of the write; `None` for full speed."""
+    parity: ParityCode | None = None
+    """Strength of the parity files to write; `None` for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,10 @@ class WriteResult:
     """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
     """Size of all ranks' files; 0 if unknown."""
+    reused_bytes: int = 0
+    """Size of the files among them that earlier checkpoints wrote."""
+    not_linked: str | None = None
+    """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
 

@@ -48,14 +48,11 @@ class CheckpointWriter(Protocol):
         """
         ...
 
-    def copy_file(
-        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
-    ) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         """Add a copy of a file of a committed checkpoint in this store, which may belong to another job.
 
-        The copy takes no space where the store supports that, and stays when the original is deleted. It is called
-        `name`, by default like the original. With `only_link`, it is an OSError where the bytes would have to pass
-        through this process.
+        The copy takes no space where the store supports that, and stays when the original is deleted. With
+        `only_link`, it is an OSError where the bytes would have to pass through this process.
 
         Raises:
             DamagedCheckpoint: there is no such file.
@@ -86,6 +83,21 @@ class CheckpointWriter(Protocol):
 
     def abort(self) -> None:
         """Remove what was written; never raises. Does nothing on a writer that joined: it may be committed."""
+        ...
+
+
+class FileReplacer(Protocol):
+    """Replaces damaged files of a committed checkpoint. It refuses once a newer attempt has begun."""
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        """Replace a file by the concatenation of `parts`, atomically and durably.
+
+        A reader sees the whole old file or the whole new one.
+
+        Raises:
+            Fenced: a newer attempt has begun, or the checkpoint was replaced or removed.
+            OSError: the store failed.
+        """
         ...
 
 
@@ -126,6 +138,8 @@ class Store(Protocol):
     url: str
     read_threads: int
     """Number of concurrent reads that gives the highest throughput."""
+    shares_files: bool
+    """Whether a copy of a file takes no space."""
 
     def free_bytes(self) -> int | None:
         """Return the free space, or None where it is unknown. OSError when the store is unavailable."""
@@ -157,6 +171,10 @@ class Store(Protocol):
             Fenced: a newer attempt has begun.
             OSError: there is no space for it, or the begun checkpoint is not visible here.
         """
+        ...
+
+    def file_replacer(self, job: str, checkpoint: str) -> FileReplacer:
+        """Begin the repair of a checkpoint as it is now. DamagedCheckpoint when there is none."""
         ...
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
@@ -218,12 +236,14 @@ class Store(Protocol):
         ...
 
 
-def read_manifest(store: Store, job: str, checkpoint: str) -> bytes:
-    """Return the bytes of a manifest; DamagedCheckpoint when there is none."""
-    with store.open_file(job, checkpoint, MANIFEST) as file:
+def read_manifest(
+    store: Store, job: str, checkpoint: str, name: str = MANIFEST, *, from_disk: bool = False
+) -> bytes:
+    """Return the bytes of a manifest, or of its copy `name`; DamagedCheckpoint when there is none."""
+    with store.open_file(job, checkpoint, name, from_disk=from_disk) as file:
         if file.size_bytes > MOST_MANIFEST_BYTES:
             size = f"{file.size_bytes:,}"
-            raise DamagedCheckpoint(f"{checkpoint}/{MANIFEST}", f"is {size} bytes long, too large for a manifest")
+            raise DamagedCheckpoint(f"{checkpoint}/{name}", f"is {size} bytes long, too large for a manifest")
         data = bytearray(file.size_bytes)
         file.read_into(0, memoryview(data))
     return bytes(data)

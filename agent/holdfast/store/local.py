@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
@@ -45,8 +46,12 @@ from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
 """Free space that a checkpoint requires before it is begun, as a multiple of its size."""
+logger = logging.getLogger("holdfast")
+
 LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
 """Names of what an attempt was writing or deleting, or set aside; removable once a newer attempt has begun."""
+REPLACEMENT = ".repair-"
+"""Prefix of a file that is being written in the place of a damaged one."""
 NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
@@ -54,6 +59,7 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 class LocalStore(RecordStore):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
+    shares_files = True
     patterns: ClassVar = dict.fromkeys((Attempt, Lineage), re.compile(r"([0-9]+)\.json")) | PATTERNS
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
@@ -100,6 +106,9 @@ class LocalStore(RecordStore):
             raise OSError(errno.ENOENT, reason, str(directory))
         self._require_room(directory, size_bytes)
         return LocalWriter(self, job, checkpoint, attempt, folder, joined=True)
+
+    def file_replacer(self, job: str, checkpoint: str) -> LocalReplacer:
+        return LocalReplacer(self, job, checkpoint)
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         directory = self.path(job, checkpoint)
@@ -255,11 +264,8 @@ class LocalWriter:
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, pace=pace)
 
-    def copy_file(
-        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
-    ) -> None:
-        source = self._store.path(job, checkpoint) / Path(file).name
-        target = self._temporary / Path(name or file).name
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
+        source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
         with self._unless_cleared_away():
             try:
                 self._files.link(source, target)
@@ -319,6 +325,62 @@ class LocalWriter:
         """Rename back: a checkpoint that may not be durable must not be listed, nor block the next try."""
         with contextlib.suppress(OSError, Fenced), self._store.fenced(self._job, self._attempt):
             rename(self._files, self._final, self._temporary)
+
+
+class LocalReplacer:
+    """Replaces files of a checkpoint, and the links that other checkpoints of the job have to the same files."""
+
+    def __init__(self, store: LocalStore, job: str, checkpoint: str) -> None:
+        self._store, self._job, self._directory = store, job, store.path(job, checkpoint)
+        self._attempt = store.latest_attempt(job)
+        self._inode = self._found_inode()
+        for path in self._directory.glob(f"{REPLACEMENT}*"):  # what an interrupted repair left
+            with contextlib.suppress(OSError):
+                store.files.unlink(path)
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        files, target = self._store.files, self._directory / Path(file).name
+        temporary = self._directory / f"{REPLACEMENT}{secrets.token_hex(4)}"
+        try:
+            write_durably(files, temporary, parts, self._store.volume(self._directory.parent), pace=pace)
+            with self._store.fenced(self._job, self._attempt):
+                if self._found_inode() != self._inode:
+                    raise Fenced(f"{self._directory} was replaced during its repair")
+                others = self._other_links(target)
+                rename(files, temporary, target)
+                for other in others:
+                    self._relink(target, other)
+        except BaseException:  # also on Ctrl-C
+            with contextlib.suppress(OSError):
+                files.unlink(temporary)
+            raise
+        files.sync_directory(self._directory)
+
+    def _other_links(self, target: Path) -> list[Path]:
+        """Return the files of other checkpoints that are the same file: they have the same damage."""
+        try:
+            found = target.stat()
+        except FileNotFoundError:
+            return []
+        if found.st_nlink == 1:
+            return []
+        others = (path for path in target.parent.parent.glob(f"[0-9]*/{target.name}") if path != target)
+        return [path for path in others if path.stat().st_ino == found.st_ino]
+
+    def _relink(self, target: Path, other: Path) -> None:
+        files, temporary = self._store.files, other.with_name(f"{REPLACEMENT}{secrets.token_hex(4)}")
+        try:
+            files.link(target, temporary)
+            rename(files, temporary, other)
+            files.sync_directory(other.parent)
+        except OSError as error:  # it keeps the damaged file, and is repaired in its turn
+            logger.debug("%s is not replaced by the repaired file: %s", other, error)
+
+    def _found_inode(self) -> int:
+        try:
+            return self._directory.stat().st_ino
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(str(self._directory), "there is no such checkpoint") from error
 
 
 def _folder_prefix(checkpoint: str, attempt: int) -> str:

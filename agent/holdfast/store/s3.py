@@ -46,6 +46,7 @@ def parse_url(url: str) -> tuple[str, str]:
 class ObjectStore(RecordStore):
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the guarantees."""
 
+    shares_files = False
     patterns: ClassVar = {Attempt: keys.ATTEMPT, Lineage: keys.LINEAGE, **PATTERNS}
 
     def __init__(self, url: str) -> None:
@@ -92,6 +93,9 @@ class ObjectStore(RecordStore):
             raise ValueError(f"{folder!r} is not a folder in which attempt {attempt} writes {checkpoint}")
         self.require_newest(job, attempt)
         return ObjectWriter(self, job, Folder(checkpoint, folder, {}), joined=True)
+
+    def file_replacer(self, job: str, checkpoint: str) -> ObjectReplacer:
+        return ObjectReplacer(self, job, self._find(job, checkpoint))
 
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         survey = self.survey(job, checkpoint)
@@ -298,17 +302,12 @@ class ObjectWriter:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 
-    def copy_file(
-        self, job: str, checkpoint: str, file: str, name: str | None = None, *, only_link: bool = False
-    ) -> None:
-        source, name = self._store.open_file(job, checkpoint, file), name or file
-        self._folder.files[name] = source.size_bytes
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
+        source = self._store.open_file(job, checkpoint, file)
+        self._folder.files[file] = source.size_bytes
         try:
             self._store.bucket.copy(
-                source.name,
-                f"{self._job}/{self._folder.path}/{name}",
-                source.size_bytes,
-                only_on_server=only_link,
+                source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes, only_on_server=only_link
             )
         except NoSuchObject as error:
             url = f"{self._store.url}/{source.name}"
@@ -345,3 +344,20 @@ class ObjectWriter:
                 below = f"{self._folder.path}/"
                 put = self._store.names(self._job, below) if self._is_shared else self._folder.keys
                 self._store.bucket.delete(f"{self._job}/{key}" for key in put)
+
+
+class ObjectReplacer:
+    """Replaces objects in the folder of a checkpoint by what was put there first.
+
+    A late request does no harm: it puts the same bytes, and a checkpoint of a newer write is in another folder.
+    """
+
+    def __init__(self, store: ObjectStore, job: str, folder: Folder) -> None:
+        self._store, self._job, self._folder = store, job, folder
+        self._attempt = store.latest_attempt(job)
+
+    def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
+        with self._store.fenced(self._job, self._attempt):
+            if self._store._find(self._job, self._folder.checkpoint) != self._folder:
+                raise Fenced(f"{self._folder.checkpoint} of {self._job} was replaced during its repair")
+            self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)

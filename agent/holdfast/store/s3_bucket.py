@@ -116,7 +116,9 @@ class Bucket:
         """
         if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
             if only_on_server:
-                raise OSError(errno.EOPNOTSUPP, "the server cannot copy this object", target)
+                raise self.place.error(
+                    errno.EOPNOTSUPP, "{server} cannot copy {name} in bucket {bucket}", name=source
+                )
             self._upload(target, self._pieces(source, size_bytes), size_bytes)
         if (found := self._size(target)) != size_bytes:
             raise self.place.error(

@@ -8,6 +8,7 @@ the trainer's last iteration: torch raises RuntimeError in the training loop as 
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
 import logging
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -110,9 +111,13 @@ def iterate_loader(loader: Iterable[T]) -> Iterator[T]:
     is_handled = _is_handled_here()
     on_main_thread = threading.current_thread() is threading.main_thread()
     context = getattr(loader, "multiprocessing_context", None) or multiprocessing
-    if is_handled and context.get_start_method() == "forkserver":
+    method = context.get_start_method() if is_handled else None
+    if method == "forkserver":
         # start it before the signal is blocked: later processes inherit its signal mask
         forkserver.ensure_running()
+    if method == "spawn":
+        # its start unblocks the signal, so that it must not come with that of the first worker
+        resource_tracker.ensure_running()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM} if is_handled else ())
     loader.worker_init_fn = functools.partial(_begin_worker, own, is_handled, on_main_thread)
     try:
@@ -153,6 +158,8 @@ def _begin_worker(own: WorkerInit, ignores_sigterm: bool, on_main_thread: bool, 
     """
     if ignores_sigterm:  # replaces torch's handler, which ends the worker
         signal.signal(signal.SIGTERM, _ignore_while_trainer_handles)
+        # the end of an interpreter resets a handler to the default, but not an ignored signal
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     if on_main_thread and sys.platform == "linux":
         die_with_parent(signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
+from holdfast.protocol.jobs import MARK
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
@@ -24,7 +26,10 @@ from holdfast.telemetry.iteration_clock import DATA_STALLS, Iteration
 
 logger = logging.getLogger("holdfast")
 
-PER_RANK_NOTICES = ("internal", "ranks")
+MOST_MARKS = 2000
+"""Marks that an attempt reports: a script may mark every iteration."""
+MOST_MARK_LENGTH = 300
+PER_RANK_NOTICES = ("internal", "ranks", "repaired")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 2.0
 """Change of the interval, as a factor, from which it is logged at INFO."""
@@ -67,6 +72,7 @@ class Reporter:
         self._pending_logged_at: tuple[int | None, float | None] = None, None
         """The interval for which a pending change was logged."""
         self._durable_logged_at = -math.inf
+        self._marks = 0
 
     @property
     def has_server(self) -> bool:
@@ -259,6 +265,16 @@ class Reporter:
         what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
         logger.log(level, "%s: %s", self.job, what)
 
+    def repaired(self, checkpoint: str, damage: Iterable[str]) -> None:
+        """Report damage that was repaired in memory while a checkpoint was read, by file."""
+        for each in damage:
+            self.notice(
+                "warning",
+                "repaired",
+                f"checkpoint {checkpoint} is damaged and was repaired in memory from its parity: {each}. "
+                "Repair it in the store with: holdfast store scrub --repair",
+            )
+
     def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
         iteration, lineage = parse_checkpoint_id(checkpoint)
@@ -278,6 +294,22 @@ class Reporter:
         """Warn if the checkpoint was taken in another environment, `then`."""
         if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
             self.notice("warning", "fingerprint", difference)
+
+    def mark(self, name: str, metrics: Mapping[str, Any]) -> None:
+        """Report an event of training. Metrics that are not numbers are left out."""
+        if self._quiet or not self.has_server:
+            return
+        self._marks += 1
+        if self._marks > MOST_MARKS:
+            if self._marks == MOST_MARKS + 1:
+                logger.warning("%s: the timeline shows the first %d marks of an attempt", self.job, MOST_MARKS)
+            return
+        shown = []
+        for key, value in metrics.items():
+            with contextlib.suppress(TypeError, ValueError, ArithmeticError, RuntimeError):  # no single number
+                shown.append(f"{key} {float(value.detach() if hasattr(value, 'detach') else value):.4g}")
+        message = text(f"{name}: {', '.join(shown)}" if shown else str(name))[:MOST_MARK_LENGTH]
+        self.event(messages.Notice(**self._here(), level="info", code=MARK, message=message))
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)

@@ -47,10 +47,7 @@ def train_with_holdfast(args: Any, accelerator: Any, training: Any, log: job.Upd
             loss = train_on(batch, accelerator, model, optimizer, scheduler, log)
             if accelerator.sync_gradients:
                 log.update(session.iteration + 1)
-            started = time.perf_counter()
             session.step(loss=loss)
-            if accelerator.sync_gradients and session.iteration % job.EVERY == 0:
-                log.blocked(time.perf_counter() - started)
     session.close()
 
 

@@ -105,26 +105,23 @@ def main() -> None:
         import holdfast.integrations.transformers
 
         holdfast.integrations.transformers.attach(trainer, "transformers", store=args.store, every=job.EVERY)
-        _log_blocked_time(trainer, "_maybe_log_save_evaluate", log)
     elif by_framework:
         newest = get_last_checkpoint(training.output_dir) if args.store.exists() else None
-        _log_blocked_time(trainer, "_save_checkpoint", log)
+        _log_blocked_time(trainer, log)
     trainer.train(resume_from_checkpoint=newest)
     log.finished()
 
 
-def _log_blocked_time(trainer: Any, method: str, log: job.UpdateLog) -> None:
-    """Log the duration of each call of the method that saves."""
-    own = getattr(trainer, method)
+def _log_blocked_time(trainer: Any, log: job.UpdateLog) -> None:
+    """Log how long the Trainer takes to save each checkpoint."""
+    save = trainer._save_checkpoint
 
-    def timed(*args: Any, **options: Any) -> Any:
+    def timed(*args: Any, **options: Any) -> None:
         started = time.perf_counter()
-        found = own(*args, **options)
-        if method == "_save_checkpoint" or trainer.state.global_step % job.EVERY == 0:
-            log.blocked(time.perf_counter() - started)
-        return found
+        save(*args, **options)
+        log.blocked(time.perf_counter() - started)
 
-    setattr(trainer, method, timed)
+    trainer._save_checkpoint = timed
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 ELSEWHERE = {
     "docs/client.md": "tests/integration/server/test_client.py",
     "docs/accelerate.md": "tests/frameworks/test_documented_scripts.py",
+    "docs/data-loaders.md": "tests/frameworks/test_stateful_loaders.py",
     "docs/lightning.md": "tests/frameworks/test_documented_scripts.py",
-    "docs/loggers.md": "tests/frameworks/test_loggers.py",
+    "docs/loggers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/metrics.md": "tests/frameworks/test_opentelemetry.py",
+    "docs/ray.md": "tests/frameworks/test_documented_scripts.py",
     "docs/transformers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/tutorial.md": "tests/end_to_end/test_tutorial.py",
     "docs/wire.md": "test_the_report_of_the_wire_page_is_accepted",
@@ -55,7 +57,8 @@ def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
         "dataset": dataset, "dist": dist, "holdfast": holdfast, "loss": 0.5,
         "loss_of": lambda model, batch: model(batch).square().mean(), "math": math,
         "max_iterations": 5, "model": model, "optimizer": optimizer,
-        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10), "torch": torch, "z": torch.Generator(),
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10), "torch": torch, "val_loss": 0.5,
+        "z": torch.Generator(),
     }  # fmt: skip
     given["opt_a"] = torch.optim.Adam(given["artist"].parameters())
     given["opt_c"] = torch.optim.Adam(given["critic"].parameters())

@@ -24,7 +24,7 @@ class ListedCheckpoint(msgspec.Struct, kw_only=True):
     job: str
     checkpoint: str
     state: str = "committed"
-    """committed, verified, damaged or unreadable."""
+    """committed, verified, repairable, damaged or unreadable."""
     iteration: int | None = None
     lineage: int | None = None
     kind: str | None = None
@@ -93,7 +93,8 @@ def verify(
     """Read every byte of every checkpoint and compare it with its digests.
 
     The exit code is 0 when all checkpoints are sound, and 1 when one is damaged or cannot be read. The output says
-    what to do about a damaged checkpoint.
+    what to do about a damaged checkpoint. Damage that parity can repair is repaired in memory only, and such a
+    checkpoint is `repairable`.
 
     Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
     """
@@ -109,6 +110,10 @@ def verify(
             for row in found:
                 if row.state == "damaged":
                     print("\n" + _advice(store, row, found))
+            if any(row.state == "repairable" for row in found):
+                print(
+                    f"\nA restore repairs such damage in memory. Repair it: holdfast store scrub {path} --repair"
+                )
     if any(row.state != "verified" for row in found):
         raise typer.Exit(EXIT_REFUSED)
 
@@ -119,17 +124,18 @@ def _verified(store: Store, job: str, checkpoint: str, place: str) -> ListedChec
         return row
     try:
         with progress_bar(f"{job} {checkpoint} ({place})") as progress:
-            restore.verify(store, job, checkpoint, progress=progress)
+            damage: list[str] = []
+            restore.verify(store, job, checkpoint, progress=progress, on_repaired=damage.append)
     except (HoldfastError, OSError) as error:
         return broken(row, error)
-    row.state = "verified"
+    row.state, row.reason = ("repairable", "; ".join(damage)) if damage else ("verified", None)
     return row
 
 
 def _advice(store: Store, damaged: ListedCheckpoint, found: list[ListedCheckpoint]) -> str:
     """Explain what a damaged checkpoint means for its job, and how to remove it."""
     job, checkpoint = damaged.job, damaged.checkpoint
-    sound = {row.checkpoint for row in found if row.job == job and row.state == "verified"}
+    sound = {row.checkpoint for row in found if row.job == job and row.state in ("verified", "repairable")}
     order = [each for each, _ in restore.candidates(store, job)]
     start = next((each for each in order if each in sound), None)
     stays = "it remains until retention removes it"

@@ -18,7 +18,7 @@ from holdfast.commands.console import counted, fail, print_json, print_table, se
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, state_for, tensors_for, written_bytes
+from holdfast.format.manifest import Manifest, Tensor, reused_bytes, state_for, tensors_for
 from holdfast.format.shards import is_module
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Store
@@ -73,9 +73,9 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     parent: str | None
     world_size: int
     files: dict[str, int]
-    written_bytes: int
-    """Size of the files that are not linked from earlier checkpoints."""
     """Sizes in bytes by name."""
+    reused_bytes: int
+    """Size of the files among them that earlier checkpoints wrote."""
     versions: dict[str, str]
     timings: dict[str, float]
     metrics: dict[str, LoggedMetric]
@@ -128,7 +128,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         parent=manifest.parent,
         world_size=manifest.world_size,
         files={file.name: file.size_bytes for file in manifest.files},
-        written_bytes=written_bytes(manifest),
+        reused_bytes=reused_bytes(manifest.files),
         versions=manifest.versions,
         timings=manifest.timings,
         metrics=manifest.metrics,
@@ -153,8 +153,8 @@ def _row(name: str, shards: Sequence[Tensor]) -> ShownTensor:
 def _print(shown: ShownCheckpoint) -> None:
     taken = size(sum(shown.files.values()))
     tensors = counted(len(shown.tensors), "tensor")
-    if shown.written_bytes != sum(shown.files.values()):
-        taken += f", {size(shown.written_bytes)} of it written"
+    if shown.reused_bytes:
+        taken += f", {size(shown.reused_bytes)} of it from earlier checkpoints"
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
     print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")

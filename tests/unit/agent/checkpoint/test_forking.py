@@ -12,7 +12,9 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.forking import Fork, ForkRefused, existing_fork, fork
 from holdfast.checkpoint.garbage_collection import carry_out, plan
+from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.protocol.retention import parse_retention
 from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Store, open_store
@@ -211,3 +213,24 @@ def test_lineages_of_the_new_job_do_not_meet_those_of_the_old(store: Store, tmp_
     store.append("main", Lineage(number=3, iteration=20, parent=POINT, order=None, attempt=1, created_at=1.0))
     commit(tmp_path, {"w": torch.zeros(2)}, job="main", iteration=25, lineage=3)
     assert fork(store, "main", checkpoint_id(25, 3), "branch").lineage == 4
+
+
+def test_a_fork_keeps_the_parity_of_its_checkpoint(tmp_path: Path) -> None:
+    commit(tmp_path, {"w": torch.arange(4.0)}, job="main", iteration=20, parity=ParityCode(2, 1))
+    store = open_store(tmp_path)
+    fork(store, "main", POINT, "branch")
+    path = tmp_path / "branch" / POINT / "rank-0.safetensors"
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data[:-1])
+    assert scrub(store, "branch", POINT, repair=True).state == "repaired"
+    assert path.read_bytes() == data
+    assert restore.verify(store, "branch", POINT).origin is not None
+
+
+def test_a_damaged_checkpoint_is_not_forked_although_parity_could_repair_it(tmp_path: Path) -> None:
+    commit(tmp_path, {"w": torch.arange(4.0)}, job="main", iteration=20, parity=ParityCode(2, 1))
+    path = tmp_path / "main" / POINT / "rank-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DamagedCheckpoint, match="bytes long"):
+        fork(open_store(tmp_path), "main", POINT, "branch")

@@ -219,3 +219,114 @@ def test_going_on_within_an_epoch_draws_nothing_that_training_would_have_drawn()
     before = random_states()
     next(second.batches())
     assert random_states() == before
+
+
+class PositionInIterator:
+    """An iterator with a position, as those of Grain."""
+
+    def __init__(self, end=4):
+        self.given, self.end = 0, end
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.given == self.end:
+            raise StopIteration
+        self.given += 1
+        return self.given
+
+    def get_state(self):
+        return {"next": self.given}
+
+    def set_state(self, state):
+        self.given = state["next"]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 4, "end"])
+def test_an_iterator_with_a_position_repeats_and_misses_nothing(stop):
+    first = cursor_over(PositionInIterator())
+    assert first.limitation is None
+    source = first.batches()
+    seen = [next(source) for _ in range(4 if stop == "end" else stop)]
+    if stop == "end":
+        assert list(source) == []
+    second = cursor_over(PositionInIterator())
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict()
+    while second.epoch < 2:
+        seen += second.batches()
+    assert seen == [1, 2, 3, 4]
+
+
+def test_an_iterator_goes_back_to_where_the_script_began_to_use_it():
+    iterator = PositionInIterator()
+    next(iterator)
+    cursor = cursor_over(iterator)
+    assert list(cursor.batches()) == [2, 3, 4]
+    cursor.load_state_dict(None)
+    assert list(cursor.batches()) == [2, 3, 4]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, None),
+        ({"num_workers": 2}, "not the random state of its 2 workers"),
+        ({"num_workers": 2, "in_order": False}, "in_order=False may repeat or skip batches"),
+    ],
+)
+def test_a_loader_of_torchdata_says_what_it_cannot_promise(options, says):
+    limitation = cursor_over(StatefulDataLoader(IndexRecordingDataset(8), **options)).limitation
+    assert limitation is None if says is None else says in limitation
+
+
+def test_a_position_that_is_not_used_yet_is_kept():
+    class Forgetful(Remembering):
+        def state_dict(self):
+            return {"given": self.given}  # what it loaded counts only once it is iterated
+
+    cursor = cursor_over(Forgetful(True))
+    state = {"epoch": 3, "given": 2, "loader": {"given": 2}}
+    cursor.load_state_dict(state)
+    assert cursor.state_dict() == state
+
+
+def test_a_loader_that_has_no_position_after_all_is_an_error():
+    class Without(Remembering):
+        def state_dict(self):
+            return None
+
+    cursor = cursor_over(Without(True))
+    next(cursor.batches())
+    with pytest.raises(TypeError, match=r"Without\.state_dict\(\) returned None"):
+        cursor.state_dict()
+
+
+class LazyLoader(torch.utils.data.DataLoader):
+    """A loader that begins with its first batch, as Mosaic's StreamingDataLoader."""
+
+    given = skipped = 0
+
+    def __iter__(self):
+        self.given = self.skipped
+        for number, batch in enumerate(super().__iter__()):
+            if number >= self.skipped:
+                self.given += 1
+                yield batch
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict):
+        self.skipped = state_dict["given"]
+
+
+def test_a_loader_that_begins_with_its_first_batch_draws_nothing_that_training_would_have_drawn():
+    first, second = (cursor_over(LazyLoader(IndexRecordingDataset(8), batch_size=2)) for _ in range(2))
+    next(first.batches())
+    second.load_state_dict(first.state_dict())
+    before = random_states()
+    assert next(second.batches()).tolist() == [2, 3]
+    assert random_states() == before

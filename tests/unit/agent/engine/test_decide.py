@@ -55,6 +55,12 @@ TARGET = ("000000000003-1", "order")
         ({"retry": True, "has_room": False}, WAITS),
         ({"retry": True, "spread_seconds": 9.0}, AGAIN),
         ({"retry": True, "requested": True}, dataclasses.replace(AGAIN, checkpoint="requested")),
+        # a call of an integration comes with a checkpoint, or while one waits, but not before a restore or an end
+        ({"call_due": True}, Decision(call=True)),
+        ({"call_due": True, "due": True}, dataclasses.replace(SCHEDULED, call=True)),
+        ({"call_due": True, "due": True} | BUSY, dataclasses.replace(WAITS, call=True)),
+        ({"call_due": True, "restore": TARGET}, BACK),
+        ({"call_due": True, "end_requested": True}, SAVES),
         # a restore comes before any checkpoint
         ({"restore": TARGET}, BACK),
         ({"restore": TARGET, "due": True, "requested": True, "retry": True}, BACK),
@@ -76,4 +82,5 @@ def test_what_is_decided(given, decided):
 
 
 def test_a_decision_is_something_to_do_or_nothing():
-    assert [bool(each) for each in (NOTHING, WAITS, SCHEDULED, BACK, ENDS)] == [False, False, True, True, True]
+    assert [bool(each) for each in (NOTHING, WAITS)] == [False, False]
+    assert all((SCHEDULED, BACK, ENDS, Decision(call=True)))

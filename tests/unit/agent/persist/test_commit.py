@@ -9,10 +9,12 @@ import threading
 import pytest
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.scrub import scrub
 from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import RanksLost
 from holdfast.errors import IncompleteParts
 from holdfast.format.manifest import TensorRange
+from holdfast.format.parity_file import ParityCode
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
 from holdfast.persist.writer import write_checkpoint
@@ -141,8 +143,10 @@ class StepFailingFiles(Files):
         super().sync_directory(path)
 
 
-def task_of(rank, world_size, iteration):
-    origin = RunOrigin(job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={})
+def task_of(rank, world_size, iteration, parity=None):
+    origin = RunOrigin(
+        job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={}, parity=parity
+    )
     return Task(
         origin=origin,
         id=checkpoint_id(iteration, 1),
@@ -182,7 +186,7 @@ class CommitJob:
     def _part(self, found, rank, iteration, number, case):
         line = self.wires.line(rank, case.get("breaks"))
         store = StepFailingStore(self.root, case.get("step"), case.get("error"))
-        task = task_of(rank, self.world_size, iteration)
+        task = task_of(rank, self.world_size, iteration, case.get("parity"))
         payload = memoryview(bytes([rank, iteration]) * 8)
         if case.get("foreign"):
             task = task_of(rank, self.world_size, iteration)
@@ -241,6 +245,24 @@ def test_what_all_have_written_is_a_checkpoint(tmp_path, world_size):
     assert job.checkpoint() == [None] * world_size
     job.assert_whole(1)
     assert job.half_done == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_rank_has_a_parity_file_from_which_its_part_is_repaired(tmp_path, world_size):
+    job = CommitJob(tmp_path, world_size)
+    assert (
+        job.checkpoint(at={rank: {"parity": ParityCode(2, 1)} for rank in range(world_size)})
+        == [None] * world_size
+    )
+    job.assert_whole(1)
+    for rank in range(world_size):
+        path = job.store.path(JOB, checkpoint_id(1, 1)) / f"rank-{rank}.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+        assert restore.load(job.store, JOB, checkpoint_id(1, 1), rank=rank).repaired
+    found = scrub(job.store, JOB, checkpoint_id(1, 1), repair=True)
+    assert {each.file for each in found.files} == {f"rank-{rank}.safetensors" for rank in range(world_size)}
+    assert found.state == "repaired"
+    job.assert_whole(1)
 
 
 CASES = [

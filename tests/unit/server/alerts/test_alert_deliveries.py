@@ -22,6 +22,8 @@ from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.metrics import ServerMetrics
 from holdfast_web import create_app
 
+pytestmark = pytest.mark.usefixtures("no_background_jobs")  # the tests themselves send what is due
+
 CHANNELS = "/api/v1/projects/default/alert-channels"
 BASE_URL = "http://127.0.0.1:7117"
 

@@ -13,6 +13,7 @@ from holdfast.protocol.messages import (
     IntervalDecision,
     Inventory,
     LineageStarted,
+    Notice,
     Samples,
     Stall,
     checkpoint_id,
@@ -494,3 +495,42 @@ def test_time_goes_back_to_the_first_attempt_however_many_there_were(job, client
     second.train(10)
     told = client.get(f"{JOB}/timeline?x=time").json()
     assert (told["times"], len(told["attempts"])) == ([job.at, second.at + 1.2], 1)
+
+
+def marked(agent, message, code="mark"):
+    agent.say(
+        Notice(
+            at=agent.at, iteration=agent.iteration, lineage=agent.lineage, level="info", code=code, message=message
+        )
+    )
+
+
+def shown_marks(client, window=""):
+    marks = client.get(f"{JOB}/timeline{window}").json()["marked"]
+    return [(mark["iteration"], mark["message"]) for mark in marks]
+
+
+def test_marks_are_on_the_timeline_and_not_among_the_notices(job, client):
+    job.train(10)
+    marked(job, "epoch 1")
+    marked(job, "a batch takes 42 ms", code="data")
+    job.train(10)
+    marked(job, "epoch 2")
+    answer = client.get(f"{JOB}/timeline").json()
+    assert [(mark["iteration"], mark["message"]) for mark in answer["marked"]] == [
+        (10, "epoch 1"),
+        (20, "epoch 2"),
+    ]
+    assert [mark["message"] for mark in client.get(f"{JOB}/timeline?from=15&to=20").json()["marked"]] == [
+        "epoch 2"
+    ]
+    assert [notice["code"] for notice in client.get(f"{JOB}/notices").json()["notices"]] == ["data"]
+
+
+def test_marks_that_a_restore_left_behind_are_not_shown(job, client):
+    job.train(10)
+    marked(job, "epoch 1")
+    job.train(10)
+    marked(job, "epoch 2")
+    back_to(job, 15, 2)
+    assert shown_marks(client) == [(10, "epoch 1")]

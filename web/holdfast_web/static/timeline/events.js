@@ -54,9 +54,19 @@ function orders(model) {
   }));
 }
 
+function marks(model) {
+  return model.marked.map((row) => ({
+    x: row.x,
+    mark: "tick",
+    text: row.message,
+    title: row.message,
+    lines: [`At iteration ${count(row.iteration)}, ${clock(row.at)}${zone()}`],
+  }));
+}
+
 export class EventLane extends CanvasLane {
   setModel(model) {
-    this.events = [...edits(model), ...attempts(model), ...orders(model)]
+    this.events = [...marks(model), ...edits(model), ...attempts(model), ...orders(model)]
       .map((event) => ({ ...event, x: Math.max(event.x, model.extent[0]) }))
       .sort((a, b) => a.x - b.x);
     super.setModel(model);
@@ -95,12 +105,13 @@ export class EventLane extends CanvasLane {
   }
 
   #mark(pen, event, x, y) {
-    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info }[event.mark];
+    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info, tick: palette.muted }[event.mark];
     pen.fillStyle = event.open ? palette.surface : color;
     pen.strokeStyle = color;
     pen.lineWidth = 1.5;
     pen.beginPath();
     if (event.mark === "edit") pen.rect(x - 3.5, y - 3.5, 7, 7);
+    else if (event.mark === "tick") pen.rect(x - 0.5, y - 5, 1, 10);
     else if (event.mark === "restore") {
       pen.arc(x, y, 4, Math.PI * 0.9, Math.PI * 2.5);
       pen.stroke();

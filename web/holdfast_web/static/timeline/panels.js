@@ -199,6 +199,7 @@ function iterations(model, view, metric) {
 export function fillTables(target, model, view, metric) {
   const shown = model.checkpoints.filter((row) => view.shows(row.x));
   const stalls = model.stalls.filter((row) => view.shows(row.x));
+  const marked = model.marked.filter((row) => view.shows(row.x));
   const { checkpoints: all, stalls: allStalls } = counted(model, view);
   target.replaceChildren(
     table(
@@ -211,6 +212,9 @@ export function fillTables(target, model, view, metric) {
       ["Iteration", "Lineage", "Kind", "Length"],
       thinned(stalls).map((row) => [count(row.iteration), row.lineage, row.kind, duration(row.seconds)]),
     ),
+    ...(marked.length
+      ? [table(`Marked events in this window: ${outOf(Math.min(marked.length, MOST_ROWS), marked.length)}`, ["Iteration", "Event"], thinned(marked).map((row) => [count(row.iteration), row.message]))]
+      : []),
     iterations(model, view, metric),
   );
 }

@@ -1,0 +1,79 @@
+"""`holdfast store scrub`: find damage in a store, and repair it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+
+from holdfast.checkpoint.scrub import ScrubbedCheckpoint
+from holdfast.checkpoint.scrub import scrub as scrub_checkpoint
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, counted, fail, print_json, print_table, size
+from holdfast.commands.options import Json, OnlyJob, StorePath
+from holdfast.commands.progress_bar import progress_bar
+from holdfast.commands.stores.arguments import chosen, opened
+from holdfast.commands.stores.listing import named
+from holdfast.pacing.quantities import parse_speed
+from holdfast.persist.writer import RateLimiter
+
+_REPAIR = "Replace damaged files by what was written, where their parity allows it."
+_RATE = "Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows."
+
+
+def scrub(
+    path: StorePath,
+    job: OnlyJob = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Read only the checkpoint of this name; needs --job.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help=_REPAIR)] = False,
+    rate: Annotated[str | None, typer.Option(help=_RATE)] = None,
+    json: Json = False,
+) -> None:
+    """Read every byte of every checkpoint, with parity files and copies of manifests, and list the damage.
+
+    With --repair, files are repaired to the bit from their parity. Jobs may run meanwhile. The exit code is 0 when
+    all checkpoints are sound or were repaired, and 1 when damage remains.
+
+    Examples: holdfast store scrub checkpoints  ·  holdfast store scrub checkpoints --repair --rate 50MB/s  ·
+    holdfast store scrub s3://bucket/checkpoints --job char-gpt --json
+    """
+    try:
+        bytes_per_second = None if rate is None else parse_speed(rate, "--rate")
+    except ValueError as error:
+        fail(str(error), EXIT_USAGE)
+    if checkpoint is not None and job is None:
+        fail("--checkpoint needs --job", EXIT_USAGE)
+    pace = RateLimiter(bytes_per_second, threading.Event().wait)
+    found = []
+    with opened(path) as store:
+        wanted = list(
+            named(store, job) if checkpoint is None else [(job or "", chosen(store, job or "", checkpoint))]
+        )
+        for number, (name, each) in enumerate(wanted, 1):
+            with progress_bar(f"{name} {each} ({number} of {len(wanted)})") as progress:
+                found.append(scrub_checkpoint(store, name, each, repair=repair, pace=pace, progress=progress))
+    if json:
+        print_json(found)
+    else:
+        _print(found, path, repair=repair)
+    if any(each.state not in ("sound", "repaired", "removed") for each in found):
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:
+    if not found:
+        print(f"no checkpoints in {path}")
+        return
+    rows = [(each.job, each.checkpoint, size(each.read_bytes), each.state) for each in found]
+    print_table(("JOB", "CHECKPOINT", "READ", "STATE"), rows)
+    for each in found:
+        if each.reason is not None:
+            print(f"\n{each.job} {each.checkpoint} is unreadable: {each.reason}")
+        for file in each.files:
+            reason = f"; {file.reason}" if file.reason else ""
+            print(f"\n{each.job} {each.checkpoint}/{file.file} {file.state}: {file.damage}{reason}")
+    repairable = [each for each in found if each.state == "repairable"]
+    if repairable and not repair:
+        print(f"\nrepair {counted(len(repairable), 'checkpoint')} with: holdfast store scrub {path} --repair")

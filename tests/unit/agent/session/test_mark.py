@@ -1,0 +1,39 @@
+"""`session.mark`: events of training on the timeline."""
+
+import torch
+
+from holdfast.protocol.jobs import MARK
+from holdfast.protocol.messages import Notice
+from holdfast.telemetry import reporter
+from tests.support.session_fixtures import linked as linked
+from tests.support.session_fixtures import store as store
+from tests.support.small_session import iterate, session_of
+
+
+def marks(session):
+    return [event for event in session._reporter.link.of(Notice) if event.code == MARK]
+
+
+def test_a_mark_is_reported_with_its_iteration_and_metrics(store, linked):
+    model, optimizer, session = session_of(store, **linked)
+    session.resume()
+    iterate(model, optimizer, session)
+    loss = torch.tensor(0.28741, requires_grad=True)
+    session.mark("validation", val_loss=loss, accuracy=1, confusion=torch.zeros(2, 2), note="good")
+    session.mark("epoch 1")
+    session.close()
+    found = marks(session)
+    assert [(mark.iteration, mark.lineage, mark.level) for mark in found] == [(1, 1, "info")] * 2
+    assert [mark.message for mark in found] == ["validation: val_loss 0.2874, accuracy 1", "epoch 1"]
+
+
+def test_a_script_that_marks_everything_is_limited(store, linked, monkeypatch, caplog):
+    monkeypatch.setattr(reporter, "MOST_MARKS", 3)
+    session = session_of(store, **linked)[2]
+    session.resume()
+    for number in range(6):
+        session.mark(f"batch {number}" + "!" * 1000)
+    session.close()
+    assert [mark.message[:7] for mark in marks(session)] == ["batch 0", "batch 1", "batch 2"]
+    assert len(marks(session)[0].message) == reporter.MOST_MARK_LENGTH
+    assert caplog.text.count("first 3 marks") == 1
