@@ -82,21 +82,14 @@ class PersistJob:
 
     def take(self, *, over_seconds=0.0, before=None, **changes):
         """A checkpoint of this instant, on its way to the store; it may link files of the run `before`."""
-        versions = None
         if before is not None:
-            changes, versions = {"parent": before.id} | changes, before.copy.versions
+            changes = {"parent": before.id} | changes
         self.iteration += 1
         assert self.snapshots.wait_free(30)
         captured = CapturedState(
             trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
         )
-        request = requested(
-            self.iteration,
-            origin=origin(**changes),
-            at_once=True,
-            over_seconds=over_seconds,
-            parent_versions=versions,
-        )
+        request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
         run = CheckpointRun(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)
         self.persister.submit(run)

@@ -97,12 +97,8 @@ class Checkpointer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._head: str | None = None
-        self._newest_durable = 0
-        """The number of the run that the head is from."""
-        self._head_versions: Mapping[str, int] | None = None
-        """Version counters of tensors when the head was taken; None if this session did not take it."""
-        self._links_from = 0
-        """Number of the first run whose files may be linked: earlier ones may share a damaged file."""
+        self._newest_durable = 0  # the number of the run that the head is from
+        self._links_from = 0  # files of earlier runs are not linked: they may share a damaged file
         self._runs: list[CheckpointRun] = []
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
@@ -175,7 +171,7 @@ class Checkpointer:
     def continue_lineage(self, lineage: Lineage, head: str | None) -> None:
         """Continue a lineage from the checkpoint `head`."""
         with self._lock:
-            self.lineage, self._head, self._head_versions = lineage, head, None
+            self.lineage, self._head = lineage, head
         self._position.lineage = lineage.number
 
     def follow_lineage(self, number: int) -> None:
@@ -187,8 +183,7 @@ class Checkpointer:
         """Record that a checkpoint is damaged, so that a sound one may replace it. For any thread."""
         with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
-            if damaged:
-                self._links_from = self._number + 1
+            self._links_from = self._number + 1 if damaged else self._links_from
 
     def update_lineage(self) -> None:
         """Switch to rank 0's lineage before an unannounced checkpoint: the store may be back."""
@@ -208,12 +203,9 @@ class Checkpointer:
             self.snapshots.prepare(captured)
             self._estimate_space(captured)
             self.persister.prepare()
-            if self.persister.refusal is not None:
-                self._reporter.notice(
-                    "info",
-                    "backend",
-                    f"a thread writes checkpoints, not a helper process: {self.persister.refusal}",
-                )
+            if (refusal := self.persister.refusal) is not None:
+                text = f"a thread writes checkpoints, not a helper process: {refusal}"
+                self._reporter.notice("info", "backend", text)
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
@@ -243,7 +235,6 @@ class Checkpointer:
             lineage=lineage,
             kind=kind,
             origin=self._origin(iteration, lineage),
-            parent_versions=self._head_versions,
             number=self._number,
             mode=mode,
             at_once=at_once,
@@ -364,7 +355,6 @@ class Checkpointer:
         with self._lock:
             if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
                 self._newest_durable, self._head = run.request.number, run.id
-                self._head_versions = run.copy.versions or None  # a survivor has none
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
             self._changed.notify_all()
@@ -411,9 +401,8 @@ class Checkpointer:
     def _acquire_number(self, at_least: int) -> int:
         """Acquire the attempt number, and load the checkpoints that earlier attempts keep."""
         if at_least > 1:
-            at_least = (
-                self._events.plausible_number("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
-            )
+            newest = self.store.latest_attempt(self.job)
+            at_least = self._events.plausible_number("attempt", at_least - 1, newest) + 1
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self.retention_queue.load_requested()

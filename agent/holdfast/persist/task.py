@@ -77,7 +77,7 @@ MIN_SHARED_SHARE = 0.05
 
 def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
     """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
-    before = run.request.parent_versions
+    before = contents.parent_versions
     if before is None:
         names = contents.frozen
     else:

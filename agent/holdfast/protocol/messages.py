@@ -195,6 +195,9 @@ class CheckpointFacts(TrainingEvent, kw_only=True):
     kind: CheckpointKind
     state: CheckpointState
     payload_bytes: int = 0
+    """Size of the state."""
+    reused_bytes: int = 0
+    """Part of it that is in files of earlier checkpoints, and was not written again."""
     snapshot_started_at: float | None = None
     snapshot_seconds: float | None = None
     """Time to copy the state, from the end of the iteration."""

@@ -104,8 +104,6 @@ class RunRequest:
     """Environment that the state was trained in."""
     metrics: Callable[[], Mapping[str, LoggedMetric]] = dict
     """Returns the newest value of each metric, once the copy of the state has ended. For any thread."""
-    parent_versions: Mapping[str, int] | None = None
-    """`CopyResult.versions` of the parent; None if this session did not take it."""
     started_at: float = field(default_factory=time.time)
     survived: bool = False
     """An earlier attempt copied it into the memory tier and ended before it was durable."""
@@ -133,6 +131,8 @@ class SnapshotContents:
     """Check that the written state decodes to the captured one; None once one check has passed."""
     frozen: set[str] = field(default_factory=set)
     """Names of parameters that no optimizer trains."""
+    parent_versions: Mapping[str, int] | None = None
+    """`CopyResult.versions` of the parent; None if this session did not take it."""
 
     @property
     def size_bytes(self) -> int:
