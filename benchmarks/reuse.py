@@ -1,7 +1,7 @@
 """`python -m benchmarks.reuse`: how much smaller checkpoints are when unchanged tensors are stored once.
 
-Two trainings with AdamW: 12 checkpoints of adapters (LoRA) on a frozen base, and checkpoints of the same model with
-all weights trained, in which nothing can be reused. These are timed with and without reuse, in turn. Figures:
+Two trainings with AdamW: 12 checkpoints of adapters (LoRA) on a frozen base, and some of the same model with all
+weights trained, in which nothing can be reused. These are timed with and without reuse, in turn. Figures:
 
 - `lora_reuse_ratio`: bytes of state per byte stored, of the checkpoints after the first.
 - `lora_space_ratio`: the same for all 12, as the file system counts them.
