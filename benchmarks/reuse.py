@@ -1,11 +1,11 @@
 """`python -m benchmarks.reuse`: how much smaller checkpoints are when unchanged tensors are stored once.
 
-Two trainings with AdamW: 12 checkpoints of adapters (LoRA) on a frozen base, and some of the same model with all
-weights trained, in which nothing can be reused. These are timed with and without reuse, in turn. Figures:
+Two trainings with AdamW, 12 checkpoints each: adapters (LoRA) on a frozen base, and the same model with all
+weights trained, in which nothing can be reused. Figures:
 
 - `lora_reuse_ratio`: bytes of state per byte stored, of the checkpoints after the first.
 - `lora_space_ratio`: the same for all 12, as the file system counts them.
-- `off_overhead`: additional time of writing a checkpoint in which nothing can be reused.
+- `off_overhead`: time of the search for unchanged tensors where there are none, divided by the time of writing.
 - `restore_slowdown`: time to read and verify a checkpoint that shares a file, divided by that without reuse.
 """
 
@@ -28,7 +28,8 @@ import torch
 import holdfast
 from holdfast.checkpoint import restore
 from holdfast.format.manifest import reused_bytes
-from holdfast.persist import task
+from holdfast.persist import task, writer
+from holdfast.snapshot.layout import Layout
 from holdfast.store import Store, open_store
 
 CHECKPOINTS = 12
@@ -62,7 +63,7 @@ def run(width: int = 2048, layers: int = 8, rounds: int = 5, folder: str | None 
         with never_reused():
             plain = trained(Path(place) / "plain", width, layers, is_frozen=True)
         figures["restore_slowdown"] = in_turn(rounds, lambda: load(store), lambda: load(plain))
-        figures["off_overhead"] = off_overhead(Path(place), width, layers // 2, rounds) - 1
+        figures["off_overhead"] = off_overhead(Path(place), width, layers // 2)
     return figures
 
 
@@ -102,16 +103,27 @@ def space_bytes(place: Path) -> int:
     return sum(blocks * 512 for _, blocks in {(each.st_ino, each.st_blocks) for each in found})
 
 
-def off_overhead(place: Path, width: int, layers: int, rounds: int) -> float:
-    """Return the time to write a state in which all weights are trained, divided by that without reuse."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
-    for turn in range(2 * rounds):
-        has_reuse = turn % 2 == 0
-        with never_reused() if not has_reuse else mock.MagicMock():
-            store = trained(place / f"dense-{turn}", width, layers, is_frozen=False, count=4)
-        manifests = [restore.manifest(store, "job", each) for each in store.checkpoints("job")]
-        seconds[has_reuse] += [each.timings["write_seconds"] for each in manifests[1:]]
-    return statistics.median(seconds[True]) / statistics.median(seconds[False])
+def off_overhead(place: Path, width: int, layers: int) -> float:
+    """Return the time of the search for unchanged tensors, divided by that of writing, where all are trained."""
+    seconds: list[float] = []
+
+    def timed(search: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            started = time.perf_counter()
+            found = search(*args)
+            seconds.append(time.perf_counter() - started)
+            return found
+
+        return call
+
+    with (
+        mock.patch.object(task, "_unchanged", timed(task._unchanged)),
+        mock.patch.object(writer, "find_unchanged", timed(writer.find_unchanged)),
+        mock.patch.object(Layout, "versions", property(timed(Layout.versions.fget))),  # type: ignore[attr-defined]
+    ):
+        store = trained(place / "dense", width, layers, is_frozen=False)
+    manifests = [restore.manifest(store, "job", each) for each in store.checkpoints("job")]
+    return sum(seconds) / sum(each.timings["write_seconds"] for each in manifests)
 
 
 def load(store: Store) -> None:
