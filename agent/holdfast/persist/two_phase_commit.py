@@ -324,7 +324,7 @@ def _for_folder(task: Task, begun: _Begin) -> Task:
         folder=begun.folder,
         attempt=begun.attempt,
         uid=begun.uid,
-        may_link=begun.may_link,
+        may_link=begun.may_link and task.origin.may_link,
     )
     return msgspec.structs.replace(task, origin=origin)
 

@@ -120,7 +120,9 @@ def test_a_damaged_base_with_parity_is_repaired_for_all_checkpoints_and_restored
     path.write_bytes(data)
     resumed = Job(store, parity="10+2")
     assert torch.equal(resumed.model.base.weight, job.model.base.weight)
-    resumed.close()
+    resumed.run(2).close()
+    anew = f"rank-0.{checkpoint_id(4, 1)}.safetensors"
+    assert [*files_of(store, 4), *files_of(store, 5)] == 2 * ["rank-0.safetensors", anew]
     assert scrub(place, "job", checkpoint_id(2, 1), repair=True).state == "repaired"
     assert {scrub(place, "job", each).state for each in place.checkpoints("job")} == {"sound"}
 
