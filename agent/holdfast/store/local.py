@@ -358,14 +358,13 @@ class LocalReplacer:
 
     def _other_links(self, target: Path) -> list[Path]:
         """Return the files of other checkpoints that are the same file: they have the same damage."""
-        try:
+        others = []
+        with contextlib.suppress(FileNotFoundError):  # missing, or removed meanwhile
             found = target.stat()
-        except FileNotFoundError:
-            return []
-        if found.st_nlink == 1:
-            return []
-        others = (path for path in target.parent.parent.glob(f"[0-9]*/{target.name}") if path != target)
-        return [path for path in others if path.stat().st_ino == found.st_ino]
+            if found.st_nlink > 1:
+                named = target.parent.parent.glob(f"[0-9]*/{target.name}")
+                others += [path for path in named if path != target and path.stat().st_ino == found.st_ino]
+        return others
 
     def _relink(self, target: Path, other: Path) -> None:
         files, temporary = self._store.files, other.with_name(f"{REPLACEMENT}{secrets.token_hex(4)}")
