@@ -18,7 +18,7 @@ from holdfast.commands.console import counted, fail, print_json, print_table, se
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, state_for, tensors_for
+from holdfast.format.manifest import Manifest, Tensor, reused_bytes, state_for, tensors_for
 from holdfast.format.shards import is_module
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import LoggedMetric
@@ -75,6 +75,8 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     world_size: int
     files: dict[str, int]
     """Sizes in bytes by name."""
+    reused_bytes: int
+    """Size of the files among them that earlier checkpoints wrote."""
     versions: dict[str, str]
     timings: dict[str, float]
     metrics: dict[str, LoggedMetric]
@@ -127,6 +129,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         parent=manifest.parent,
         world_size=manifest.world_size,
         files={file.name: file.size_bytes for file in manifest.files},
+        reused_bytes=reused_bytes(manifest.files),
         versions=manifest.versions,
         timings=manifest.timings,
         metrics=manifest.metrics,
@@ -151,6 +154,8 @@ def _row(name: str, shards: Sequence[Tensor]) -> ShownTensor:
 def _print(shown: ShownCheckpoint) -> None:
     taken = format_bytes(sum(shown.files.values()))
     tensors = counted(len(shown.tensors), "tensor")
+    if shown.reused_bytes:
+        taken += f", {size(shown.reused_bytes)} of it from earlier checkpoints"
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
     print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
