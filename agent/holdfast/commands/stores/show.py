@@ -155,7 +155,7 @@ def _print(shown: ShownCheckpoint) -> None:
     taken = format_bytes(sum(shown.files.values()))
     tensors = counted(len(shown.tensors), "tensor")
     if shown.reused_bytes:
-        taken += f", {size(shown.reused_bytes)} of it from earlier checkpoints"
+        taken += f", {format_bytes(shown.reused_bytes)} of it from earlier checkpoints"
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
     print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
