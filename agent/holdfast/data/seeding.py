@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -16,10 +13,6 @@ from torch.utils.data import Dataset, Subset
 
 from holdfast.data.order import stable_hash
 
-logger = logging.getLogger("holdfast")
-
-_MT19937_BYTES = 625 * 4
-"""624 numbers, and the place of the next one."""
 Key = tuple[int, Any]
 """(epoch, index): all that a worker needs to read a sample like any other worker."""
 
@@ -89,89 +82,12 @@ def preserved_random_state() -> Iterator[None]:
     if torch.utils.data.get_worker_info() is not None:
         yield  # the state of a worker does not matter
         return
-    get_numpy_state, set_numpy_state = _numpy_state() if "numpy" in sys.modules else (_nothing, _nothing)
-    python, of_torch, of_numpy = random.getstate(), torch.get_rng_state(), get_numpy_state()
+    numpy = sys.modules.get("numpy")
+    state = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)
     try:
         yield
     finally:
-        random.setstate(python)
-        torch.set_rng_state(of_torch)
-        set_numpy_state(of_numpy)
-
-
-def _nothing(*_: Any) -> None:
-    pass
-
-
-@cache
-def _numpy_state() -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """Return functions that get and set the state of NumPy's global generator.
-
-    Its own take 0.35 ms together for each batch, because they copy the 624 numbers of MT19937 one by one. Copying
-    their memory takes 0.01 ms. The layout of this memory is checked here; where it is another one, NumPy's own
-    functions are used.
-    """
-    import numpy
-
-    before = numpy.random.get_state(legacy=False)
-    try:
-        fast = _FastNumpyState()
-        state = fast.get()
-        numpy.random.seed(1)
-        numpy.random.standard_normal()  # leaves a second number, which is a part of the state
-        fast.set(state)
-        if _same_state(before, numpy.random.get_state(legacy=False)):
-            return fast.get, fast.set
-    except Exception as error:  # private parts of NumPy may be missing in another version
-        logger.debug("the state of NumPy's generator is copied by NumPy: %s", error)
-    numpy.random.set_state(before)
-    return numpy.random.get_state, numpy.random.set_state
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    pairs = [(each["state"]["key"].tobytes(), each["state"]["pos"]) for each in (one, other)]
-    return pairs[0] == pairs[1] and all(one[name] == other[name] for name in ("has_gauss", "gauss"))
-
-
-class _FastNumpyState:
-    """Gets and sets the state of NumPy's global generator by copying its memory."""
-
-    def __init__(self) -> None:
-        import numpy
-
-        class OnlyGauss(numpy.random.MT19937):
-            """Stands for the bit generator while NumPy gets or sets the rest of the state, a normal number."""
-
-            @property
-            def state(self) -> Any:
-                return {"bit_generator": "MT19937", "state": None}
-
-            @state.setter
-            def state(self, _: Any) -> None:
-                pass
-
-        self._numpy, self._only_gauss = numpy.random, OnlyGauss(0)
-        self._global: Any = numpy.random.mtrand._rand
-
-    def get(self) -> Any:
-        bits = self._global._bit_generator
-        if type(bits) is not self._numpy.MT19937:  # the script has replaced it
-            return self._numpy.get_state(legacy=False)
-        memory = ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES)
-        self._global._bit_generator = self._only_gauss
-        try:
-            return bits, memory, self._global.get_state(legacy=False)
-        finally:
-            self._global._bit_generator = bits
-
-    def set(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self._numpy.set_state(state)
-            return
-        bits, memory, gauss = state
-        ctypes.memmove(bits.ctypes.state_address, memory, _MT19937_BYTES)
-        self._global._bit_generator = self._only_gauss
-        try:
-            self._global.set_state(gauss)
-        finally:
-            self._global._bit_generator = bits
+        random.setstate(state[0])
+        torch.set_rng_state(state[1])
+        if numpy:
+            numpy.random.set_state(state[2])

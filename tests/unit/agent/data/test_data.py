@@ -8,9 +8,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, default_collate
 
 from holdfast import DataLoader
-from holdfast.data import seeding
 from holdfast.data.indexed import DataPosition
-from holdfast.data.seeding import preserved_random_state, seed_all
 from holdfast.state.rng import restore_rng, rng_state
 from tests.support.recording_datasets import (
     IndexRecordingDataset,
@@ -697,22 +695,3 @@ class StatefulStream(torch.utils.data.IterableDataset):
 
     def load_state_dict(self, state):
         self.next = state["next"]
-
-
-@pytest.mark.parametrize("normals", [0, 1, 2])
-def test_the_random_state_of_numpy_is_restored_with_its_second_normal_number(normals):
-    numpy.random.seed(5)
-    numpy.random.standard_normal(normals)
-    before = numpy.random.get_state()
-    with preserved_random_state():
-        seed_all(7)
-        numpy.random.standard_normal(3)
-    after = numpy.random.get_state()
-    assert (before[1] == after[1]).all()
-    assert before[2:] == after[2:]
-
-
-def test_the_random_state_of_numpy_is_restored_if_its_memory_has_another_layout(monkeypatch):
-    monkeypatch.setattr(seeding, "_MT19937_BYTES", 16)
-    functions = seeding._numpy_state.__wrapped__()
-    assert functions == (numpy.random.get_state, numpy.random.set_state)
