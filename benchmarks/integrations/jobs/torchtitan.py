@@ -116,7 +116,7 @@ def main() -> None:
         _time_saves(trainer.checkpointer, log)
     try:
         trainer.train()
-    except Exception:
+    except Exception:  # torchtitan closes its trainer after an error as well
         trainer.close()
         raise
     trainer.close()

@@ -21,10 +21,8 @@ from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import (
     FailingFiles,
-    RecordedFiles,
     SimulatedProcessDeath,
     crash_states,
-    memory_directory,
     plant,
 )
 
@@ -41,12 +39,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
-
-
-@pytest.fixture
-def memory():
-    with memory_directory() as directory:
-        yield directory
 
 
 def commit(store, iteration, parent=None, attempt=1, parity=None):
@@ -89,24 +81,6 @@ def train(store, acknowledged=lambda listed: None, parity=None):
     store.delete(JOB, FIRST, 1)
     commit(store, 3, SECOND, parity=parity)
     acknowledged([SECOND, THIRD])
-
-
-@pytest.fixture
-def begun(memory, monkeypatch):
-    """Stores whose changes are recorded, each with a started job."""
-    numbers = itertools.count()
-
-    def begin():
-        tokens = itertools.count()
-        monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
-        base = memory / f"disk-{next(numbers)}"
-        base.mkdir()
-        files = RecordedFiles(base)
-        store = LocalStore(base / "store", files)
-        store.acquire_attempt(JOB, "uid")
-        return store, files
-
-    return begin
 
 
 class Judge:
