@@ -13,10 +13,12 @@ from .calling import ROOT
 from .driver import CheckpointBenchmark, removed_at_exit
 from .figures import report
 from .machine import facts
-from .registry import CONTENDERS
+from .registry import BACKENDS, CONTENDERS, FORK, PLAIN, TORCH_SAVE
 from .results import BenchmarkOptions
 from .scale import TrainingScale
 
+SIZES_GB = (0.1, 0.3, 1.0, 3.0, 10.0)
+BESIDE_FORK = (PLAIN, TORCH_SAVE, *BACKENDS.values())
 AFTER_ROUNDS_SECONDS = 120
 """Approximate duration of everything after the rounds."""
 
@@ -24,15 +26,23 @@ AFTER_ROUNDS_SECONDS = 120
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
+    if options.crum:
+        for size in options.sizes:
+            _run(options, TrainingScale.with_short_iterations(size), [*BESIDE_FORK, FORK])
+    else:
+        _run(options, _scale(options), options.only or [])
+
+
+def _run(options: argparse.Namespace, scale: TrainingScale, only: list[str]) -> None:
     until = time.monotonic() + 60 * options.minutes - AFTER_ROUNDS_SECONDS
     folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=options.folder))
     with removed_at_exit(folder):
         for line in facts(folder, options.device):
             print(line, flush=True)
         plan = BenchmarkOptions(
-            scale=_scale(options),
+            scale=scale,
             folder=folder,
-            only=options.only or [],
+            only=only,
             k=5,
             every_iterations=3,
             rounds=1 if options.quick else options.rounds,
@@ -69,6 +79,10 @@ def _options() -> argparse.Namespace:
         metavar="NAME",
         help=f"only this library, without the measurements of Holdfast alone; may be repeated: {names}",
     )
+    parser.add_argument(
+        "--crum", action="store_true", help="a forked save beside torch.save, thread and process, by state size"
+    )
+    parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_GB, metavar="GB", help="sizes for --crum")
     parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")
     return parser.parse_args()
 

@@ -14,7 +14,7 @@ from typing import Any
 from . import machine
 from .calling import ContenderExcluded, WorkerProcess
 from .processes import PeakMemory, cpu_seconds
-from .registry import CONTENDERS, OURS, ContenderEntry
+from .registry import CONTENDERS, OURS, ContenderEntry, by_name
 from .results import BenchmarkOptions, Results
 
 STATES_IN_MEMORY = {"cpu": 5, "cuda": 3}
@@ -36,7 +36,7 @@ class CheckpointBenchmark:
 
     def everything(self) -> Results:
         try:
-            waiting = [e for e in CONTENDERS if not self.plan.only or e.name in self.plan.only]
+            waiting = list(map(by_name, self.plan.only)) if self.plan.only else list(CONTENDERS)
             waiting.sort(key=lambda entry: entry.name not in OURS)  # if memory is short, ours run first
             while waiting:
                 waiting = self._take_turns(waiting)

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable
 
-from .registry import BACKENDS, CONTENDERS, OURS, PLAIN, TORCH_SAVE
+from .registry import BACKENDS, CONTENDERS, ONLY_BY_NAME, OURS, PLAIN, TORCH_SAVE
 from .results import BenchmarkOptions, Results
 from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
 
@@ -29,7 +29,7 @@ each iter.       iterations with a checkpoint after each ÷ iterations without
 
 
 def report(results: Results, plan: BenchmarkOptions, say: Say = print) -> None:
-    order = [entry.name for entry in CONTENDERS if entry.name in results.samples]
+    order = [entry.name for entry in (*CONTENDERS, *ONLY_BY_NAME) if entry.name in results.samples]
     contenders = {name: _medians_of(name, results) for name in order}
     limits = best_ways(medians(results.limits))
     lines = [

@@ -54,6 +54,11 @@ CONTENDERS = (
 )
 
 
+FORK = "fork"
+ONLY_BY_NAME = (ContenderEntry(FORK, "forked:ForkedSave"),)
+"""Contenders that run only where they are named."""
+
+
 @functools.cache
 def by_name(name: str) -> ContenderEntry:
-    return next(entry for entry in CONTENDERS if entry.name == name)
+    return next(entry for entry in (*CONTENDERS, *ONLY_BY_NAME) if entry.name == name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -29,6 +30,11 @@ class TrainingScale:
         width = (math.sqrt(VOCABULARY**2 + 12 * layers * parameters) - VOCABULARY) / (12 * layers)
         batch = max(1, round(3e13 / (6 * parameters * 1024)))
         return cls(layers=layers, width=max(1, round(width / 64)) * 64, batch=batch, tokens=1024, device=device)
+
+    @classmethod
+    def with_short_iterations(cls, gigabytes: float) -> TrainingScale:
+        """Return a model of about so much state, and a batch that a CPU trains in about the time of an update."""
+        return dataclasses.replace(cls.of_state(gigabytes, "cpu"), batch=1, tokens=64)
 
     @property
     def state_bytes(self) -> int:
