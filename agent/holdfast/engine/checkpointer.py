@@ -209,7 +209,9 @@ class Checkpointer:
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
-            self._events.estimate_space(self.job, captured, self._ranks.world_size, self.retention_queue.rules)
+            self._events.estimate_space(
+                self.job, captured, self._ranks.world_size, self.retention_queue.rules, self.parity
+            )
 
     def take(
         self,

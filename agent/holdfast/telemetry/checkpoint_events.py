@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from holdfast.format.parity_file import ParityCode, StripeLayout
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol import messages
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, checkpoint_id
@@ -72,7 +73,9 @@ class CheckpointEvents:
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
 
-    def estimate_space(self, job: str, captured: CapturedState, world_size: int, rules: Retention) -> None:
+    def estimate_space(
+        self, job: str, captured: CapturedState, world_size: int, rules: Retention, parity: ParityCode | None
+    ) -> None:
         """Report once, on a background thread, how much space the checkpoints will take."""
         if self._space_estimated:
             return
@@ -80,7 +83,10 @@ class CheckpointEvents:
 
         def report() -> None:
             try:
-                self.report_space(job, estimate_checkpoint_bytes(captured, world_size), rules)
+                size_bytes = estimate_checkpoint_bytes(captured, world_size)
+                if parity is not None:
+                    size_bytes += StripeLayout(parity, size_bytes).size_bytes
+                self.report_space(job, size_bytes, rules)
             except Exception as error:  # an estimate must not fail anything
                 logger.debug("%s: the space for checkpoints is not estimated: %s", job, error)
 
