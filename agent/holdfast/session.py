@@ -351,6 +351,7 @@ class Session:
         Optimizers of the session do so in their `step`. Call it before `graph.replay()` where a CUDA graph has
         captured that step: a replay calls no hooks.
         """
+        self._training.is_replay_announced = True
         self._boundary.before_update()
 
     def observe(self, listener: RunListener, on_stall: Callable[[StallKind, float], None] | None = None) -> None:

@@ -74,8 +74,6 @@ class HoldfastMeasurements:
         contender.close()
         return seen
 
-    def rest(self) -> None: ...
-
     def close(self) -> None: ...
 
 

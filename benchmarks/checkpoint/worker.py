@@ -25,8 +25,6 @@ Measured = dict[str, list[float]]
 class WorkerCalls:
     """The calls of the driver."""
 
-    _training: Any = None
-
     def start(self, name: str, scale: dict[str, Any], folder: Path) -> int | None:
         """Build the training; return the bytes of its state, or `None` if it does not fit into memory."""
         import torch
@@ -141,11 +139,6 @@ class WorkerCalls:
         persist = self._contender.persist_seconds
         return found if persist is None else found | {"persist_idle": [persist]}
 
-    def rest(self) -> None:
-        """Leave the memory of the GPU to the others."""
-        if self._training is not None:
-            self._training.give_back()
-
     def close(self) -> None:
         self._contender.close()
 
@@ -201,12 +194,13 @@ def serve(channel: Connection, turns: Any) -> None:
         except EOFError:
             break
         try:
-            found = getattr(turns, what)(*arguments)
-            turns.rest()
-            channel.send((found, None))
+            answer = getattr(turns, what)(*arguments), None
         except Exception as error:  # leave a failing contender out, with the reason, and log the traceback
             traceback.print_exc()
-            channel.send((None, f"{type(error).__name__}: {error}"))
+            answer = None, f"{type(error).__name__}: {error}"
+        if torch := sys.modules.get("torch"):  # leave the memory of the GPU to the others
+            torch.cuda.empty_cache()
+        channel.send(answer)
     with contextlib.suppress(Exception):  # the process ends anyway; closing the library leaves less behind
         turns.close()
 

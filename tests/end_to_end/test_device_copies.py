@@ -104,15 +104,15 @@ def test_a_restore_in_place_and_a_resume_give_the_bits_of_the_checkpoint(backend
         expected = job.end_iteration()
         job.iterate()
         job.end_iteration()
+        addresses = [part.data_ptr() for part in job.model]
         job.session.restore(1)
         job.iterate()
         job.session.step()
         assert job.session.iteration == 1
         assert job.digests() == expected
-        addresses = [part.data_ptr() for part in job.model]
+        assert [part.data_ptr() for part in job.model] == addresses
         job.iterate()
         newest = job.end_iteration()
-        assert [part.data_ptr() for part in job.model] == addresses
     resumed = FastJob(tmp_path, seed=1)
     with resumed.session:
         assert resumed.session.resume() == 2
@@ -155,7 +155,7 @@ def test_updates_that_a_cuda_graph_replays_mix_no_iterations(is_captured_first, 
                 job.session.wait_copied()
             graph.replay()
             expected[iteration] = job.end_iteration()
-        reason = job.session._boundary.in_place_restore._training.obstacle_to_restore()
+        reason = job.session._training.obstacle_to_restore()
     assert job.runs.torn == []
     assert [run.request.iteration for run in job.runs.durable] == list(expected)
     for run in job.runs.durable:

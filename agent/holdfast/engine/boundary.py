@@ -96,6 +96,7 @@ class Boundary:
         training.around_updates(
             self.before_update,
             meter.clock.update_ends,
+            checkpoints.snapshots.wait_copy_ended,
             self._may_act_after,
         )
 
@@ -314,7 +315,7 @@ class Boundary:
                 decision.checkpoint,
                 mode=decision.mode,
                 over_seconds=decision.over_seconds,
-                at_once=decision.at_once or self._training.may_update_unseen,
+                at_once=decision.at_once or self._training.may_replay_updates,
             )
             self._controller.started(self._position.iteration)
             self._taken_at = time.monotonic()
@@ -432,7 +433,6 @@ class Boundary:
         """Before an optimizer step: wait until the copy under way allows it."""
         if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return
-        self._training.is_update_announced = True
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)

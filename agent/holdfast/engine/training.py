@@ -33,6 +33,10 @@ from holdfast.telemetry.reporter import TrainingPosition
 logger = logging.getLogger("holdfast")
 
 
+REPLAY_ITERATIONS = 100
+"""After so many iterations without an optimizer step that hooks saw, a CUDA graph replays them."""
+
+
 class Training:
     """Captures training at the boundary between two iterations, and restores it there."""
 
@@ -70,8 +74,8 @@ class Training:
         self.replays_updates = False
         """An optimizer step was captured as a CUDA graph, whose replays call no hooks."""
         self._is_replay_reported = False
-        self.is_update_announced = self._was_update_announced = False
-        """Whether something waited for the copy before an update, since the last iteration ended, and in it."""
+        self.is_replay_announced = self._was_replay_announced = False
+        """Whether the script called `session.wait_copied()` since the last iteration ended, and in that one."""
         self._drawn = self._updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
@@ -109,10 +113,12 @@ class Training:
         self,
         before: Callable[[], None],
         after: Callable[[], None],
+        on_capture: Callable[[], None],
         may_act_after: Callable[[int], bool],
     ) -> None:
-        """Call these around each optimizer step, until `close`.
+        """Call `before` and `after` around each optimizer step, until `close`.
 
+        `on_capture` is called where a CUDA graph captures a step: it must make no call to a device.
         `may_act_after` returns whether a checkpoint may be taken after an iteration.
         """
         gradients = self.registry.gradients
@@ -120,8 +126,9 @@ class Training:
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
             if _is_capturing():
-                self.replays_updates, self.is_update_announced = True, False
-                return None  # nothing is updated now, and a wait would end the capture
+                self.replays_updates = True
+                on_capture()
+                return None
             self._moved = True
             self._updates += 1
 
@@ -136,6 +143,8 @@ class Training:
             return with_closure
 
         def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if _is_capturing():
+                return
             gradients.after_update(optimizer)
             after()
 
@@ -168,23 +177,24 @@ class Training:
         for loader in self._given_loaders:
             loader.iteration_ended()
         self._moved = False
-        self._was_update_announced, self.is_update_announced = self.is_update_announced, False
+        self._was_replay_announced, self.is_replay_announced = self.is_replay_announced, False
         self._ended += 1
         self.trained += 1
 
     @property
-    def may_update_unseen(self) -> bool:
-        """Whether the next update may call no hooks, because a CUDA graph replays it."""
-        has_seen_hooks = self._updates and not self.replays_updates
-        return not has_seen_hooks and not self._was_update_announced and _uses_cuda()
+    def may_replay_updates(self) -> bool:
+        """Whether a CUDA graph may replay the next update, which calls no hooks."""
+        may_replay = self.replays_updates or (not self._updates and self.registry.sees_updates)
+        return may_replay and not self._was_replay_announced and _uses_cuda()
 
     def replay_notice(self) -> str | None:
-        """Describe, once, that checkpoints stall a script that replays its updates."""
-        if not self.replays_updates or self._was_update_announced or self._is_replay_reported:
+        """Describe, once, that each checkpoint stalls training because updates may be replayed."""
+        is_certain = self.replays_updates or self.trained >= REPLAY_ITERATIONS
+        if self._is_replay_reported or not is_certain or not self.may_replay_updates:
             return None
         self._is_replay_reported = True
         return (
-            "a CUDA graph replays an optimizer step, which no hook shows: each checkpoint is copied while "
+            "a CUDA graph replays optimizer steps, which call no hooks then: each checkpoint is copied while "
             "training waits. Call session.wait_copied() before each graph.replay() to copy while training goes on"
         )
 
@@ -345,10 +355,10 @@ class Training:
 
         `loader` is the index of the one in use when the checkpoint was taken; `None` for the current one.
         """
-        if self._restorable_in_place is not None:
-            return None if self._restorable_in_place else "the script sets restorable_in_place=False"
         if self.replays_updates:
             return "a CUDA graph of this script replays an optimizer step in memory that a restore would replace"
+        if self._restorable_in_place is not None:
+            return None if self._restorable_in_place else "the script sets restorable_in_place=False"
         if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "

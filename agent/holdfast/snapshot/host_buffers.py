@@ -25,7 +25,7 @@ page that a later snapshot overwrites. Not MADV_DONTFORK: a child that frees the
 mapped there since."""
 
 
-class Mapping(mmap.mmap):
+class PinnableMemory(mmap.mmap):
     """Memory that may be registered with CUDA.
 
     The registration ends just before the memory is unmapped, which is when the last view of it is gone. Otherwise
@@ -44,7 +44,10 @@ class Mapping(mmap.mmap):
         if int(error) == 0:
             self.registered_by = os.getpid()
             return
-        logger.warning("%.0f MB of host memory cannot be pinned, so copies are slower: %s", len(self) / 1e6, error)
+        reason = torch.cuda.cudart().cudaGetErrorString(error)  # type: ignore[no-untyped-call]
+        logger.warning(
+            "%.0f MB of host memory cannot be pinned, so copies are slower: %s", len(self) / 1e6, reason
+        )
         with contextlib.suppress(Exception):  # else the next kernel of this thread would report the failure
             torch.ones(1, device="cuda")
 
@@ -75,7 +78,7 @@ class Arena:
         self.size_bytes = 0
         self.generation = 0
         """Changes when the memory is replaced: other processes must map it again."""
-        self._map: Mapping | None = None
+        self._map: PinnableMemory | None = None
         self._memory: memoryview = memoryview(b"")
         self.address = 0
 
@@ -158,15 +161,15 @@ class Arena:
         populate(self.address, size_bytes)
         return True
 
-    def _hold(self, memory: Mapping) -> None:
+    def _hold(self, memory: PinnableMemory) -> None:
         self._map, self._memory, self.size_bytes = memory, memoryview(memory), len(memory)
         self.address = memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.generation += 1
 
-    def _mapped(self, size_bytes: int) -> Mapping:
+    def _mapped(self, size_bytes: int) -> PinnableMemory:
         # reserve the pages: a lack of memory is an error here, not a bus error later
         os.posix_fallocate(self.fd, 0, size_bytes)
-        return Mapping(self.fd, size_bytes)
+        return PinnableMemory(self.fd, size_bytes)
 
 
 def _in_grains(size_bytes: int) -> int:
@@ -187,8 +190,8 @@ def free_slot_pages(slot: SharedBuffer) -> None:
             os.close(fd)
 
 
-def _private_memory(size_bytes: int) -> Mapping:
-    memory = Mapping(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _private_memory(size_bytes: int) -> PinnableMemory:
+    memory = PinnableMemory(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ADVICE:
         with contextlib.suppress(OSError):  # unsupported by the kernel: slower, but correct
             memory.madvise(advice)

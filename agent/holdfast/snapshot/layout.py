@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from holdfast.format.dtypes import PAIRED, stored_as
@@ -39,8 +41,10 @@ class Layout:
         self._forget()
         stored = {name: stored_as(name, tensor) for name, tensor in captured.tensors.items()}
         slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
-        pinned = any(tensor.is_cuda for tensor in captured.tensors.values())
-        self.arena.reserve(slots[-1].end if slots else 0, shared=shared, pinned=pinned)
+        devices = _cuda_devices(captured)
+        # on a device of the state: a new thread would use, and occupy memory of, device 0
+        with torch.cuda.device(devices[0]) if devices else contextlib.nullcontext():
+            self.arena.reserve(slots[-1].end if slots else 0, shared=shared, pinned=bool(devices))
         self.slots = slots
         self.views = {name: view for name, (_, _, view) in stored.items() if view is not None}
         self._plan(captured)

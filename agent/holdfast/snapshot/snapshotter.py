@@ -155,6 +155,7 @@ class Snapshotter:
                 )
             )
         except BaseException:
+            layout.quiesce()
             if run.contents is None and layout not in self._free:  # otherwise the settled run releases it
                 self._release(layout)
             raise
@@ -201,6 +202,11 @@ class Snapshotter:
         waited = time.perf_counter() - started
         copy.run.add_stall(waited)
         return waited
+
+    def wait_copy_ended(self) -> None:
+        """Block until the copy under way has ended, without a call to a device from this thread."""
+        if self._copy is not None:
+            self._copy.run.wait_copied()
 
     @contextlib.contextmanager
     def borrowed_memory(self) -> Iterator[memoryview | None]:

@@ -120,6 +120,11 @@ class Registry:
                 )
         return found
 
+    @property
+    def sees_updates(self) -> bool:
+        """Whether there are optimizers, and all of their steps run hooks."""
+        return bool(self.optimizers) and not any(map(has_unseen_steps, self.objects.values()))
+
     def capture(self, session: Mapping[str, Any], *, gradients: bool = True) -> CapturedState:
         """Return references to all state, including the session's own.
 
@@ -413,9 +418,8 @@ class Registry:
 
     def _step_storages(self) -> set[int]:
         """Return storages that only `optimizer.step` writes to: those of parameters, if all steps run hooks."""
-        if not self.optimizers or any(map(has_unseen_steps, self.objects.values())):
-            return set()
-        return {storage for module in self.modules.values() for storage in storages(module.parameters())}
+        modules = self.modules.values() if self.sees_updates else ()
+        return {storage for module in modules for storage in storages(module.parameters())}
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

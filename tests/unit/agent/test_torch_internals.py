@@ -1,6 +1,7 @@
 """Private API of torch stays in one module, and a torch that lacks some of it is told of."""
 
 import ast
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -163,3 +164,16 @@ def test_a_mesh_is_its_own_root_where_it_does_not_tell(lacking):
     lacking(torch_internals.MESH_ROOT)
     mesh = object()
     assert torch_internals.root_mesh(mesh) is mesh
+
+
+@pytest.mark.parametrize("names", [("_foreach_copy_",), ("_gone",)], ids=["in one call", "one by one"])
+def test_all_copies_are_made_with_and_without_the_call_for_many(names, monkeypatch):
+    monkeypatch.setattr(
+        torch_internals, "FOREACH_COPY", dataclasses.replace(torch_internals.FOREACH_COPY, names=names)
+    )
+    sources = [torch.randn(3, requires_grad=True), torch.arange(4), torch.tensor(True), torch.empty(0)]
+    targets = [torch.zeros_like(source, requires_grad=False) for source in sources]
+    torch_internals.copy_all(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    assert not any(target.requires_grad for target in targets)
+    torch_internals.copy_all([], [])

@@ -24,6 +24,9 @@ class CudaRuntime:
             self.registered.add(address)
         return self.error
 
+    def cudaGetErrorString(self, error):  # noqa: N802
+        return f"error {error}"
+
     def cudaHostUnregister(self, address):  # noqa: N802
         ctypes.string_at(address, 1)
         self.calls.append("unregister")
@@ -74,7 +77,7 @@ def test_memory_that_cannot_be_registered_is_used_without(cuda, caplog):
     arena = Arena()
     arena.reserve(SIZE_BYTES, pinned=True)
     arena.tensor(0, 64).fill_(7)
-    assert "cannot be pinned" in caplog.text
+    assert "cannot be pinned, so copies are slower: error 2" in caplog.text
     arena.close()
     assert cuda.calls == ["register"]
 
@@ -83,8 +86,10 @@ def test_a_forked_process_unregisters_nothing(cuda):
     arena = Arena()
     arena.reserve(SIZE_BYTES, pinned=True)
     if (child := os.fork()) == 0:
-        arena.close()
-        os._exit(len(cuda.calls))
+        try:
+            arena.close()
+        finally:
+            os._exit(len(cuda.calls))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     arena.close()
     assert cuda.calls == ["register", "unregister"]

@@ -118,7 +118,7 @@ def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tm
     gradients = loop.session._training.registry.gradients
     parameters = [("model", name, parameter) for name, parameter in loop.model.named_parameters()]
     loop.run(zeroes_first, 3)
-    loop.session._training.around_updates(lambda: None, lambda: None, lambda _: True)
+    loop.session._training.around_updates(lambda: None, lambda: None, lambda: None, lambda _: True)
     zeroes_first(loop, 4)
     assert gradients.pending(parameters) == []
     monkeypatch.setattr(gradients, "is_capture_expected", lambda: False)
