@@ -1,0 +1,220 @@
+"""Lossless compression of numbers: byte planes, and optionally the difference from an earlier state.
+
+The bytes of numbers are separated by significance: the most significant bytes of all numbers, which hold signs
+and exponents, form a plane, and so on. A plane that compresses is a Zstandard frame, the others are stored as
+they are. With a base, the planes are those of the differences from the base as integers, which are small
+numbers where the two states are close. A sample decides about each plane and about the base.
+
+An encoded block begins with a header in little-endian order: 4 bytes of magic, the width of a number, 1 with a
+base or else 0, two zero bytes, the number of raw bytes in 8 bytes, and for each plane, from the least
+significant on, its stored length in 4 bytes. The planes follow, and the bytes behind the last whole number. A
+plane whose stored length is the number of numbers is not compressed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from .frames import Buffer, DamagedEncoding, compress, decompress
+
+LEAST_GAIN = 0.1
+"""A block that becomes smaller by a lower share is not worth encoding."""
+LEAST_GAIN_OF_BASE = 0.05
+"""Nor is a base, on which the block then depends, that makes it smaller by a lower share."""
+
+_MAGIC = b"HFbp"
+_HEADER = struct.Struct("<4sBBHQ")
+_WIDTHS = (1, 2, 4, 8)
+_LARGEST_PLANE_BYTES = 2**32 - 1
+_SAMPLES, _SAMPLE_NUMBERS = 8, 1024
+_SEGMENT_NUMBERS = 1 << 15  # what one pass works on stays in the cache of a core
+
+Numbers = np.ndarray[Any, Any]
+
+
+def encode(data: Buffer, width: int, base: Buffer | None = None, least_gain: float = LEAST_GAIN) -> bytes | None:
+    """Return `data` encoded, or None if that would save less than `least_gain`.
+
+    Args:
+        data: the bytes of one block.
+        width: bytes of a number, 1, 2, 4 or 8: of a component, for complex numbers.
+        base: bytes of the same block at an earlier time, of the same length. They are used only if they help, see
+            `needs_base`.
+        least_gain: share of the bytes that the encoding must save.
+
+    Raises:
+        ValueError: the width is not supported, or the base has another length.
+    """
+    if width not in _WIDTHS:
+        raise ValueError(f"width is {width}; numbers have 1, 2, 4 or 8 bytes")
+    raw = np.frombuffer(data, np.uint8)
+    count = len(raw) // width
+    if count > _LARGEST_PLANE_BYTES:
+        raise ValueError(f"a block has {len(raw)} bytes; encode smaller blocks")
+    numbers = raw[: count * width].view(f"<u{width}")
+    earlier = None
+    if base is not None:
+        if memoryview(base).nbytes != len(raw):
+            raise ValueError(f"the base has {memoryview(base).nbytes} bytes, the block {len(raw)}")
+        earlier = np.frombuffer(base, np.uint8)[: count * width].view(f"<u{width}")
+    compressed, uses_base, expected = _plan(numbers, earlier)
+    if expected > (1 - least_gain) * count * width:
+        return None
+    if not uses_base:
+        earlier = None
+    elif earlier is not None:
+        numbers = _differences(numbers, earlier)
+    planes = [
+        _compressed(plane) if compress else plane.tobytes()
+        for plane, compress in zip(_split(numbers), compressed, strict=True)
+    ]
+    header = _HEADER.pack(_MAGIC, width, earlier is not None, 0, len(raw))
+    lengths = struct.pack(f"<{width}I", *map(len, planes))
+    encoded = b"".join([header, lengths, *planes, raw[count * width :].tobytes()])
+    return None if len(encoded) > (1 - least_gain) * len(raw) else encoded
+
+
+def needs_base(encoded: Buffer) -> bool:
+    """Whether the encoded block is the difference from a base.
+
+    Raises:
+        DamagedEncoding: `encoded` does not begin with a header.
+    """
+    return _header(memoryview(encoded).cast("B"))[1]
+
+
+def decode(encoded: Buffer, out: Buffer, base: Buffer | None = None) -> None:
+    """Decode into `out`, whose length is that of the block. Its content is undefined after an error.
+
+    The memory that this takes is limited by the length of `out`. The caller compares the digest of the result.
+
+    Raises:
+        DamagedEncoding: the bytes are not an encoding of a block of that length, or its base is missing.
+    """
+    view = memoryview(encoded).cast("B")
+    raw = np.frombuffer(out, np.uint8)
+    width, with_base, raw_bytes = _header(view)
+    count = raw_bytes // width
+    if raw_bytes != len(raw):
+        raise DamagedEncoding(f"the block has {len(raw)} bytes, and its encoding {raw_bytes}")
+    earlier = None if base is None or not with_base else np.frombuffer(base, np.uint8)
+    if with_base and (earlier is None or len(earlier) != raw_bytes):
+        raise DamagedEncoding(f"the block is a difference, and its base of {raw_bytes} bytes is missing")
+    start = _HEADER.size + 4 * width
+    if len(view) < start:
+        raise DamagedEncoding("the header is cut off")
+    lengths = struct.unpack_from(f"<{width}I", view, _HEADER.size)
+    if max(lengths) > count or start + sum(lengths) + raw_bytes % width != len(view):
+        raise DamagedEncoding("the lengths in the header do not match")
+    planes = []
+    for length in lengths:
+        planes.append(_decompressed(view[start : start + length], count))
+        start += length
+    numbers = raw[: count * width].view(f"<u{width}")
+    _join(planes, numbers)
+    if earlier is not None:
+        _add(numbers, earlier[: count * width].view(f"<u{width}"))
+    raw[count * width :] = np.frombuffer(view[start:], np.uint8)
+
+
+def _header(view: memoryview) -> tuple[int, bool, int]:
+    if len(view) < _HEADER.size:
+        raise DamagedEncoding("the header is cut off")
+    magic, width, with_base, zero, raw_bytes = _HEADER.unpack_from(view)
+    if (
+        magic != _MAGIC
+        or width not in _WIDTHS
+        or with_base > 1
+        or zero
+        or raw_bytes // width > _LARGEST_PLANE_BYTES
+    ):
+        raise DamagedEncoding("the header is not that of byte planes")
+    return width, bool(with_base), raw_bytes
+
+
+def _plan(numbers: Numbers, base: Numbers | None) -> tuple[list[bool], bool, float]:
+    """Return which planes to compress, whether as differences, and the expected number of bytes."""
+    count, width = len(numbers), numbers.itemsize
+    picked = _sample(count)
+    compressed, expected = _shares(numbers[picked])
+    uses_base = False
+    if base is not None:
+        with_base, expected_with_base = _shares(_differences(numbers[picked], base[picked]))
+        if expected_with_base <= (1 - LEAST_GAIN_OF_BASE) * expected:
+            compressed, expected, uses_base = with_base, expected_with_base, True
+    return compressed, uses_base, expected * count + _HEADER.size + 4 * width
+
+
+def _sample(count: int) -> Any:
+    """Return the places of a few evenly spaced runs of numbers, or all of few."""
+    if count <= 2 * _SAMPLES * _SAMPLE_NUMBERS:
+        return slice(None)
+    starts = np.linspace(0, count - _SAMPLE_NUMBERS, _SAMPLES).astype(np.intp)
+    return (starts[:, None] + np.arange(_SAMPLE_NUMBERS)).ravel()
+
+
+def _shares(numbers: Numbers) -> tuple[list[bool], float]:
+    """Return which planes compress, and the expected number of bytes of a number."""
+    shares = [len(_compressed(plane)) / max(1, len(plane)) for plane in _split(numbers)]
+    compressed = [share < 1 - LEAST_GAIN_OF_BASE for share in shares]
+    return compressed, sum(share if compress else 1.0 for share, compress in zip(shares, compressed, strict=True))
+
+
+def _compressed(plane: Numbers) -> bytes:
+    """Return the plane as a frame, or as it is where that is not longer."""
+    frame = compress(plane, numbers=True)
+    return frame if len(frame) < len(plane) else plane.tobytes()
+
+
+def _decompressed(stored: memoryview, count: int) -> Numbers:
+    if len(stored) == count:
+        return np.frombuffer(stored, np.uint8)
+    return np.frombuffer(decompress(stored, count), np.uint8)
+
+
+def _split(numbers: Numbers) -> list[Numbers]:
+    """Return the planes of bytes, the least significant first."""
+    if numbers.itemsize == 1:
+        return [numbers]
+    rows = numbers.view(np.uint8).reshape(-1, numbers.itemsize)
+    return [np.ascontiguousarray(rows[:, index]) for index in range(numbers.itemsize)]
+
+
+def _join(planes: list[Numbers], out: Numbers) -> None:
+    for start in range(0, len(out), _SEGMENT_NUMBERS):
+        segment = out[start : start + _SEGMENT_NUMBERS]
+        segment[:] = planes[-1][start : start + _SEGMENT_NUMBERS]
+        for plane in planes[-2::-1]:
+            np.left_shift(segment, 8, out=segment)
+            np.bitwise_or(segment, plane[start : start + _SEGMENT_NUMBERS], out=segment)
+
+
+def _differences(numbers: Numbers, base: Numbers) -> Numbers:
+    """Return the differences modulo the size of the type, with the sign as the lowest bit: 0, -1, 1, -2, …"""
+    found = np.empty_like(numbers)
+    signs = np.empty(min(len(found), _SEGMENT_NUMBERS), f"<i{found.itemsize}")
+    for start in range(0, len(found), _SEGMENT_NUMBERS):
+        segment = found[start : start + _SEGMENT_NUMBERS]
+        sign = signs[: len(segment)]
+        part = slice(start, start + _SEGMENT_NUMBERS)
+        np.subtract(numbers[part], base[part], out=segment)
+        np.right_shift(segment.view(sign.dtype), 8 * found.itemsize - 1, out=sign)
+        np.left_shift(segment, 1, out=segment)
+        np.bitwise_xor(segment, sign.view(segment.dtype), out=segment)
+    return found
+
+
+def _add(differences: Numbers, base: Numbers) -> None:
+    """Replace differences by the numbers, in place."""
+    signs = np.empty(min(len(differences), _SEGMENT_NUMBERS), differences.dtype)
+    for start in range(0, len(differences), _SEGMENT_NUMBERS):
+        segment = differences[start : start + _SEGMENT_NUMBERS]
+        sign = signs[: len(segment)]
+        np.bitwise_and(segment, 1, out=sign)
+        np.negative(sign, out=sign)
+        np.right_shift(segment, 1, out=segment)
+        np.bitwise_xor(segment, sign, out=segment)
+        np.add(segment, base[start : start + _SEGMENT_NUMBERS], out=segment)
