@@ -1,7 +1,7 @@
 """Small real trainings on the CPU, and their states at given iterations.
 
-The GPT learns the source of Python's standard library, byte by byte; the embeddings learn preferences over items
-whose popularity has a heavy tail.
+The GPT learns the source of Python's standard library, byte by byte; the embeddings learn preferences over
+items whose popularity follows Zipf's law.
 """
 
 from __future__ import annotations
@@ -123,10 +123,9 @@ def embeddings(sparse: bool) -> Job:
         optimizer = torch.optim.SparseAdam(table.parameters(), lr=1e-2)
     else:
         optimizer = torch.optim.AdamW(table.parameters(), lr=1e-2, fused=True)
-    popularity = torch.distributions.Pareto(1.0, 0.1)  # a heavy tail
     places, taste = torch.randperm(rows), torch.randn(width)
     while True:
-        items = places[((popularity.sample((bags, bag)) - 1) % rows).long()]
+        items = places[(rows ** torch.rand(bags, bag)).long() % rows]  # frequent as 1 / rank: Zipf's law
         liked = ((items % 97).float().mean(1) > 48).float()
         loss = F.binary_cross_entropy_with_logits(table(items) @ taste, liked)
         optimizer.zero_grad()

@@ -104,6 +104,11 @@ def encode(
     return None if len(encoded) > (1 - least_gain) * len(raw) else encoded
 
 
+def metadata_bytes(encoded: Buffer) -> int:
+    """Return the bytes of an encoded block that are not stored chunks."""
+    return _HEADER.size + int(_HEADER.unpack_from(encoded)[-1])
+
+
 def decode(encoded: Buffer, out: Buffer, base: Buffer) -> None:
     """Decode into `out`, whose length is that of the block. Its content is undefined after an error.
 

@@ -32,9 +32,20 @@ class DamagedEncoding(ValueError):
     """Encoded bytes are damaged, or belong to another block or base."""
 
 
-def compress(data: Buffer, *, numbers: bool = False) -> bytes:
-    """Return a frame; `numbers`: fast, for bytes that hardly repeat."""
-    return bytes(zstd.compress(data, options=_OPTIONS_FOR_NUMBERS if numbers else _OPTIONS))
+def compress(data: Buffer) -> bytes:
+    """Return a frame."""
+    return bytes(zstd.compress(data, options=_OPTIONS))
+
+
+class NumberCompressor:
+    """Fast compression of bytes that hardly repeat. Its memory is used again for each frame."""
+
+    def __init__(self) -> None:
+        self._compressor = zstd.ZstdCompressor(options=_OPTIONS_FOR_NUMBERS)
+
+    def compress(self, data: Buffer) -> bytes:
+        """Return a frame."""
+        return bytes(self._compressor.compress(data, self._compressor.FLUSH_FRAME))
 
 
 def decompress(frame: Buffer, size_bytes: int) -> bytes:

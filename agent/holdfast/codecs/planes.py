@@ -18,24 +18,31 @@ from typing import Any
 
 import numpy as np
 
-from .frames import Buffer, DamagedEncoding, compress, decompress
+from .frames import Buffer, DamagedEncoding, NumberCompressor, decompress
 
 LEAST_GAIN = 0.1
 """A block that becomes smaller by a lower share is not worth encoding."""
 LEAST_GAIN_OF_BASE = 0.05
-"""Nor is a base, on which the block then depends, that makes it smaller by a lower share."""
+"""Nor is a base, on which a restore then depends, that makes the encoded block smaller by a lower share."""
 
 _MAGIC = b"HFbp"
+_LEAST_GAIN_OF_PLANE = 0.05
 _HEADER = struct.Struct("<4sBBHQ")
 _WIDTHS = (1, 2, 4, 8)
 _LARGEST_PLANE_BYTES = 2**32 - 1
-_SAMPLES, _SAMPLE_NUMBERS = 8, 1024
+_SAMPLE_NUMBERS, _RUNS = 4096, 16
 _SEGMENT_NUMBERS = 1 << 15  # what one pass works on stays in the cache of a core
 
 Numbers = np.ndarray[Any, Any]
 
 
-def encode(data: Buffer, width: int, base: Buffer | None = None, least_gain: float = LEAST_GAIN) -> bytes | None:
+def encode(
+    data: Buffer,
+    width: int,
+    base: Buffer | None = None,
+    least_gain: float = LEAST_GAIN,
+    least_gain_of_base: float = LEAST_GAIN_OF_BASE,
+) -> bytes | None:
     """Return `data` encoded, or None if that would save less than `least_gain`.
 
     Args:
@@ -44,6 +51,7 @@ def encode(data: Buffer, width: int, base: Buffer | None = None, least_gain: flo
         base: bytes of the same block at an earlier time, of the same length. They are used only if they help, see
             `needs_base`.
         least_gain: share of the bytes that the encoding must save.
+        least_gain_of_base: share of the bytes without a base that the base must save.
 
     Raises:
         ValueError: the width is not supported, or the base has another length.
@@ -60,7 +68,8 @@ def encode(data: Buffer, width: int, base: Buffer | None = None, least_gain: flo
         if memoryview(base).nbytes != len(raw):
             raise ValueError(f"the base has {memoryview(base).nbytes} bytes, the block {len(raw)}")
         earlier = np.frombuffer(base, np.uint8)[: count * width].view(f"<u{width}")
-    compressed, uses_base, expected = _plan(numbers, earlier)
+    compressor = NumberCompressor()
+    compressed, uses_base, expected = _plan(numbers, earlier, least_gain_of_base, compressor)
     if expected > (1 - least_gain) * count * width:
         return None
     if not uses_base:
@@ -68,7 +77,7 @@ def encode(data: Buffer, width: int, base: Buffer | None = None, least_gain: flo
     elif earlier is not None:
         numbers = _differences(numbers, earlier)
     planes = [
-        _compressed(plane) if compress else plane.tobytes()
+        _compressed(plane, compressor) if compress else plane.tobytes()
         for plane, compress in zip(_split(numbers), compressed, strict=True)
     ]
     header = _HEADER.pack(_MAGIC, width, earlier is not None, 0, len(raw))
@@ -84,6 +93,11 @@ def needs_base(encoded: Buffer) -> bool:
         DamagedEncoding: `encoded` does not begin with a header.
     """
     return _header(memoryview(encoded).cast("B"))[1]
+
+
+def header_bytes(width: int) -> int:
+    """Return the bytes of an encoded block that are not content."""
+    return _HEADER.size + 4 * width
 
 
 def decode(encoded: Buffer, out: Buffer, base: Buffer | None = None) -> None:
@@ -103,7 +117,7 @@ def decode(encoded: Buffer, out: Buffer, base: Buffer | None = None) -> None:
     earlier = None if base is None or not with_base else np.frombuffer(base, np.uint8)
     if with_base and (earlier is None or len(earlier) != raw_bytes):
         raise DamagedEncoding(f"the block is a difference, and its base of {raw_bytes} bytes is missing")
-    start = _HEADER.size + 4 * width
+    start = header_bytes(width)
     if len(view) < start:
         raise DamagedEncoding("the header is cut off")
     lengths = struct.unpack_from(f"<{width}I", view, _HEADER.size)
@@ -135,37 +149,40 @@ def _header(view: memoryview) -> tuple[int, bool, int]:
     return width, bool(with_base), raw_bytes
 
 
-def _plan(numbers: Numbers, base: Numbers | None) -> tuple[list[bool], bool, float]:
+def _plan(
+    numbers: Numbers, base: Numbers | None, least_gain_of_base: float, compressor: NumberCompressor
+) -> tuple[list[bool], bool, float]:
     """Return which planes to compress, whether as differences, and the expected number of bytes."""
     count, width = len(numbers), numbers.itemsize
     picked = _sample(count)
-    compressed, expected = _shares(numbers[picked])
+    compressed, expected = _shares(numbers[picked], compressor)
     uses_base = False
     if base is not None:
-        with_base, expected_with_base = _shares(_differences(numbers[picked], base[picked]))
-        if expected_with_base <= (1 - LEAST_GAIN_OF_BASE) * expected:
+        with_base, expected_with_base = _shares(_differences(numbers[picked], base[picked]), compressor)
+        if expected_with_base <= (1 - least_gain_of_base) * expected:
             compressed, expected, uses_base = with_base, expected_with_base, True
-    return compressed, uses_base, expected * count + _HEADER.size + 4 * width
+    return compressed, uses_base, expected * count + header_bytes(width)
 
 
 def _sample(count: int) -> Any:
     """Return the places of a few evenly spaced runs of numbers, or all of few."""
-    if count <= 2 * _SAMPLES * _SAMPLE_NUMBERS:
+    if count <= 2 * _SAMPLE_NUMBERS:
         return slice(None)
-    starts = np.linspace(0, count - _SAMPLE_NUMBERS, _SAMPLES).astype(np.intp)
-    return (starts[:, None] + np.arange(_SAMPLE_NUMBERS)).ravel()
+    length = _SAMPLE_NUMBERS // _RUNS
+    starts = np.linspace(0, count - length, _RUNS).astype(np.intp)
+    return (starts[:, None] + np.arange(length)).ravel()
 
 
-def _shares(numbers: Numbers) -> tuple[list[bool], float]:
+def _shares(numbers: Numbers, compressor: NumberCompressor) -> tuple[list[bool], float]:
     """Return which planes compress, and the expected number of bytes of a number."""
-    shares = [len(_compressed(plane)) / max(1, len(plane)) for plane in _split(numbers)]
-    compressed = [share < 1 - LEAST_GAIN_OF_BASE for share in shares]
+    shares = [len(_compressed(plane, compressor)) / max(1, len(plane)) for plane in _split(numbers)]
+    compressed = [share < 1 - _LEAST_GAIN_OF_PLANE for share in shares]
     return compressed, sum(share if compress else 1.0 for share, compress in zip(shares, compressed, strict=True))
 
 
-def _compressed(plane: Numbers) -> bytes:
+def _compressed(plane: Numbers, compressor: NumberCompressor) -> bytes:
     """Return the plane as a frame, or as it is where that is not longer."""
-    frame = compress(plane, numbers=True)
+    frame = compressor.compress(plane)
     return frame if len(frame) < len(plane) else plane.tobytes()
 
 
