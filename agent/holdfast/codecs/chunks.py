@@ -37,7 +37,7 @@ _SEGMENT_CHUNKS = 1 << 13  # what one pass works on stays in the cache of a core
 _WORDS = SMALLEST_CHUNK_BYTES // 8
 _FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F], np.uint64)
 _SEEDS = np.array([0x165667B19E3779F9, 0x27D4EB2F165667C5], np.uint64)
-_SHIFTS = np.array([29, 32], np.uint64)
+_HALF = np.uint64(32)
 
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
 """Digests of consecutive chunks, a row of two words for each."""
@@ -168,12 +168,16 @@ def _mixed(words: Any, length: int) -> Digests:
     state, shifted = np.empty(len(words), np.uint64), np.empty(len(words), np.uint64)
     for lane in range(2):
         state[:] = _SEEDS[lane] ^ np.uint64(length)
-        for column in [*range(words.shape[1]), None]:
-            if column is not None:
-                (np.bitwise_xor if lane else np.add)(state, words[:, column], out=state)
+        for column in range(words.shape[1]):
+            (np.bitwise_xor if lane else np.add)(state, words[:, column], out=state)
             np.multiply(state, _FACTORS[lane], out=state)
-            np.right_shift(state, _SHIFTS[lane], out=shifted)
+            np.right_shift(state, _HALF, out=shifted)
             np.bitwise_xor(state, shifted, out=state)
+            np.multiply(
+                state, _FACTORS[1 - lane], out=state
+            )  # last, so that the next word cannot cancel a few bits
+        np.right_shift(state, _HALF, out=shifted)
+        np.bitwise_xor(state, shifted, out=state)
         found[:, lane] = state
     return found
 

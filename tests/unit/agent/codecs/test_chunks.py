@@ -149,6 +149,15 @@ def test_any_single_bit_changes_the_digest():
     assert len(set(short)) == 128
 
 
+def test_chunks_that_differ_in_a_few_bits_of_neighboring_words_have_different_digests():
+    one = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    words = np.zeros((64 * 64, 16), np.uint64)
+    words[:, 0], words[:, 1] = np.repeat(one, 64), np.tile(one, 64)
+    for pattern in (np.zeros(16, np.uint64), np.full(16, 0x3F8000003F800000, np.uint64)):
+        found = digests((words ^ pattern).view(np.uint8).ravel(), 128)
+        assert [len(np.unique(found[:, lane])) for lane in range(2)] == [len(words)] * 2
+
+
 def test_a_state_in_which_everything_changed_is_not_encoded():
     base, data = random_bytes(MEGABYTE), random_bytes(MEGABYTE, 2)
     assert encode(data, digests(base, 128), len(base), 128) is None

@@ -1,0 +1,225 @@
+"""`python -m benchmarks.bit_errors`: what bit errors in a checkpoint do to training that resumes from it.
+
+A small convolutional network is trained on synthetic images. Bits of its weights, or of AdamW's moments, are
+then flipped at random at some rate, and training resumes. Compared are no protection, protection of the top
+byte of each number (the sign and seven of eight exponent bits), and of all bytes. The table is printed;
+`--plot` names an SVG file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+RATES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+PROTECTED_BITS = {"none": 0, "top byte": 8, "all bytes": 32}
+TARGETS = ("weights", "moments")
+CLASSES, SIDE = 10, 16
+TRAIN_ITERATIONS, RESUMED_ITERATIONS = 300, 50
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a restore: at once, and after the resumed iterations. The loss is infinite after a NaN."""
+
+    accuracy: float
+    resumed_accuracy: float
+    resumed_loss: float
+
+
+class Images:
+    """Shifted and noisy patterns of ten classes."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        coarse = torch.randn(CLASSES, 1, 4, 4, generator=generator)
+        self.patterns = F.interpolate(coarse, SIDE, mode="bicubic")
+        self.test = self.draw(torch.Generator().manual_seed(2), 1000)
+
+    def draw(self, generator: torch.Generator, count: int) -> tuple[Tensor, Tensor]:
+        classes = torch.randint(CLASSES, (count,), generator=generator)
+        rows, columns = torch.randint(SIDE, (2, count, 1), generator=generator) // 3
+        places = torch.arange(SIDE)
+        shifted = self.patterns[classes[:, None, None], 0, (places + rows)[:, :, None] % SIDE,
+                                (places + columns)[:, None, :] % SIDE]  # fmt: skip
+        noise = 1.5 * torch.randn(shifted.shape, generator=generator)
+        return (shifted + noise)[:, None], classes
+
+
+class Training:
+    def __init__(self, images: Images) -> None:
+        torch.manual_seed(3)
+        self.images = images
+        self.model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, CLASSES),
+        )  # fmt: skip
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.generator = torch.Generator().manual_seed(4)
+
+    def iterate(self, count: int) -> float:
+        """Return the mean loss of the last ten iterations; infinite if it is no number."""
+        losses = []
+        for _ in range(count):
+            data, classes = self.images.draw(self.generator, 64)
+            loss = F.cross_entropy(self.model(data), classes)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            losses.append(loss.item())
+        mean = statistics.fmean(losses[-10:])
+        return mean if math.isfinite(mean) else math.inf
+
+    @torch.no_grad()
+    def accuracy(self) -> float:
+        data, classes = self.images.test
+        return float((self.model(data).argmax(1) == classes).float().mean())
+
+    def tensors(self, target: str) -> list[Tensor]:
+        parameters = list(self.model.parameters())
+        if target == "weights":
+            return [parameter.detach() for parameter in parameters]
+        return [self.optimizer.state[each][key] for each in parameters for key in ("exp_avg", "exp_avg_sq")]
+
+
+def flip_bits(tensor: Tensor, rate: float, protected_bits: int, generator: torch.Generator) -> None:
+    """Flip each bit below the protected ones with the probability `rate`."""
+    bits = 32 - protected_bits
+    if not bits:
+        return
+    numbers = tensor.view(-1).view(torch.int32)
+    count = int(torch.poisson(torch.tensor(rate * bits * len(numbers)), generator=generator))
+    places = torch.randint(len(numbers), (count,), generator=generator).tolist()
+    for place, bit in zip(places, torch.randint(bits, (count,), generator=generator).tolist(), strict=True):
+        numbers[place] ^= torch.tensor(1, dtype=torch.int32) << bit
+
+
+def restored(trained: Training, target: str, rate: float, protection: str, seed: int) -> Outcome:
+    training = copy.copy(trained)
+    training.model = copy.deepcopy(trained.model)
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
+    training.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
+    training.generator = torch.Generator()
+    training.generator.set_state(trained.generator.get_state())
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in training.tensors(target):
+        flip_bits(tensor, rate, PROTECTED_BITS[protection], generator)
+    accuracy = training.accuracy()
+    loss = training.iterate(RESUMED_ITERATIONS)
+    return Outcome(accuracy, training.accuracy(), loss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--plot", type=Path, help="write a plot there")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    trained = Training(Images())
+    trained.iterate(TRAIN_ITERATIONS)
+    parameters = sum(parameter.numel() for parameter in trained.model.parameters())
+    print(
+        f"{parameters:,} parameters in fp32, AdamW, {TRAIN_ITERATIONS} iterations, accuracy {trained.accuracy():.3f}"
+    )
+    print(f"medians of {options.seeds} restores, and the worst; resumed: after {RESUMED_ITERATIONS} iterations\n")
+    heads = "".join(f"  {head:>16}" for head in ("accuracy", "resumed", "resumed loss"))
+    print(f"{'errors in':<9} {'protected':<10} {'rate':>6}{heads}  not finite")
+    found: dict[tuple[str, str], list[list[Outcome]]] = {}
+    for target in TARGETS:
+        for protection in PROTECTED_BITS:
+            rows = found[target, protection] = []
+            for rate in RATES:
+                seeds = range(1 if protection == "all bytes" else options.seeds)
+                rows.append([restored(trained, target, rate, protection, seed) for seed in seeds])
+                print(f"{target:<9} {protection:<10} {rate:6.0e}  {_summary(rows[-1])}", flush=True)
+    if options.plot is not None:
+        options.plot.write_text(plot(found))
+    figures = {
+        f"{target}_{protection}_{rate:.0e}".replace(" ", "_"): round(_median(rows, "resumed_accuracy"), 3)
+        for (target, protection), of_rates in found.items()
+        for rate, rows in zip(RATES, of_rates, strict=True)
+    }
+    print(f"figures: {json.dumps(figures)}")
+
+
+def _summary(rows: list[Outcome]) -> str:
+    cells = [
+        f"{_median(rows, name):.3f} ({min(_values(rows, name)):.3f})" for name in ("accuracy", "resumed_accuracy")
+    ]
+    loss = f"{_median(rows, 'resumed_loss'):.3g} ({max(_values(rows, 'resumed_loss')):.3g})"
+    infinite = sum(math.isinf(value) for value in _values(rows, "resumed_loss"))
+    return f"{cells[0]:>16}  {cells[1]:>16}  {loss:>16}  {infinite} of {len(rows)}"
+
+
+def _values(rows: list[Outcome], name: str) -> list[float]:
+    return [getattr(row, name) for row in rows]
+
+
+def _median(rows: list[Outcome], name: str) -> float:
+    return statistics.median(_values(rows, name))
+
+
+WIDTH, HEIGHT, LEFT, TOP = 340, 200, 56, 44
+COLORS = {"none": "#c0392b", "top byte": "#b8860b", "all bytes": "#2a7f62"}
+PANELS = (
+    ("weights", "accuracy", "errors in weights: accuracy after the restore"),
+    ("weights", "resumed_accuracy", f"errors in weights: after {RESUMED_ITERATIONS} more iterations"),
+    ("moments", "resumed_accuracy", f"errors in moments: after {RESUMED_ITERATIONS} more iterations"),
+)
+
+
+def plot(found: dict[tuple[str, str], list[list[Outcome]]]) -> str:
+    """Return an SVG of the medians, with the worst restore as a dashed line."""
+    total = len(PANELS) * (WIDTH + LEFT + 16)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {HEIGHT + TOP + 66}" '
+        'font-family="sans-serif" font-size="12" fill="#222">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+    ]
+    for number, (target, name, title) in enumerate(PANELS):
+        parts.append(f'<g transform="translate({LEFT + number * (WIDTH + LEFT + 16)} {TOP})">')
+        parts.append(f'<text x="0" y="-16" font-size="13">{title}</text>')
+        for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
+            y = HEIGHT * (1 - tick)
+            parts.append(
+                f'<path d="M0 {y}H{WIDTH}" stroke="#ddd"/><text x="-8" y="{y + 4}" text-anchor="end">{tick}</text>'
+            )
+        for place, rate in enumerate(RATES):
+            x = _across(place)
+            parts.append(f'<text x="{x}" y="{HEIGHT + 18}" text-anchor="middle">{rate:.0e}</text>')
+        parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + 36}" text-anchor="middle">errors per bit</text>')
+        for protection, color in COLORS.items():
+            rows = found[target, protection]
+            medians, worst = [_median(row, name) for row in rows], [min(_values(row, name)) for row in rows]
+            parts.append(_line(medians, color, ""))
+            parts.append(_line(worst, color, ' stroke-dasharray="4 4"'))
+        parts.append("</g>")
+    for number, (protection, color) in enumerate(COLORS.items()):
+        x, y = LEFT + 170 * number, HEIGHT + TOP + 56
+        parts.append(f'<path d="M{x} {y - 4}h24" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<text x="{x + 30}" y="{y}">protected: {protection}</text>')
+    parts.append(f'<text x="{LEFT + 540}" y="{HEIGHT + TOP + 56}">solid: median, dashed: worst</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def _across(place: int) -> float:
+    return 20 + place * (WIDTH - 40) / (len(RATES) - 1)
+
+
+def _line(values: list[float], color: str, style: str) -> str:
+    points = " ".join(f"{_across(place):.1f},{HEIGHT * (1 - value):.1f}" for place, value in enumerate(values))
+    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{style}/>'
+
+
+if __name__ == "__main__":
+    main()
