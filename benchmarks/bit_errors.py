@@ -128,9 +128,8 @@ def main() -> None:
     trained = Training(Images())
     trained.iterate(TRAIN_ITERATIONS)
     parameters = sum(parameter.numel() for parameter in trained.model.parameters())
-    print(
-        f"{parameters:,} parameters in fp32, AdamW, {TRAIN_ITERATIONS} iterations, accuracy {trained.accuracy():.3f}"
-    )
+    print(f"{parameters:,} parameters in fp32, {TRAIN_ITERATIONS} iterations of AdamW", end=", ")
+    print(f"accuracy {trained.accuracy():.3f}")
     print(f"medians of {options.seeds} restores, and the worst; resumed: after {RESUMED_ITERATIONS} iterations\n")
     heads = "".join(f"  {head:>16}" for head in ("accuracy", "resumed", "resumed loss"))
     print(f"{'errors in':<9} {'protected':<10} {'rate':>6}{heads}  not finite")
@@ -170,7 +169,8 @@ def _median(rows: list[Outcome], name: str) -> float:
 
 
 WIDTH, HEIGHT, LEFT, TOP = 340, 200, 56, 44
-COLORS = {"none": "#c0392b", "top byte": "#b8860b", "all bytes": "#2a7f62"}
+LINES = {"all bytes": ("#8fcbb4", 6), "top byte": ("#8a5a00", 2), "none": ("#c0392b", 2)}
+"""Color and width, from the back to the front: two of them coincide."""
 PANELS = (
     ("weights", "accuracy", "errors in weights: accuracy after the restore"),
     ("weights", "resumed_accuracy", f"errors in weights: after {RESUMED_ITERATIONS} more iterations"),
@@ -198,15 +198,15 @@ def plot(found: dict[tuple[str, str], list[list[Outcome]]]) -> str:
             x = _across(place)
             parts.append(f'<text x="{x}" y="{HEIGHT + 18}" text-anchor="middle">{rate:.0e}</text>')
         parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT + 36}" text-anchor="middle">errors per bit</text>')
-        for protection, color in COLORS.items():
+        for protection, (color, width) in LINES.items():
             rows = found[target, protection]
             medians, worst = [_median(row, name) for row in rows], [min(_values(row, name)) for row in rows]
-            parts.append(_line(medians, color, ""))
-            parts.append(_line(worst, color, ' stroke-dasharray="4 4"'))
+            parts.append(_line(medians, color, width, ""))
+            parts.append(_line(worst, color, width, ' stroke-dasharray="4 4"'))
         parts.append("</g>")
-    for number, (protection, color) in enumerate(COLORS.items()):
+    for number, (protection, (color, width)) in enumerate(LINES.items()):
         x, y = LEFT + 170 * number, HEIGHT + TOP + 56
-        parts.append(f'<path d="M{x} {y - 4}h24" stroke="{color}" stroke-width="2"/>')
+        parts.append(f'<path d="M{x} {y - 4}h24" stroke="{color}" stroke-width="{width}"/>')
         parts.append(f'<text x="{x + 30}" y="{y}">protected: {protection}</text>')
     parts.append(f'<text x="{LEFT + 540}" y="{HEIGHT + TOP + 56}">solid: median, dashed: worst</text></svg>')
     return "\n".join(parts) + "\n"
@@ -216,9 +216,9 @@ def _across(place: int) -> float:
     return 20 + place * (WIDTH - 40) / (len(RATES) - 1)
 
 
-def _line(values: list[float], color: str, style: str) -> str:
+def _line(values: list[float], color: str, width: int, style: str) -> str:
     points = " ".join(f"{_across(place):.1f},{HEIGHT * (1 - value):.1f}" for place, value in enumerate(values))
-    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"{style}/>'
+    return f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="{width}"{style}/>'
 
 
 if __name__ == "__main__":

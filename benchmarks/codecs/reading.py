@@ -25,14 +25,14 @@ THREADS = 4
 SMALLEST_FILE_BYTES = 256_000_000
 
 
-def restore_slowdown(state: list[Block], against_base: bool, rounds: int) -> float:
+def restore_slowdown(state: list[Block], least_gain_of_base: float, rounds: int) -> float:
     """Return the time to read, decode and verify a checkpoint from the disk, relative to that of a plain one.
 
     The blocks are those of the state, repeated until the plain file has 256 MB. Each is read with direct I/O,
     decoded and hashed by one of several threads. A base is read and hashed as well where it is needed. Decoded
     blocks and plain ones are in fresh memory, as those of a restore.
     """
-    parts = [_Part(block, against_base) for block in _by_kind(state)] * 1000
+    parts = [_Part(block, least_gain_of_base) for block in _by_kind(state)] * 1000
     sizes = itertools.accumulate(len(part.block.data) for part in parts)
     parts = parts[: 1 + sum(size < SMALLEST_FILE_BYTES for size in sizes)]
     with tempfile.TemporaryDirectory(dir=os.getcwd()) as place:
@@ -71,8 +71,8 @@ def restore_slowdown(state: list[Block], against_base: bool, rounds: int) -> flo
 class _Part:
     """A block, encoded, and its digest."""
 
-    def __init__(self, block: Block, against_base: bool) -> None:
-        encoded = planes.encode(block.data, block.width, block.base if against_base else None)
+    def __init__(self, block: Block, least_gain_of_base: float) -> None:
+        encoded = planes.encode(block.data, block.width, block.base, least_gain_of_base=least_gain_of_base)
         assert encoded is not None
         self.block, self.encoded, self.digest = block, encoded, fmt.digest(block.data)
 
