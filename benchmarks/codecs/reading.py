@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.checkpoint.reading import fresh_memory
 from holdfast.codecs import planes
 from holdfast.format import manifest as fmt
 
@@ -54,7 +55,7 @@ def restore_slowdown(state: list[Block], least_gain_of_base: float, rounds: int)
             if planes.needs_base(stored):
                 earlier = _read(base, places[2][index], len(part.block.base), _scratch("base"))
                 fmt.digest(earlier)
-            out = np.empty_like(part.block.data)
+            out = memoryview(fresh_memory(len(part.block.data)))
             planes.decode(stored, out, earlier)
             assert fmt.digest(out) == part.digest
 
@@ -127,7 +128,7 @@ def _write(file: Path, contents: list[Any]) -> list[int]:
 
 
 def _read(file: Path, place: int, size: int, memory: mmap.mmap | None = None) -> memoryview:
-    memory = memory or mmap.mmap(-1, _stride(size))
+    memory = memory or fresh_memory(_stride(size))
     handle = os.open(file, os.O_RDONLY | os.O_DIRECT)
     try:
         assert os.preadv(handle, [memoryview(memory)[: _stride(size)]], place) >= size
@@ -139,7 +140,7 @@ def _read(file: Path, place: int, size: int, memory: mmap.mmap | None = None) ->
 def _scratch(name: str) -> mmap.mmap:
     """Return memory of this thread, which is used again for every block."""
     if not hasattr(_OF_THREAD, name):
-        setattr(_OF_THREAD, name, mmap.mmap(-1, BLOCK_BYTES))
+        setattr(_OF_THREAD, name, fresh_memory(BLOCK_BYTES))
     found: mmap.mmap = getattr(_OF_THREAD, name)
     return found
 
