@@ -140,7 +140,7 @@ def _xor(block: Block) -> Encoded:
 
 
 def _header_bytes(block: Block) -> int:
-    return planes.header_bytes(block.width)
+    return planes.header_bytes(block.width, len(block.data))
 
 
 def _from_planes(encoded: Encoded, block: Block) -> Bytes:

@@ -5,10 +5,11 @@ and exponents, form a plane, and so on. A plane that compresses is a Zstandard f
 they are. With a base, the planes are those of the differences from the base as integers, which are small
 numbers where the two states are close. A sample decides about each plane and about the base.
 
-An encoded block begins with a header in little-endian order: 4 bytes of magic, the width of a number, 1 with a
-base or else 0, two zero bytes, the number of raw bytes in 8 bytes, and for each plane, from the least
-significant on, its stored length in 4 bytes. The planes follow, and the bytes behind the last whole number. A
-plane whose stored length is the number of numbers is not compressed.
+A block is encoded in segments of 262,144 numbers, which stay in the cache of a core. An encoded block begins
+with a header in little-endian order: 4 bytes of magic, the width of a number, 1 with a base or else 0, two zero
+bytes, the number of raw bytes in 8 bytes, and for each plane of each segment, from the least significant on,
+its stored length in 4 bytes. The planes follow in that order, and then the bytes behind the last whole number.
+A plane whose stored length is the number of numbers is not compressed.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ _MAGIC = b"HFbp"
 _LEAST_GAIN_OF_PLANE = 0.05
 _HEADER = struct.Struct("<4sBBHQ")
 _WIDTHS = (1, 2, 4, 8)
-_LARGEST_PLANE_BYTES = 2**32 - 1
 _SAMPLE_NUMBERS, _RUNS = 4096, 16
-_SEGMENT_NUMBERS = 1 << 15  # what one pass works on stays in the cache of a core
+_SEGMENT_NUMBERS = 1 << 18
 
 Numbers = np.ndarray[Any, Any]
 
@@ -60,8 +60,6 @@ def encode(
         raise ValueError(f"width is {width}; numbers have 1, 2, 4 or 8 bytes")
     raw = np.frombuffer(data, np.uint8)
     count = len(raw) // width
-    if count > _LARGEST_PLANE_BYTES:
-        raise ValueError(f"a block has {len(raw)} bytes; encode smaller blocks")
     numbers = raw[: count * width].view(f"<u{width}")
     earlier = None
     if base is not None:
@@ -74,14 +72,13 @@ def encode(
         return None
     if not uses_base:
         earlier = None
-    elif earlier is not None:
-        numbers = _differences(numbers, earlier)
     planes = [
         _compressed(plane, compressor) if compress else plane.tobytes()
-        for plane, compress in zip(_split(numbers), compressed, strict=True)
+        for start in range(0, count, _SEGMENT_NUMBERS)
+        for plane, compress in zip(_split(_segment(numbers, earlier, start)), compressed, strict=True)
     ]
     header = _HEADER.pack(_MAGIC, width, earlier is not None, 0, len(raw))
-    lengths = struct.pack(f"<{width}I", *map(len, planes))
+    lengths = struct.pack(f"<{len(planes)}I", *map(len, planes))
     encoded = b"".join([header, lengths, *planes, raw[count * width :].tobytes()])
     return None if len(encoded) > (1 - least_gain) * len(raw) else encoded
 
@@ -95,9 +92,9 @@ def needs_base(encoded: Buffer) -> bool:
     return _header(memoryview(encoded).cast("B"))[1]
 
 
-def header_bytes(width: int) -> int:
+def header_bytes(width: int, raw_bytes: int) -> int:
     """Return the bytes of an encoded block that are not content."""
-    return _HEADER.size + 4 * width
+    return _HEADER.size + 4 * width * -(-(raw_bytes // width) // _SEGMENT_NUMBERS)
 
 
 def decode(encoded: Buffer, out: Buffer, base: Buffer | None = None) -> None:
@@ -117,34 +114,30 @@ def decode(encoded: Buffer, out: Buffer, base: Buffer | None = None) -> None:
     earlier = None if base is None or not with_base else np.frombuffer(base, np.uint8)
     if with_base and (earlier is None or len(earlier) != raw_bytes):
         raise DamagedEncoding(f"the block is a difference, and its base of {raw_bytes} bytes is missing")
-    start = header_bytes(width)
-    if len(view) < start:
+    place = header_bytes(width, raw_bytes)
+    if len(view) < place:
         raise DamagedEncoding("the header is cut off")
-    lengths = struct.unpack_from(f"<{width}I", view, _HEADER.size)
-    if max(lengths) > count or start + sum(lengths) + raw_bytes % width != len(view):
+    lengths = memoryview(view[_HEADER.size : place]).cast("I")
+    if place + sum(lengths) + raw_bytes % width != len(view):
         raise DamagedEncoding("the lengths in the header do not match")
-    planes = []
-    for length in lengths:
-        planes.append(_decompressed(view[start : start + length], count))
-        start += length
     numbers = raw[: count * width].view(f"<u{width}")
-    _join(planes, numbers)
-    if earlier is not None:
-        _add(numbers, earlier[: count * width].view(f"<u{width}"))
-    raw[count * width :] = np.frombuffer(view[start:], np.uint8)
+    for index, start in enumerate(range(0, count, _SEGMENT_NUMBERS)):
+        segment = numbers[start : start + _SEGMENT_NUMBERS]
+        planes = []
+        for length in lengths[index * width : (index + 1) * width]:
+            planes.append(_decompressed(view[place : place + length], len(segment)))
+            place += length
+        _join(planes, segment)
+        if earlier is not None:
+            _add(segment, earlier[: count * width].view(f"<u{width}")[start : start + _SEGMENT_NUMBERS])
+    raw[count * width :] = np.frombuffer(view[place:], np.uint8)
 
 
 def _header(view: memoryview) -> tuple[int, bool, int]:
     if len(view) < _HEADER.size:
         raise DamagedEncoding("the header is cut off")
     magic, width, with_base, zero, raw_bytes = _HEADER.unpack_from(view)
-    if (
-        magic != _MAGIC
-        or width not in _WIDTHS
-        or with_base > 1
-        or zero
-        or raw_bytes // width > _LARGEST_PLANE_BYTES
-    ):
+    if magic != _MAGIC or width not in _WIDTHS or with_base > 1 or zero:
         raise DamagedEncoding("the header is not that of byte planes")
     return width, bool(with_base), raw_bytes
 
@@ -161,7 +154,7 @@ def _plan(
         with_base, expected_with_base = _shares(_differences(numbers[picked], base[picked]), compressor)
         if expected_with_base <= (1 - least_gain_of_base) * expected:
             compressed, expected, uses_base = with_base, expected_with_base, True
-    return compressed, uses_base, expected * count + header_bytes(width)
+    return compressed, uses_base, expected * count + header_bytes(width, count * width)
 
 
 def _sample(count: int) -> Any:
@@ -201,37 +194,29 @@ def _split(numbers: Numbers) -> list[Numbers]:
 
 
 def _join(planes: list[Numbers], out: Numbers) -> None:
-    for start in range(0, len(out), _SEGMENT_NUMBERS):
-        segment = out[start : start + _SEGMENT_NUMBERS]
-        segment[:] = planes[-1][start : start + _SEGMENT_NUMBERS]
-        for plane in planes[-2::-1]:
-            np.left_shift(segment, 8, out=segment)
-            np.bitwise_or(segment, plane[start : start + _SEGMENT_NUMBERS], out=segment)
+    out[:] = planes[-1]
+    for plane in planes[-2::-1]:
+        np.left_shift(out, 8, out=out)
+        np.bitwise_or(out, plane, out=out)
+
+
+def _segment(numbers: Numbers, base: Numbers | None, start: int) -> Numbers:
+    part = slice(start, start + _SEGMENT_NUMBERS)
+    return numbers[part] if base is None else _differences(numbers[part], base[part])
 
 
 def _differences(numbers: Numbers, base: Numbers) -> Numbers:
     """Return the differences modulo the size of the type, with the sign as the lowest bit: 0, -1, 1, -2, …"""
-    found = np.empty_like(numbers)
-    signs = np.empty(min(len(found), _SEGMENT_NUMBERS), f"<i{found.itemsize}")
-    for start in range(0, len(found), _SEGMENT_NUMBERS):
-        segment = found[start : start + _SEGMENT_NUMBERS]
-        sign = signs[: len(segment)]
-        part = slice(start, start + _SEGMENT_NUMBERS)
-        np.subtract(numbers[part], base[part], out=segment)
-        np.right_shift(segment.view(sign.dtype), 8 * found.itemsize - 1, out=sign)
-        np.left_shift(segment, 1, out=segment)
-        np.bitwise_xor(segment, sign.view(segment.dtype), out=segment)
-    return found
+    found = np.subtract(numbers, base)
+    signs = found.view(f"<i{found.itemsize}") >> (8 * found.itemsize - 1)
+    np.left_shift(found, 1, out=found)
+    return np.bitwise_xor(found, signs.view(found.dtype), out=found)
 
 
 def _add(differences: Numbers, base: Numbers) -> None:
     """Replace differences by the numbers, in place."""
-    signs = np.empty(min(len(differences), _SEGMENT_NUMBERS), differences.dtype)
-    for start in range(0, len(differences), _SEGMENT_NUMBERS):
-        segment = differences[start : start + _SEGMENT_NUMBERS]
-        sign = signs[: len(segment)]
-        np.bitwise_and(segment, 1, out=sign)
-        np.negative(sign, out=sign)
-        np.right_shift(segment, 1, out=segment)
-        np.bitwise_xor(segment, sign, out=segment)
-        np.add(segment, base[start : start + _SEGMENT_NUMBERS], out=segment)
+    signs = np.bitwise_and(differences, 1)
+    np.negative(signs, out=signs)
+    np.right_shift(differences, 1, out=differences)
+    np.bitwise_xor(differences, signs, out=differences)
+    np.add(differences, base, out=differences)
