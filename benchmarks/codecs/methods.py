@@ -81,7 +81,7 @@ def methods() -> list[Method]:
         Method("planes", _planes, _from_planes),
         Method("XOR + planes", _xor, _from_xor),
         Method("difference + planes", _difference, _from_planes),
-        Method("difference, limited", _limited, _from_planes),
+        Method("chosen", _chosen, _from_planes),
         Method("Merkle tree", _merkle),
         Method("chunk digests", _chunks, _from_chunks),
     ]
@@ -128,8 +128,10 @@ def _difference(block: Block) -> Encoded:
     return _kept_if(planes.encode(block.data, block.width, block.base), block, _header_bytes(block))
 
 
-def _limited(block: Block) -> Encoded:
-    """With a base only where a restore then reads at most 1.3 times the bytes."""
+def _chosen(block: Block) -> Encoded:
+    """Whole tensors are reused, and a base is used only where a restore then reads at most 1.3 times the bytes."""
+    if block.whole_tensor_is_equal:
+        return Encoded(None, 0)
     content = planes.encode(block.data, block.width, block.base, least_gain_of_base=LIMITED)
     return _kept_if(content, block, _header_bytes(block))
 

@@ -22,6 +22,7 @@ from holdfast.format import manifest as fmt
 
 from .methods import BLOCK_BYTES, Block
 
+DIRECTORY = "/var/tmp"  # on a disk, unlike /tmp on some machines
 THREADS = 4
 SMALLEST_FILE_BYTES = 256_000_000
 
@@ -36,7 +37,7 @@ def restore_slowdown(state: list[Block], least_gain_of_base: float, rounds: int)
     parts = [_Part(block, least_gain_of_base) for block in _by_kind(state)] * 1000
     sizes = itertools.accumulate(len(part.block.data) for part in parts)
     parts = parts[: 1 + sum(size < SMALLEST_FILE_BYTES for size in sizes)]
-    with tempfile.TemporaryDirectory(dir=os.getcwd()) as place:
+    with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
         plain, other, base = (Path(place) / name for name in ("plain", "encoded", "base"))
         places = [
             _write(plain, [part.block.data for part in parts]),
@@ -98,7 +99,7 @@ def off_overhead(rounds: int) -> float:
     data = np.frombuffer(random.Random(1).randbytes(BLOCK_BYTES), np.uint8)
     base = np.flip(data).copy()
     sampling, writing = [], []
-    with tempfile.TemporaryDirectory(dir=os.getcwd()) as place:
+    with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
         for _ in range(10 * rounds):
             started = time.perf_counter()
             assert planes.encode(data, 4, base) is None
