@@ -59,17 +59,7 @@ def main() -> None:
     results = {each.name: side_by_side(each, options.distance, options.rounds) for each in trained}
     ratios_by_distance(trained)
     os.sched_setaffinity(0, every)
-    print("\ntime of a restore from the disk, relative to a plain one")
-    slowdown = {}
-    for each in trained:
-        data = blocks(each.later[options.distance], each.base)
-        limits = {"without a base": 2.0, "with one": planes.LEAST_GAIN_OF_BASE, "limited": LIMITED}
-        slowdown[each.name] = found = {
-            name: reading.restore_slowdown(data, limit, options.rounds) for name, limit in limits.items()
-        }
-        print(
-            f"  {each.name:<32} " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in found.items()), flush=True
-        )
+    slowdown = {each.name: restores(each, options.distance, options.rounds) for each in trained}
     off = reading.off_overhead(options.rounds)
     print(f"a sample that finds nothing takes {100 * off:.2f} % of hashing and writing the block")
     figures = {
@@ -80,7 +70,7 @@ def main() -> None:
         "adam_fp32_encode_mb_s": results["GPT, AdamW, fp32"]["difference + planes"].encode_mb_s,
         "off_overhead": off,
         "restore_slowdown": slowdown["GPT, AdamW, fp32"]["without a base"],
-        "restore_slowdown_with_base": slowdown["GPT, AdamW, fp32"]["with one"],
+        "restore_slowdown_with_base": slowdown["GPT, AdamW, fp32"]["with a base"],
         "metadata_share": max(each["chosen"].metadata_share for each in results.values()),
         "lora_reuse_ratio": results["LoRA on a frozen GPT"]["whole tensors"].ratio,
     }
@@ -107,6 +97,23 @@ def states() -> list[States]:
     add("LoRA on a frozen GPT", training.lora())
     add("EmbeddingBag, SparseAdam", training.embeddings(sparse=True), 2000)
     add("EmbeddingBag, AdamW", training.embeddings(sparse=False), 2000)
+    return found
+
+
+def restores(each: States, distance: int, rounds: int) -> dict[str, float]:
+    """Print what restores cost; return their times relative to a plain one, by use of the base."""
+    data = blocks(each.later[distance], each.base)
+    print(f"\nrestores from the disk, {each.name}")
+    limits = {"without a base": 2.0, "with a base": planes.LEAST_GAIN_OF_BASE, "with a base, limited": LIMITED}
+    found = {}
+    for name, limit in limits.items():
+        cost = reading.restore_cost(data, limit, rounds)
+        found[name] = cost.slowdown
+        print(
+            f"  {name:<20} {cost.slowdown:5.2f} times the time of a plain one at {cost.plain_mb_s:,.0f} MB/s;"
+            f" CPU s/GB {cost.cpu_seconds_per_gb:.2f}, plain {cost.plain_cpu_seconds_per_gb:.2f}",
+            flush=True,
+        )
     return found
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,19 @@ THREADS = 4
 SMALLEST_FILE_BYTES = 256_000_000
 
 
-def restore_slowdown(state: list[Block], least_gain_of_base: float, rounds: int) -> float:
-    """Return the time to read, decode and verify a checkpoint from the disk, relative to that of a plain one.
+@dataclass(frozen=True, slots=True)
+class RestoreCost:
+    """Of reading, decoding and verifying a checkpoint."""
+
+    plain_mb_s: float
+    slowdown: float
+    """Elapsed time relative to a plain checkpoint."""
+    plain_cpu_seconds_per_gb: float
+    cpu_seconds_per_gb: float
+
+
+def restore_cost(state: list[Block], least_gain_of_base: float, rounds: int) -> RestoreCost:
+    """Read, decode and verify a checkpoint from the disk, and a plain one, by turns.
 
     The blocks are those of the state, repeated until the plain file has 256 MB. Each is read with direct I/O,
     decoded and hashed by one of several threads. A base is read and hashed as well where it is needed. Decoded
@@ -60,14 +72,22 @@ def restore_slowdown(state: list[Block], least_gain_of_base: float, rounds: int)
             planes.decode(stored, out, earlier)
             assert fmt.digest(out) == part.digest
 
-        took: list[list[float]] = [[], []]
+        took: tuple[list[float], list[float]] = ([], [])
+        cpu: tuple[list[float], list[float]] = ([], [])
         with ThreadPoolExecutor(THREADS) as pool:
             for _ in range(2 * rounds):
-                for seconds, read in zip(took, (read_plain, read_encoded), strict=True):
-                    started = time.perf_counter()
+                for which, read in enumerate((read_plain, read_encoded)):
+                    started, used = time.perf_counter(), time.process_time()
                     list(pool.map(read, range(len(parts))))
-                    seconds.append(time.perf_counter() - started)
-    return min(took[1]) / min(took[0])
+                    took[which].append(time.perf_counter() - started)
+                    cpu[which].append(time.process_time() - used)
+    gigabytes = sum(len(part.block.data) for part in parts) / 1e9
+    return RestoreCost(
+        1e3 * gigabytes / min(took[0]),
+        min(took[1]) / min(took[0]),
+        min(cpu[0]) / gigabytes,
+        min(cpu[1]) / gigabytes,
+    )
 
 
 class _Part:
