@@ -19,12 +19,14 @@ BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.inst
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
 BENCH_INGEST := .venv-bench-ingest
 FRAMEWORKS := .venv-frameworks
+# torchtitan has an environment of its own: it needs Triton, and its pins conflict with those of other frameworks.
+TORCHTITAN := .venv-torchtitan
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning zipnn
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -41,8 +43,9 @@ test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed  ## the 
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(PARALLEL)
 
-test-long: setup tracer database  ## every crash point, hundreds of power cuts and kills, ten minutes of random crashes
+test-long: setup tracer database $(TORCHTITAN)/.installed  ## every crash point, hundreds of power cuts and kills, torchtitan
 	$(BIN)/pytest -m long -s
+	$(TORCHTITAN)/bin/python -m pytest tests/torchtitan
 
 lint: setup  ## ruff, mypy, and the import directions of the packages
 	$(BIN)/ruff check .
@@ -75,6 +78,9 @@ bench-codecs: $(BENCH_READY)  ## sizes and costs of encoded checkpoints of real 
 bench-integrations: $(FRAMEWORKS)/.installed  ## resume after kills by each framework itself and by Holdfast
 	$(FRAMEWORKS)/bin/python -m benchmarks.integrations $(ARGS)
 
+bench-torchtitan: $(TORCHTITAN)/.installed  ## the same for torchtitan, whose environment takes 1 GB
+	$(TORCHTITAN)/bin/python -m benchmarks.integrations --only torchtitan $(ARGS)
+
 docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
@@ -85,7 +91,7 @@ wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
 clean:  ## remove build outputs, .venv and .demo
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
 browser: setup
@@ -130,13 +136,13 @@ $(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
 	$(PIP) install -qq -r docs/requirements.txt
 	touch $@
 
-# The frameworks of the adapters, on top of what .venv has.
-$(FRAMEWORKS)/.installed: tests/frameworks/requirements.txt tests/frameworks/requirements-no-deps.txt $(VENV)/.installed
-	$(PYTHON) -m venv $(FRAMEWORKS)
+# The frameworks of the adapters, on top of what .venv has: .venv-frameworks and .venv-torchtitan.
+.venv-%/.installed: tests/%/requirements.txt tests/%/requirements-no-deps.txt $(VENV)/.installed
+	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \
-	  > $$($(FRAMEWORKS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/_holdfast_venv.pth
-	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt -r tests/frameworks/requirements.txt
-	$(FRAMEWORKS)/bin/python -m pip install --quiet --no-deps -r tests/frameworks/requirements-no-deps.txt
+	  > $$($(@D)/bin/python -c 'import site; print(site.getsitepackages()[0])')/_holdfast_venv.pth
+	$(@D)/bin/python -m pip install --quiet -c constraints.txt -r tests/$*/requirements.txt
+	$(@D)/bin/python -m pip install --quiet --no-deps -r tests/$*/requirements-no-deps.txt
 	touch $@
 
 $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt

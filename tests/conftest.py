@@ -32,8 +32,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# make test-full runs them in an environment that has the frameworks
-collect_ignore = [] if importlib.util.find_spec("lightning") else ["frameworks"]
+# each in an environment that has the frameworks
+NEEDS = {"frameworks": "lightning", "torchtitan": "torchtitan"}
+collect_ignore = [folder for folder, module in NEEDS.items() if not importlib.util.find_spec(module)]
 
 SLOW = ("browser", "crash", "long", "postgresql", "processes")
 FAST_PATH = "end_to_end/test_quick_start.py"

@@ -28,6 +28,7 @@ from holdfast.protocol.jobs import (
     JobSummary,
     NoticeInfo,
     Order,
+    ScrubReport,
     Tensors,
     Verification,
 )
@@ -210,6 +211,11 @@ class Client(Administration):
     def cancel_verification(self, job: str, checkpoint: str | int) -> Verification:
         """Cancel the verification of a checkpoint. Raises NotFound."""
         return self._fetch(Verification, "DELETE", VERIFICATION, job, checkpoint)
+
+    def report_scrub(self, job: str, checkpoint: str, report: ScrubReport) -> Verification:
+        """Report what a scrub found in a checkpoint. Raises NotFound and Invalid."""
+        path = "/jobs/{job}/checkpoints/{checkpoint}/scrub"
+        return self._fetch(Verification, "PUT", path, job, checkpoint, body=report)
 
     def tensors(self, job: str, checkpoint: str | int, *, other: str | int | None = None) -> Tensors:
         """Return a summary of the tensors of a verified checkpoint, and of another one. Raises NotFound."""

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.retention_queue import Protector
@@ -28,7 +28,9 @@ from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import messages
+from holdfast.protocol.messages import StallKind
 from holdfast.protocol.retention import Retention
+from holdfast.snapshot.checkpoint_run import RunListener
 from holdfast.store import open_store
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -120,7 +122,7 @@ class Session:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
         self._build(options, named_objects(state, objects))
-        atexit.register(self._at_exit)
+        atexit.register(self.close_at_exit)
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Build the components, each from those before it."""
@@ -322,6 +324,40 @@ class Session:
         """
         self._boundary.restore_callbacks.add(callback)
 
+    # What adapters use in addition
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those of the job, from 0."""
+        return self._ranks.rank
+
+    @property
+    def measured_overhead(self) -> float | None:
+        """The share of training time that checkpoints cost, 0.02 for 2 %; `None` until it is measured."""
+        return self._controller.measured_overhead
+
+    @property
+    def last_restore_times(self) -> tuple[float, float]:
+        """Start and end of the last resume or restore, in seconds since the epoch; zeros before the first."""
+        return self._boundary.restore_callbacks.began_at, self._boundary.restore_callbacks.ended_at
+
+    def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
+        """Show a message in the log and among the notices of the job's page."""
+        self._reporter.notice(level, code, message)
+
+    def wait_copied(self) -> None:
+        """Wait until the running copy allows an update. Optimizers of the session do so in their `step`."""
+        self._boundary.before_update()
+
+    def observe(self, listener: RunListener, on_stall: Callable[[StallKind, float], None] | None = None) -> None:
+        """Call `listener` at each change of a checkpoint, and `on_stall(kind, seconds)` after a wait of training.
+
+        The listener is called on any thread, `on_stall` on the training thread; only one such function is kept.
+        """
+        self._checkpoints.listeners.append(listener)
+        if on_stall is not None:
+            self._meter.clock.on_stall = on_stall
+
     def close(self) -> None:
         """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""
         self._close("finished")
@@ -340,7 +376,7 @@ class Session:
         has_begun = life.state is not Life.STARTING  # after an interrupted resume the state may be half-loaded
         finished = reason == "finished" and has_begun
         life.enter(Life.CLOSING)
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.close_at_exit)
         parts: tuple[Callable[[], object], ...] = (
             self._boundary.progress.rest,
             self._verifier.close,
@@ -360,6 +396,7 @@ class Session:
         )
         life.close(self.job, parts)
 
-    def _at_exit(self) -> None:
+    def close_at_exit(self) -> None:
+        """Close the session as at the exit of the interpreter, with the error that ends it, if one does."""
         error = getattr(sys, "last_value", None)
         self._close(ending_of(type(error) if error is not None else None))

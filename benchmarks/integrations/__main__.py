@@ -3,7 +3,8 @@
     make bench-integrations ARGS='--only lightning --kills 5'
 
 Every script runs once without kills and once with them. A run is exact if each update has the losses and samples
-of the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch.
+of the uninterrupted one, bit for bit, also where it ran twice, and each sample occurs once an epoch. `overhead` is
+the cost of a session in an iteration without a checkpoint.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.integrations import jobs
+from benchmarks.integrations import jobs, overhead
 from benchmarks.integrations.kills import Comparison, compare, entries, run
 from holdfast.format.manifest import MANIFEST, decode_manifest
 
@@ -63,6 +64,8 @@ class Row:
         ]
 
 
+OVERHEAD = "overhead"
+OVERHEAD_HEAD = ("script", "workers", "CPU µs an iteration without", "with", "median cost µs", "10th percentile")
 HEAD = (
     *("script", "resumed by", "lines", "exact", "wrong updates", "samples twice", "updates repeated"),
     *("resume s", "blocked ms"),
@@ -72,13 +75,14 @@ HEAD = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
-    parser.add_argument("--only", choices=names, nargs="*", default=names, help="scripts to run")
+    parts = [*names, OVERHEAD]
+    parser.add_argument("--only", choices=parts, nargs="*", default=parts, help="scripts to run, and `overhead`")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1, help="seed of the updates after which a kill comes")
     args = parser.parse_args()
     started, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
-        for script in args.only:
+        for script in [name for name in args.only if name != OVERHEAD]:
             for resumed_by in RESUMED_BY:
                 if resumed_by == "framework" and not _has_own_resume(script):
                     continue
@@ -86,15 +90,33 @@ def main() -> None:
                 rows.append(row)
                 seconds = time.monotonic() - started
                 print(f"[{seconds:5.0f} s] {script}, resumed by {resumed_by}: {row.outcome}", flush=True)
-    _print_table(rows)
+    figures: dict[str, str | float] = {f"{row.script}_{row.resumed_by}": row.outcome for row in rows}
+    if rows:
+        _print_outcomes(rows)
+    if OVERHEAD in args.only:
+        costs = overhead.measure()
+        _print_table([list(OVERHEAD_HEAD), *map(_cost_cells, costs)])
+        figures |= {
+            f"{cost.script}_{cost.workers}_workers_overhead_microseconds": round(cost.median_microseconds)
+            for cost in costs
+        }
+    print("figures:", json.dumps(figures))
+
+
+def _print_outcomes(rows: list[Row]) -> None:
+    _print_table([list(HEAD), *(row.cells() for row in rows)])
     print(
         "\nlines           lines of the script that name Holdfast or its session\n"
         "wrong updates   with another loss or other samples than without kills\n"
         "resume s        from the start of the process to the end of its first update, median\n"
         "blocked ms      time that training stands still for a checkpoint, median"
     )
-    figures = {f"{row.script}_{row.resumed_by}": row.outcome for row in rows}
-    print("figures:", json.dumps(figures))
+
+
+def _cost_cells(cost: overhead.Cost) -> list[str]:
+    without, with_holdfast = (statistics.median(each) * 1e6 for each in (cost.without, cost.with_holdfast))
+    figures = without, with_holdfast, cost.median_microseconds, cost.undisturbed_microseconds
+    return [f"{cost.script} {_version(cost.script)}", str(cost.workers), *(f"{figure:.0f}" for figure in figures)]
 
 
 def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) -> Row:
@@ -149,9 +171,8 @@ def _version(script: str) -> str:
         return ""
 
 
-def _print_table(rows: list[Row]) -> None:
-    cells = [list(HEAD), *(row.cells() for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(HEAD))]
+def _print_table(cells: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     print()
     for line in cells:
         print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

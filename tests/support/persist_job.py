@@ -70,6 +70,7 @@ class PersistJob:
     def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
+        self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
         self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
@@ -79,11 +80,15 @@ class PersistJob:
     def settled(self):
         return self._settled.runs
 
-    def take(self, *, over_seconds=0.0, **changes):
-        """A checkpoint of this instant, on its way to the store."""
+    def take(self, *, over_seconds=0.0, before=None, **changes):
+        """A checkpoint of this instant, on its way to the store; it may link files of the run `before`."""
+        if before is not None:
+            changes = {"parent": before.id} | changes
         self.iteration += 1
         assert self.snapshots.wait_free(30)
-        captured = CapturedState(trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors))
+        captured = CapturedState(
+            trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
+        )
         request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
         run = CheckpointRun(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)

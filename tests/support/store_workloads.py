@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
+from holdfast.persist.task import Task
+from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store import Lineage, Store, open_store
 
 if TYPE_CHECKING:
@@ -51,6 +54,21 @@ def save(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: s
     except BaseException:  # as a backend does
         writer.abort()
         raise
+
+
+def save_sharing(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: str | None) -> None:
+    """As `save`, with a base that does not change: only a checkpoint without `parent` writes it."""
+    iteration, lineage = parse_checkpoint_id(checkpoint)
+    slots = fmt.lay_out([("base", "U8", (size_bytes,)), ("small", "U8", (1000,))])
+    memory = mmap.mmap(-1, slots[-1].end)
+    for slot in slots:
+        memory[slot.start : slot.end] = content(0 if slot.name == "base" else iteration, slot.end - slot.start)
+    task = Task(
+        origin=RunOrigin(job=JOB, attempt=attempt, parent=parent, world_size=1, versions={}), id=checkpoint,
+        iteration=iteration, lineage=lineage, kind="scheduled", created_at=time.time(), slots=slots, views={},
+        state={}, timings={}, unchanged={"base"},
+    )  # fmt: skip
+    write_checkpoint(store, task, memoryview(memory))
 
 
 def _tensor(slot: fmt.TensorRange, header_bytes: int, payload: memoryview) -> fmt.Tensor:
@@ -95,10 +113,12 @@ def train(
     size_bytes: int = 50_000,
     rewind: bool = False,
     stubborn: bool = False,
+    shares: bool = False,
 ) -> None:
     """Save, retire what is older than the `keep` newest, and in the end go back in place and save again.
 
-    A `stubborn` one passes over what the store refuses it, as training does.
+    A `stubborn` one passes over what the store refuses it, as training does. Checkpoints of one that `shares` have
+    a file in common.
     """
     store = open_store(root)
     stage.ready()
@@ -107,7 +127,7 @@ def train(
     for _ in range(saves):
         iteration += 1
         try:
-            _save(stage, store, attempt, saved, checkpoint_id(iteration, lineage), size_bytes)
+            _save(stage, store, attempt, saved, checkpoint_id(iteration, lineage), size_bytes, shares)
             _retire(stage, store, attempt, saved, keep)
         except (OSError, HoldfastError) as error:
             if not stubborn:
@@ -117,17 +137,27 @@ def train(
         target = saved[-2]
         begin_lineage(stage, store, attempt, lineage + 1, parent=target)
         again = checkpoint_id(parse_checkpoint_id(target)[0] + 1, lineage + 1)
-        _save(stage, store, attempt, saved, again, size_bytes)
+        _save(stage, store, attempt, saved, again, size_bytes, shares)
         _retire(stage, store, attempt, saved, keep)
     stage.tell("done")
 
 
 def _save(
-    stage: WorkloadChannel, store: Store, attempt: int, saved: list[str], checkpoint: str, size_bytes: int
+    stage: WorkloadChannel,
+    store: Store,
+    attempt: int,
+    saved: list[str],
+    checkpoint: str,
+    size_bytes: int,
+    shares: bool,
 ) -> None:
     iteration, lineage = parse_checkpoint_id(checkpoint)
+    parent = saved[-1] if saved else None
     saved.append(checkpoint)
-    save(store, attempt, checkpoint, size_bytes)
+    if shares:
+        save_sharing(store, attempt, checkpoint, size_bytes, parent)
+    else:
+        save(store, attempt, checkpoint, size_bytes)
     stage.tell("durable", checkpoint)
     stage.tell("ground", lineage, iteration)
 

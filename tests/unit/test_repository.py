@@ -208,6 +208,7 @@ PIN_FILES = (
     "constraints.txt",
     "tests/frameworks/requirements.txt",
     "tests/frameworks/requirements-no-deps.txt",
+    "tests/torchtitan/requirements-no-deps.txt",
 )
 
 

@@ -164,10 +164,13 @@ class CheckpointFacts:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self._known: dict[str, tuple[int, dict[str, LoggedMetric]]] = {}
+        self._known: dict[str, tuple[list[fmt.File], dict[str, LoggedMetric]]] = {}
 
     def read(self, checkpoints: Iterable[str]) -> tuple[dict[str, int], dict[str, dict[str, LoggedMetric]]]:
-        """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable."""
+        """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable.
+
+        A file that several share counts for the newest of them: without the others, it still takes its space.
+        """
         found = {}
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
@@ -175,10 +178,15 @@ class CheckpointFacts:
                     read = manifest(self._store, self._job, checkpoint)
                 except HoldfastError:
                     continue
-                self._known[checkpoint] = sum(file.stored_bytes for file in read.files), read.metrics
+                self._known[checkpoint] = read.files, read.metrics
             found[checkpoint] = self._known[checkpoint]
         self._known = found
-        sizes = {each: size_bytes for each, (size_bytes, _) in found.items()}
+        sizes, counted = {}, set[tuple[str, str]]()
+        for checkpoint in sorted(found, key=parse_checkpoint_id, reverse=True):
+            files = {(file.name, file.written_by or checkpoint): file for file in found[checkpoint][0]}
+            sizes[checkpoint] = sum(file.stored_bytes for key, file in files.items() if key not in counted)
+            if self._store.shares_files:
+                counted.update(files)
         return sizes, {each: metrics for each, (_, metrics) in found.items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -14,12 +15,13 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import build_parity
 from holdfast.persist.redundancy import manifest_copies
+from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
 from holdfast.store.base import FileReplacer, Pace
 
 FileState = Literal["repairable", "repaired", "damaged"]
 """`damaged`: it cannot be repaired."""
-STATES = ("sound", "repaired", "repairable", "damaged")
+STATES: tuple[ScrubState, ...] = ("sound", "repaired", "repairable", "damaged")
 """States of a checkpoint, from the best; it has the worst one of its files."""
 
 
@@ -33,15 +35,19 @@ class DamagedFile(msgspec.Struct, kw_only=True):
     reason: str | None = None
     """Why it was not repaired, or cannot be."""
 
+    def __str__(self) -> str:
+        return f"{self.file} {self.state}: {self.damage}{f'; {self.reason}' if self.reason else ''}"
+
 
 class ScrubbedCheckpoint(msgspec.Struct, kw_only=True):
     """A checkpoint that was read completely."""
 
     job: str
     checkpoint: str
-    state: str = "sound"
-    """One of STATES; `removed` if retention removed it meanwhile, `unreadable` if the store cannot be read."""
+    state: ScrubState | Literal["removed", "unreadable"] = "sound"
+    """`removed` if retention removed it meanwhile, `unreadable` if the store cannot be read."""
     read_bytes: int = 0
+    seconds: float = 0.0
     files: list[DamagedFile] = []
     """The damaged files."""
     reason: str | None = None
@@ -70,13 +76,14 @@ def scrub(
     """
     work = _Scrub(store, job, checkpoint, repair, pace, progress)
     found = ScrubbedCheckpoint(job=job, checkpoint=checkpoint)
+    started = time.monotonic()
     try:
         work.run()
     except (HoldfastError, OSError, MemoryError) as error:
         found.state, found.reason = "unreadable", str(error) or type(error).__name__
     else:
         found.state = max((each.state for each in work.found), key=STATES.index, default="sound")
-    found.read_bytes, found.files = work.done_bytes, work.found
+    found.read_bytes, found.files, found.seconds = work.done_bytes, work.found, time.monotonic() - started
     if found.state != "sound" and checkpoint not in store.checkpoints(job):
         found.state = "removed"
     return found

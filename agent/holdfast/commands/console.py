@@ -18,7 +18,6 @@ import typer
 
 from holdfast.client import Client, Invalid, ServerError, UnreachableError
 from holdfast.commands.options import DEFAULT_SERVER, Server, Token
-from holdfast.pacing.quantities import format_bytes
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 EXIT_CODES = (
@@ -26,8 +25,6 @@ EXIT_CODES = (
 )
 
 T = TypeVar("T")
-
-size = format_bytes
 
 
 def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:

@@ -132,9 +132,11 @@ def _plan_running_job(job: str, options: PlanOptions, server: str, token: str | 
     given = [f"--{name.replace('_', '-')}" for name in MEASURED_OPTIONS if getattr(options, name) is not None]
     if given:
         raise ValueError(f"{given[0]} is measured for a running job: leave out --job or {given[0]}")
+    if options.every is not None:
+        parse_every(options.every)  # its error names the option; the server parses the text again
     what_if: dict[str, float | str | None] = {
         "budget": None if options.budget is None else parse_budget(options.budget),
-        "every": None if options.every is None else str(parse_every(options.every) and options.every),
+        "every": None if options.every is None else str(options.every),
         "mtbf": None if options.mtbf is None else parse_mtbf(options.mtbf),
         "ranks": options.ranks,
         "restart": None if options.restart is None else parse_seconds(options.restart, "--restart"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.commands.console import percent, size
+from holdfast.commands.console import percent
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,
@@ -23,7 +23,14 @@ from holdfast.pacing.failures import (
     FailureEstimate,
 )
 from holdfast.pacing.policy import duration
-from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
+from holdfast.pacing.quantities import (
+    format_bytes,
+    parse_bytes,
+    parse_count,
+    parse_positive_seconds,
+    parse_seconds,
+    parse_speed,
+)
 from holdfast.pacing.settings import parse_mtbf
 
 BYTES_PER_PARAMETER = 14.0
@@ -121,8 +128,8 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
         cost = max(0.0, snapshot - iteration) + INTERFERENCE * (snapshot + persist)
     inputs.append(_input("iteration", duration(iteration), options.iteration))
     if state_bytes:
-        inputs.append(_input("copying", f"{size(round(copy))}/s a rank", options.copy_bandwidth))
-        inputs.append(_input("writing", f"{size(round(write))}/s a rank", options.write_bandwidth))
+        inputs.append(_input("copying", f"{format_bytes(round(copy))}/s a rank", options.copy_bandwidth))
+        inputs.append(_input("writing", f"{format_bytes(round(write))}/s a rank", options.write_bandwidth))
     slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
     inputs.append(_input("cost of one", duration(cost), options.stall, slower))
     follows = "follows from size and speeds" if state_bytes else "assumed: at once"
@@ -141,11 +148,11 @@ def _state_bytes(options: PlanOptions, inputs: list[PlanInput]) -> float:
         raise ValueError("--state and --parameters both give the size: use one of them")
     if options.state is not None:
         state_bytes = parse_bytes(options.state, "--state")
-        inputs.append(PlanInput(name="state", value=size(round(state_bytes)), origin="given"))
+        inputs.append(PlanInput(name="state", value=format_bytes(round(state_bytes)), origin="given"))
     elif options.parameters is not None:
         state_bytes = parse_count(options.parameters, "--parameters") * options.bytes_per_parameter
         each = f"{options.parameters} parameters of {options.bytes_per_parameter:g} bytes"
-        inputs.append(PlanInput(name="state", value=size(round(state_bytes)), origin=f"given: {each}"))
+        inputs.append(PlanInput(name="state", value=format_bytes(round(state_bytes)), origin=f"given: {each}"))
     elif options.stall is not None:
         state_bytes = 0.0
     else:
@@ -154,9 +161,10 @@ def _state_bytes(options: PlanOptions, inputs: list[PlanInput]) -> float:
             "(--stall 2s), or a running job (--job NAME)"
         )
     if state_bytes / (options.ranks or 1) > MAX_BYTES_PER_RANK:
-        share = size(round(state_bytes / (options.ranks or 1)))
+        share = format_bytes(round(state_bytes / (options.ranks or 1)))
         raise ValueError(
-            f"a state of {size(round(state_bytes))} is {share} a rank, more than any machine has: give --ranks"
+            f"a state of {format_bytes(round(state_bytes))} is {share} a rank, more than any machine has: "
+            "give --ranks"
         )
     return state_bytes
 

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
-from holdfast.commands.console import counted, percent, print_json, print_table, seconds, size, with_client
+from holdfast.commands.console import counted, percent, print_json, print_table, seconds, with_client
 from holdfast.commands.options import JobName, Json
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
+from holdfast.pacing.quantities import format_bytes
 
 
 @with_client
@@ -115,7 +116,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
 def _checkpoint_row(row: CheckpointInfo) -> tuple[str, ...]:
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at))
     label = " ".join(filter(None, ["pinned" if row.pinned else "", row.label]))
-    return str(row.iteration), row.id, row.kind, row.state, size(row.payload_bytes), taken, label
+    return str(row.iteration), row.id, row.kind, row.state, format_bytes(row.payload_bytes), taken, label
 
 
 def _facts(job: JobSummary) -> list[tuple[str, str]]:

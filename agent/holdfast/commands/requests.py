@@ -11,7 +11,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from holdfast.client import CheckpointInfo, Client, JobSummary, NoticeInfo, Order, ServerError
-from holdfast.commands.console import fail, parsed, print_json, seconds, size, with_client
+from holdfast.commands.console import fail, parsed, print_json, seconds, with_client
 from holdfast.commands.control import (
     POLL_SECONDS,
     acknowledgement,
@@ -21,7 +21,7 @@ from holdfast.commands.control import (
     wait_until_applied,
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
-from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.pacing.quantities import format_bytes, parse_positive_seconds
 from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
 
 PROBE_CODE = "data"
@@ -60,7 +60,7 @@ def checkpoint(
     if row is not None and row.state == "durable":
         if not json:
             took = "" if row.persist_seconds is None else f", written in {seconds(row.persist_seconds)}"
-            print(f"durable: {row.id}, {size(row.payload_bytes)}{took}")
+            print(f"durable: {row.id}, {format_bytes(row.payload_bytes)}{took}")
     elif row is not None and not _is_in_progress(row):
         fail(f"the checkpoint at iteration {row.iteration} is {row.state}: {row.reason or 'no reason given'}")
     elif not seen.alive and not is_applied(seen, desired.version):
@@ -203,7 +203,7 @@ def verify(
         done = f"verification of {name} requested"
         done += "" if alive else f": {job} is not running and verifies it at its next start"
     elif found.state == "sound":
-        done = f"{name} is sound: {size(found.read_bytes)} in {seconds(found.seconds)}, on {found.host}"
+        done = f"{name} is sound: {format_bytes(found.read_bytes)} in {seconds(found.seconds)}, on {found.host}"
     else:
         state = "not verified" if found.state in ("failed", "cancelled") else found.state
         fail(f"{name} is {state}: {found.reason}")

@@ -94,7 +94,7 @@ class Boundary:
         self._ranks_asked_at = 0.0
         self._store_asked_at = -ASK_STORE_SECONDS
         training.around_updates(
-            self._before_update,
+            self.before_update,
             meter.clock.update_ends,
             self._may_act_after,
         )
@@ -426,7 +426,7 @@ class Boundary:
         self._coordinator = DetachedCoordinator()
         self._ranks.close()
 
-    def _before_update(self) -> None:
+    def before_update(self) -> None:
         """Before an optimizer step: wait until the copy under way allows it."""
         if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return

@@ -97,8 +97,8 @@ class Checkpointer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._head: str | None = None
-        self._newest_durable = 0
-        """The number of the run that the head is from."""
+        self._newest_durable = 0  # the number of the run that the head is from
+        self._links_from = 0  # files of earlier runs are not linked: they may share a damaged file
         self._runs: list[CheckpointRun] = []
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
@@ -183,6 +183,7 @@ class Checkpointer:
         """Record that a checkpoint is damaged, so that a sound one may replace it. For any thread."""
         with self._lock:
             (self._damaged.add if damaged else self._damaged.discard)(checkpoint)
+            self._links_from = self._number + 1 if damaged else self._links_from
 
     def update_lineage(self) -> None:
         """Switch to rank 0's lineage before an unannounced checkpoint: the store may be back."""
@@ -202,12 +203,9 @@ class Checkpointer:
             self.snapshots.prepare(captured)
             self._estimate_space(captured)
             self.persister.prepare()
-            if self.persister.refusal is not None:
-                self._reporter.notice(
-                    "info",
-                    "backend",
-                    f"a thread writes checkpoints, not a helper process: {self.persister.refusal}",
-                )
+            if (refusal := self.persister.refusal) is not None:
+                text = f"a thread writes checkpoints, not a helper process: {refusal}"
+                self._reporter.notice("info", "backend", text)
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
@@ -280,6 +278,7 @@ class Checkpointer:
             versions=self.versions,
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
             parity=self.parity,
+            may_link=self._newest_durable >= self._links_from,
         )
 
     def save_survivor(self, committed: list[str]) -> None:
@@ -402,9 +401,8 @@ class Checkpointer:
     def _acquire_number(self, at_least: int) -> int:
         """Acquire the attempt number, and load the checkpoints that earlier attempts keep."""
         if at_least > 1:
-            at_least = (
-                self._events.plausible_number("attempt", at_least - 1, self.store.latest_attempt(self.job)) + 1
-            )
+            newest = self.store.latest_attempt(self.job)
+            at_least = self._events.plausible_number("attempt", at_least - 1, newest) + 1
         number = self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
         with contextlib.suppress(OSError):  # asked again before anything is deleted
             self.retention_queue.load_requested()

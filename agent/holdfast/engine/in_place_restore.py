@@ -111,6 +111,8 @@ class InPlaceRestore:
         self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order)
+        if loaded.repaired:  # in memory: its files are still damaged
+            self._checkpoints.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
         self.half_applied = False
         return loaded, restored

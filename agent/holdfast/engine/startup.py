@@ -397,6 +397,8 @@ class Startup:
         if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: self._training.apply(loaded))
+        if loaded.repaired:  # in memory: its files are still damaged
+            self._checkpoints.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
 
     def _warn_unavailable(self, error: OSError) -> None:

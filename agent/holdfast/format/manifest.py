@@ -71,7 +71,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The only rank that uses this tensor; None for a tensor that all ranks share."""
 
 
-class File(msgspec.Struct, frozen=True, kw_only=True):
+class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     size_bytes: int
     header_bytes: int
@@ -79,6 +79,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True):
     header_digest: str
     parity: ParityFile | None = None
     """The file with which damage to this one can be repaired; None without parity."""
+    written_by: str | None = None
+    """The earlier checkpoint that wrote this file, which has the same name there; None if this one did."""
 
     @property
     def stored_bytes(self) -> int:
@@ -331,6 +333,8 @@ def _fault(manifest: Manifest) -> str | None:
             return (
                 f"{file.name} has an invalid size of {file.size_bytes} bytes, {file.header_bytes} of them header"
             )
+        if file.written_by is not None and not is_checkpoint_id(file.written_by):
+            return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
         if file.header_bytes > MOST_HEADER_BYTES:
             return f"{file.name} has too large a header of {file.header_bytes} bytes"
         if file.parity is not None and (reason := file.parity.fault(file.name, file.size_bytes)):
@@ -408,6 +412,11 @@ def check_digest(file: File, covered: DigestRange, found: str) -> None:
     """Raise DamagedCheckpoint, naming the range, when the digest of its bytes differs."""
     if found != covered.digest:
         raise DamagedCheckpoint(file.name, f"{covered} does not match its digest")
+
+
+def reused_bytes(files: Iterable[File]) -> int:
+    """Return the size of the files that earlier checkpoints wrote."""
+    return sum(file.size_bytes for file in files if file.written_by is not None)
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

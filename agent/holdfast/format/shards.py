@@ -25,6 +25,12 @@ class RankShard(msgspec.Struct, frozen=True, kw_only=True):
     tensors: list[fmt.Tensor]
     state: dict[str, Any]
     """All trees of this rank."""
+    more_files: list[fmt.File] = []
+    """Files of tensors that did not change, most of them linked from earlier checkpoints."""
+
+    @property
+    def files(self) -> list[fmt.File]:
+        return [self.file, *self.more_files]
 
 
 class MergedRanks(msgspec.Struct, frozen=True):
@@ -50,11 +56,12 @@ def merge_ranks(parts: Iterable[RankShard], world_size: int) -> MergedRanks:
     for name, rank in groups:
         if rank is not None and (name, None) in groups:
             raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, but another rank as shared")
-    ranks = {part.file.name: f"rank {part.rank}" for part in ordered}
+    ranks = {file.name: f"rank {part.rank}" for part in ordered for file in part.files}
     for (name, _), stored in groups.items():
         if reason := shard_error(stored, lambda tensor: ranks[tensor.file]):
             raise IncompleteParts(f"tensor {name}: {reason}")
-    merged = MergedRanks([part.file for part in ordered], tensors, ordered[0].state, _rank_differences(ordered))
+    files = [file for part in ordered for file in part.files]
+    merged = MergedRanks(files, tensors, ordered[0].state, _rank_differences(ordered))
     if reason := _missing(merged, world_size, groups):
         raise IncompleteParts(reason)
     return merged
@@ -161,10 +168,11 @@ def _require_all(ordered: Sequence[RankShard], world_size: int) -> None:
         raise IncompleteParts(f"there is a part of rank {ordered[-1].rank}, but there are {world_size} ranks")
     files: dict[str, int] = {}
     for part in ordered:
-        if files.setdefault(part.file.name, part.rank) != part.rank:
-            raise IncompleteParts(f"ranks {files[part.file.name]} and {part.rank} both wrote {part.file.name}")
+        for file in part.files:
+            if files.setdefault(file.name, part.rank) != part.rank:
+                raise IncompleteParts(f"ranks {files[file.name]} and {part.rank} both wrote {file.name}")
         for tensor in part.tensors:
-            if tensor.file != part.file.name or tensor.rank not in (None, part.rank):
+            if files.get(tensor.file) != part.rank or tensor.rank not in (None, part.rank):
                 owner = "" if tensor.rank is None else f", of rank {tensor.rank}"
                 raise IncompleteParts(
                     f"tensor {tensor.name}: rank {part.rank} reported one in {tensor.file}{owner}"

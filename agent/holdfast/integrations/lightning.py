@@ -182,7 +182,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
     def _resumed(self, trainer: pl.Trainer, loaders: list[Any]) -> None:
         assert self.session is not None
         if trainer.ckpt_path:
-            self.session._reporter.notice(
+            self.session.notice(
                 "info",
                 "ckpt_path",
                 f"resumed from iteration {self.session.iteration:,} of this job; "

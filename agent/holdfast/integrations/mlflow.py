@@ -51,9 +51,7 @@ class Run:
             self._open(iteration, lineage)
         except Exception as error:  # training goes on, and must be able to call `log_metrics`
             self._lineage = lineage
-            self._session._reporter.notice(
-                "warning", "logger", f"no MLflow run from iteration {iteration:,} on: {error}"
-            )
+            self._session.notice("warning", "logger", f"no MLflow run from iteration {iteration:,} on: {error}")
 
     def _open(self, iteration: int, lineage: int) -> None:
         known, arguments = self._session.logger_runs.get("mlflow"), self._arguments
@@ -78,7 +76,7 @@ class Run:
             self._run = mlflow.start_run(**begun)
         self._lineage = lineage
         self._session.logger_runs["mlflow"] = (self.info.run_id, lineage)
-        self._session._reporter.notice("info", "logger", f"MLflow run {self.info.run_name}: {_page(self.info)}")
+        self._session.notice("info", "logger", f"MLflow run {self.info.run_name}: {_page(self.info)}")
 
 
 def _page(info: Any) -> str:

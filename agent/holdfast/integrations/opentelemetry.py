@@ -33,7 +33,7 @@ class Instrumentation:
         self._about: dict[str, str | int] = {
             "holdfast.job": session.job,
             "holdfast.attempt": session.attempt,
-            "holdfast.rank": session._ranks.rank,
+            "holdfast.rank": session.rank,
         }
         self._durations = {
             name: meter.create_histogram(f"holdfast.{name}.duration", unit="s")
@@ -56,8 +56,7 @@ class Instrumentation:
         """Waits for checkpoints that have no span yet."""
         self._current = ""
         """Checkpoint that training waits for, if it waits."""
-        session._checkpoints.listeners.append(self)
-        session._meter.clock.on_stall = self.stalled
+        session.observe(self, on_stall=self.stalled)
         session.on_restored(self.restored)
         atexit.register(self._at_exit)
 
@@ -77,7 +76,7 @@ class Instrumentation:
                 "holdfast.bytes": run.result.stored_bytes or run.size_bytes,
             }
             times = (request.started_at, run.copy.seconds, run.write_started_at, run.result.seconds, time.time())
-            overhead = self._session._controller.measured_overhead
+            overhead = self._session.measured_overhead
             self._queue.append((self._checkpoint, facts, state, run.result.reason, times, overhead))
             io_pool.submit(self._drain)
 
@@ -86,14 +85,13 @@ class Instrumentation:
             self._queue.append((self._wait, self._current, seconds, time.time()))
 
     def restored(self, iteration: int, lineage: int) -> None:
-        callbacks = self._session._boundary.restore_callbacks
         facts = {"holdfast.iteration": iteration, "holdfast.lineage": lineage}
-        self._queue.append((self._restore, facts, callbacks.began_at, callbacks.ended_at))
+        self._queue.append((self._restore, facts, *self._session.last_restore_times))
         io_pool.submit(self._drain)
 
     def _at_exit(self) -> None:
         """Close the session, whose last checkpoint counts too, before the providers shut down."""
-        self._session._at_exit()
+        self._session.close_at_exit()
         self._drain()
 
     # On background threads

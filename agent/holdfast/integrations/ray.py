@@ -92,7 +92,7 @@ class CheckpointReporter:
         self._reported_at = time.monotonic()
 
     def _warn(self, what: str) -> None:
-        self._session._reporter.notice("warning", "ray", what)
+        self._session.notice("warning", "ray", what)
 
 
 def report(session: Session) -> None:
@@ -124,5 +124,5 @@ def report(session: Session) -> None:
         return
     reporter = CheckpointReporter(session, storage)
     session._boundary.collective_call = reporter
-    if session._ranks.leads:
-        session._checkpoints.listeners.append(reporter)
+    if session.rank == 0:
+        session.observe(reporter)

@@ -33,7 +33,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
         super().__init__(log_dir, purge_step=session.iteration + 1, **arguments)
         if session.url is not None:
             self.add_text("holdfast", f"[{session.job}]({session.url})", session.iteration)
-        session._checkpoints.listeners.append(self)
+        session.observe(self)
         session.on_restored(self._restored)
 
     def _restored(self, iteration: int, lineage: int) -> None:

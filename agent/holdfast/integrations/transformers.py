@@ -88,7 +88,7 @@ class TrainerAdapter:
             )
         try:
             return self._own["_inner_training_loop"](*args, **options)
-        except BaseException as error:
+        except BaseException as error:  # also SystemExit and KeyboardInterrupt: the session reports what ended it
             self._close(error)
             raise
         finally:

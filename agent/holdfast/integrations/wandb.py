@@ -50,9 +50,7 @@ class Run:
             self._open(iteration, lineage)
         except Exception as error:  # training goes on, and must be able to call `log`
             self._run, self._lineage = wandb.init(mode="disabled"), lineage
-            self._session._reporter.notice(
-                "warning", "logger", f"no W&B run from iteration {iteration:,} on: {error}"
-            )
+            self._session.notice("warning", "logger", f"no W&B run from iteration {iteration:,} on: {error}")
 
     def _open(self, iteration: int, lineage: int) -> None:
         known, arguments = self._session.logger_runs.get("wandb"), self._arguments
@@ -71,7 +69,7 @@ class Run:
         about = {"job": self._session.job, "url": self._session.url, "lineage": lineage, "iteration": iteration}
         self._run.config.update({"holdfast": about}, allow_val_change=True)
         if self._run.url:
-            self._session._reporter.notice("info", "logger", f"W&B run {self._run.id}: {self._run.url}")
+            self._session.notice("info", "logger", f"W&B run {self._run.id}: {self._run.url}")
 
     def _branch(self, run_id: str, iteration: int, lineage: int) -> Any:
         """Fork the run that the checkpoint names. Where W&B cannot, begin a new run in the same group."""
@@ -83,7 +81,7 @@ class Run:
             except wandb.Error as error:
                 reason = f"{error}"
         run = wandb.init(**arguments)
-        self._session._reporter.notice(
+        self._session.notice(
             "info",
             "logger",
             f"lineage {lineage}, from iteration {iteration:,} on, is W&B run {run.id} of group "

@@ -159,6 +159,7 @@ class MemoryTier:
             shards=task.shards,
             rank_local=task.rank_local,
             must_match=task.must_match,
+            frozen=task.unchanged,
         )
         origin = msgspec.structs.replace(
             task.origin, attempt=attempt, uid=uid, folder=None, replaces=task.id in damaged, bytes_per_second=None

@@ -11,7 +11,7 @@ import collections
 import contextlib
 import mmap
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -121,8 +121,8 @@ def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str
     io_pool.share(check, 1 if is_small else len(os.sched_getaffinity(0)))
 
 
-def header_of(task: Task) -> bytes:
-    """Return the safetensors header of the file for this task."""
+def header_of(task: Task, slots: Sequence[fmt.TensorRange] | None = None) -> bytes:
+    """Return the safetensors header of a file of this task, with all its tensors or only `slots`."""
     origin = task.origin
     names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
-    return fmt.payload_header(task.slots, names)
+    return fmt.payload_header(task.slots if slots is None else slots, names)

@@ -11,6 +11,7 @@ import time
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError
+from holdfast.format.manifest import reused_bytes
 from holdfast.persist.helper_process import HelperLost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
@@ -118,20 +119,23 @@ class Persister:
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
         backend: str | None = None
+        not_linked: str | None = None
         spans: list[RankCheckpointTimes] = []
-        stored_bytes = 0
         problem = _problem(run)
 
         def write(task: Task) -> Written:
-            nonlocal backend
+            nonlocal backend, not_linked
             assert run.contents is not None
             arena, size_bytes = run.contents.arena, run.size_bytes
             if self._helpers is not None and arena.fd >= 0:
                 backend = "process"
-                return self._helpers.write(task, arena, size_bytes)
-            backend = "thread"
-            limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
-            return write_checkpoint(self._store, task, arena.bytes(size_bytes), pace=limiter)
+                written = self._helpers.write(task, arena, size_bytes)
+            else:
+                backend = "thread"
+                limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
+                written = write_checkpoint(self._store, task, arena.bytes(size_bytes), pace=limiter)
+            not_linked = written.not_linked
+            return written
 
         try:
             if problem is None:
@@ -140,12 +144,10 @@ class Persister:
                 raise problem
             task = Task.of(run)
             if self._channel is None:
-                write(task)
+                files = write(task).files
             else:
                 number = run.request.number
-                stored_bytes = commit(
-                    self._channel, number, self._store, task, problem, write, on_durable=spans.extend
-                )
+                files = commit(self._channel, number, self._store, task, problem, write, on_durable=spans.extend)
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # training continues; the event reports the error
@@ -156,7 +158,13 @@ class Persister:
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
             reason = str(error) if isinstance(error, HelperLost) else describe_error(error)
             return RunState.FAILED, WriteResult(reason=reason, backend=backend, fenced=isinstance(error, Fenced))
-        return RunState.DURABLE, WriteResult(backend=backend, stored_bytes=stored_bytes, ranks=spans)
+        return RunState.DURABLE, WriteResult(
+            backend=backend,
+            stored_bytes=sum(file.size_bytes for file in files),
+            reused_bytes=reused_bytes(files),
+            not_linked=not_linked,
+            ranks=spans,
+        )
 
     def _decline(self, number: int, reason: str) -> None:
         assert self._channel is not None

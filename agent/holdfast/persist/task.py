@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.manifest import File, Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
 from holdfast.protocol.retention import LoggedMetric
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin, SnapshotContents
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Names of tensors that may differ between ranks."""
     must_match: dict[str, str] = {}
     """Values that must be equal on all ranks that report the same key; otherwise the commit fails."""
+    unchanged: set[str] = set()
+    """Names of tensors that probably equal those of the parent. The writer compares their digests."""
     state: dict[str, Any]
     timings: dict[str, float]
     fingerprint: dict[str, str] = {}
@@ -57,6 +59,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
             shards=contents.shards,
             rank_local=contents.rank_local,
             must_match=contents.must_match,
+            unchanged=_unchanged(run, contents),
             state=contents.trees,
             timings={"snapshot_seconds": run.copy.seconds, "stall_seconds": run.stall_seconds},
             fingerprint=dict(request.fingerprint),
@@ -66,6 +69,26 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+MIN_SHARED_BYTES = 1 << 20
+"""Fewer unchanged bytes are not worth a file."""
+MIN_SHARED_SHARE = 0.05
+"""A smaller share of the state is not worth the wait: digests are compared before the write."""
+
+
+def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
+    """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
+    before = contents.parent_versions
+    if before is None:
+        names = contents.frozen
+    else:
+        names = {name for name, version in run.copy.versions.items() if before.get(name) == version}
+    if not names:
+        return set()
+    found = {slot.name: slot.end - slot.start for slot in contents.slots if slot.name in names}
+    is_enough = sum(found.values()) >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * contents.size_bytes)
+    return set(found) if is_enough else set()
+
+
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
     """A durable checkpoint, or a rank's durable part of one."""
 
@@ -73,3 +96,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
     """Time to write the payload."""
     tries: int = 1
     part: RankShard | None = None
+    files: list[File] = []
+    """All files of the rank, linked ones included."""
+    not_linked: str | None = None
+    """Why a file of the parent was written again; None if none was."""

@@ -62,6 +62,8 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """The attempt's identifier in the store."""
     state: dict[str, str] = {}
     """Digests of rank 0's state by entry: other ranks send only entries that differ."""
+    may_link: bool = True
+    """Whether files of earlier checkpoints may be linked."""
     reason: str | None = None
     torn: bool = False
 
@@ -93,7 +95,7 @@ def commit(
     problem: NotPrepared | None,
     write: Callable[[Task], Written],
     on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
-) -> int:
+) -> list[fmt.File]:
     """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
 
     Args:
@@ -102,7 +104,7 @@ def commit(
         on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
 
     Returns:
-        Size in bytes of all files on rank 0, of this rank's file on others.
+        All files on rank 0, this rank's files on others.
 
     Raises:
         NotPrepared: another rank failed or had nothing to write.
@@ -111,9 +113,9 @@ def commit(
     """
     if channel.rank == 0:
         lead = _Lead(channel, number, store, task, write)
-        size_bytes = lead.run(problem)
+        files = lead.run(problem)
         on_durable(lead.spans)
-        return size_bytes
+        return files
     return _follow(channel, number, task, problem, write)
 
 
@@ -130,8 +132,8 @@ def decline(channel: RankChannel, number: int, reason: str) -> None:
         channel.receive([0], _tag(number, 2))
 
 
-def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> int:
-    """Write and commit the parts of all ranks, by rank, after the ranks have ended; return their size in bytes.
+def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> list[fmt.File]:
+    """Write and commit the parts of all ranks, by rank, after the ranks have ended; return their files.
 
     Raises:
         NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
@@ -160,7 +162,7 @@ class _Lead:
         self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
 
-    def run(self, problem: NotPrepared | None) -> int:
+    def run(self, problem: NotPrepared | None) -> list[fmt.File]:
         try:
             if problem is not None:
                 raise problem
@@ -170,15 +172,15 @@ class _Lead:
             self._send_to_others(0, _Begin(**_reason_fields(error, "rank 0: ")))
             raise
         try:
-            size_bytes = self._commit(writer, digests)
+            files = self._commit(writer, digests)
         except BaseException as error:  # also on Ctrl-C: the other ranks wait for a message
             writer.abort()
             self._send_to_others(2, _Outcome(**_reason_fields(error, "rank 0: ")))
             raise
         self._send_to_others(2, _Outcome())
-        return size_bytes
+        return files
 
-    def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> int:
+    def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> list[fmt.File]:
         task = self._task
         begun = _begin_message(writer, task, digests)
         self._send_to_others(0, begun)
@@ -218,12 +220,12 @@ class _Lead:
 
 def _follow(
     channel: RankChannel, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
-) -> int:
+) -> list[fmt.File]:
     begun = _receive_begin(channel, number)
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
     error: Exception | None = None
-    size_bytes = 0
+    files: list[fmt.File] = []
     try:
         if problem is not None:
             raise problem
@@ -237,7 +239,7 @@ def _follow(
         vote = msgspec.msgpack.encode(
             _Vote(part=part, must_match=task.must_match, same=same, seconds=_seconds(task, written))
         )
-        size_bytes = part.file.size_bytes
+        files = part.files
     except Exception as raised:  # rank 0 waits for a vote
         error, vote = raised, msgspec.msgpack.encode(_Vote(**_reason_fields(raised)))
     channel.send([0], _tag(number, 1), vote)
@@ -246,7 +248,7 @@ def _follow(
         raise error
     if end.reason is not None:
         raise NotPrepared(end.reason, torn=end.torn)
-    return size_bytes
+    return files
 
 
 def _seconds(task: Task, written: Written) -> tuple[float, float, float]:
@@ -292,30 +294,45 @@ def _commit_parts(
     must_match: Mapping[int, Mapping[str, str]],
     parts: Iterable[RankShard],
     write_seconds: float,
-) -> int:
-    """Merge and check the parts of all ranks, and commit; return the size of all files in bytes."""
+) -> list[fmt.File]:
+    """Merge and check the parts of all ranks, and commit; return all files."""
     require_agreement(must_match)
     merged = merge_ranks(parts, task.origin.world_size)
     manifest = manifest_of(task, merged, write_seconds)
     data = fmt.encode_manifest(manifest)
     write_manifest_copies(writer, manifest, data)
     writer.commit(data, replace=task.origin.replaces)
-    return sum(file.size_bytes for file in merged.files)
+    return merged.files
 
 
 def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begin:
     origin = task.origin
-    return _Begin(id=task.id, folder=writer.folder, attempt=origin.attempt, uid=origin.uid, state=state or {})
+    return _Begin(
+        id=task.id,
+        folder=writer.folder,
+        attempt=origin.attempt,
+        uid=origin.uid,
+        state=state or {},
+        may_link=origin.may_link,
+    )
 
 
 def _for_folder(task: Task, begun: _Begin) -> Task:
     """Return the task with the folder and attempt of rank 0, which identify markers of the same checkpoint."""
-    origin = msgspec.structs.replace(task.origin, folder=begun.folder, attempt=begun.attempt, uid=begun.uid)
+    origin = msgspec.structs.replace(
+        task.origin,
+        folder=begun.folder,
+        attempt=begun.attempt,
+        uid=begun.uid,
+        may_link=begun.may_link and task.origin.may_link,
+    )
     return msgspec.structs.replace(task, origin=origin)
 
 
 def _size_bytes(task: Task) -> int:
-    return task.slots[-1].end if task.slots else 0
+    """Return about how many bytes the rank will write."""
+    links = task.origin.parent is not None and task.origin.may_link
+    return sum(slot.end - slot.start for slot in task.slots if not (links and slot.name in task.unchanged))
 
 
 def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:

@@ -8,17 +8,20 @@ import errno
 import functools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
+from holdfast.distributed.error_transport import describe_error
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityFile, StripeLayout
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
 from holdfast.persist.redundancy import write_manifest_copies, write_parity
 from holdfast.persist.task import Task, Written
+from holdfast.persist.unchanged import Reuse, find_unchanged, payload_of, shared_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
@@ -51,11 +54,11 @@ def write_checkpoint(
         if task.origin.folder is not None:
             return writing.part(task.origin.folder)
         try:
-            return Written(write_seconds=writing.attempt())
+            return writing.attempt(find_unchanged(store, task, writing.tensors))
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        return Written(write_seconds=writing.attempt(), tries=2)
+        return writing.attempt(Reuse(), tries=2)
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
@@ -107,53 +110,100 @@ class _Writing:
     ) -> None:
         self._store, self._task, self._payload = store, task, payload
         self._pace = pace
-        origin = task.origin
         self._header = completion_marker.header_of(task)
-        self._file = payload_of(origin.rank)
+        self._file = payload_of(task.origin.rank)
         self._replace = task.origin.replaces
         self._known = known
-        self._parity: ParityFile | None = None
+        self._not_linked: str | None = None
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
-    def attempt(self) -> float:
-        """Write to a new folder and commit; return the seconds that the payload took."""
+    def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
+        """Write to a new folder and commit."""
         origin = self._task.origin
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._stored_bytes)
+        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._stored_bytes(reuse))
         try:
-            write_seconds = self._write(writer)
-            part = self._rank_shard()
-            whole = MergedRanks(files=[part.file], tensors=part.tensors, state=part.state, rank_states={})
-            manifest = manifest_of(self._task, whole, write_seconds)
-            self._commit(writer, manifest)
+            part, write_seconds = self._write(writer, reuse)
+            whole = MergedRanks(files=part.files, tensors=part.tensors, state=part.state, rank_states={})
+            self._commit(writer, manifest_of(self._task, whole, write_seconds))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return write_seconds
+        return Written(write_seconds=write_seconds, tries=tries, files=part.files, not_linked=self._not_linked)
 
     def part(self, folder: str) -> Written:
-        """Write this rank's file to the folder that rank 0 began, and make it durable."""
+        """Write this rank's files to the folder that rank 0 began, and make them durable."""
         origin = self._task.origin
-        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, self._stored_bytes)
-        write_seconds = self._write(writer)
+        reuse = find_unchanged(self._store, self._task, self.tensors)
+        size_bytes = self._stored_bytes(reuse)
+        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
+        part, write_seconds = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=self._rank_shard())
+        return Written(write_seconds=write_seconds, part=part, not_linked=self._not_linked)
 
-    @property
-    def _size_bytes(self) -> int:
-        return len(self._header) + len(self._payload)
-
-    @property
-    def _stored_bytes(self) -> int:
+    def _stored_bytes(self, reuse: Reuse) -> int:
         code = self._task.origin.parity
-        return self._size_bytes + (StripeLayout(code, self._size_bytes).size_bytes if code is not None else 0)
+        linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
+        size_bytes = len(self._header) + len(self._payload) - linked_bytes
+        return size_bytes + (StripeLayout(code, size_bytes).size_bytes if code is not None else 0)
 
-    def _write(self, writer: CheckpointWriter) -> float:
-        parts: list[memoryview | bytes] = [self._header, self._payload]
+    def _write(self, writer: CheckpointWriter, reuse: Reuse) -> tuple[RankShard, float]:
+        """Link what can be reused and write the rest; return it, and the seconds that the payload took."""
+        linked = [file for file in reuse.files if self._link(writer, file)]
+        names = {file.name for file in linked}
+        entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
+        apart = {*reuse.apart, *reuse.tensors} - entries.keys()
+        if not (entries or apart):
+            written, seconds = self._write_file(writer, self._file, self._header, [self._payload])
+            return self._shard_of(self.tensors.result(), [written]), seconds
+        files, total_seconds, slots = list[fmt.File](), 0.0, self._task.slots
+        own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
+        shared = [slot for slot in slots if slot.name in apart]
+        for name, held in (self._file, own), (shared_of(self._task.origin.rank, self._task.id), shared):
+            if not held and name != self._file:
+                continue
+            moved, runs = _closed_up(held)
+            header = completion_marker.header_of(self._task, moved)
+            written, seconds = self._write_file(writer, name, header, [self._payload[a:b] for a, b in runs])
+            files.append(written)
+            total_seconds += seconds
+            entries |= self._entries(moved, name, len(header))
+        return self._shard_of([entries[slot.name] for slot in slots], [*files, *linked]), total_seconds
+
+    def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
+        """Link a file of the parent and its parity file. If that fails, its tensors are written."""
+        job, parent = self._task.origin.job, self._task.origin.parent
+        assert parent is not None
+        try:
+            with self._store.open_file(job, parent, file.name) as opened:
+                fmt.check_size(file, opened.size_bytes)
+            writer.copy_file(job, parent, file.name, only_link=True)
+            if file.parity is not None:
+                writer.copy_file(job, parent, file.parity.name, only_link=True)
+        except (DamagedCheckpoint, OSError) as error:
+            self._not_linked = f"{file.name} of {parent} could not be linked: {describe_error(error)}"
+            return False
+        return True
+
+    def _write_file(
+        self, writer: CheckpointWriter, name: str, header: bytes, payload: Sequence[memoryview]
+    ) -> tuple[fmt.File, float]:
+        """Write a file and its parity file; return its entry, and the seconds without parity."""
+        parts: list[memoryview | bytes] = [header, *payload]
         started = time.perf_counter()
-        writer.write(self._file, parts, pace=self._pace)
-        write_seconds = time.perf_counter() - started
-        self._parity = write_parity(writer, self._task.origin.parity, self._file, parts, self._pace)
-        return write_seconds
+        writer.write(name, parts, pace=self._pace)
+        seconds = time.perf_counter() - started
+        parity = write_parity(writer, self._task.origin.parity, name, parts, self._pace)
+        return _file(name, header, sum(map(len, payload)), parity), seconds
+
+    def _entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
+        """Return the manifest entries of tensors that are in the file `name`, behind its header."""
+        known = {tensor.name: tensor for tensor in self.tensors.result()}
+        return {
+            slot.name: msgspec.structs.replace(
+                known[slot.name], file=name, start=header_bytes + slot.start, end=header_bytes + slot.end
+            )
+            for slot in slots
+        }
 
     def _commit(self, writer: CheckpointWriter, manifest: fmt.Manifest) -> None:
         data = fmt.encode_manifest(manifest)
@@ -197,20 +247,11 @@ class _Writing:
             )
         return found
 
-    def _rank_shard(self) -> RankShard:
-        found = self._shard_of(self.tensors.result())
-        return msgspec.structs.replace(found, file=msgspec.structs.replace(found.file, parity=self._parity))
-
-    def _shard_of(self, tensors: list[fmt.Tensor]) -> RankShard:
-        header = self._header
-        file = fmt.File(
-            name=self._file,
-            size_bytes=self._size_bytes,
-            header_bytes=len(header),
-            header_digest=fmt.digest(header),
-        )
+    def _shard_of(self, tensors: list[fmt.Tensor], files: Sequence[fmt.File] = ()) -> RankShard:
+        """Return this rank's part, by default in one file without parity, as it is in memory."""
         task = self._task
-        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state)
+        file, *more = files or [_file(self._file, self._header, len(self._payload))]
+        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=more)
 
 
 def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
@@ -235,9 +276,29 @@ def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Man
     )
 
 
-def payload_of(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank-{rank}.safetensors"
+def _file(name: str, header: bytes, payload_bytes: int, parity: ParityFile | None = None) -> fmt.File:
+    return fmt.File(
+        name=name,
+        size_bytes=len(header) + payload_bytes,
+        header_bytes=len(header),
+        header_digest=fmt.digest(header),
+        parity=parity,
+    )
+
+
+def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange], list[tuple[int, int]]]:
+    """Return slots without the space between them, and the ranges of the payload that they are in.
+
+    The order stays, which keeps tensors aligned.
+    """
+    at, moved, runs = 0, list[fmt.TensorRange](), list[tuple[int, int]]()
+    for slot in slots:
+        end = at + slot.end - slot.start
+        moved.append(msgspec.structs.replace(slot, start=at, end=end))
+        start = runs.pop()[0] if runs and runs[-1][1] == slot.start else slot.start
+        runs.append((start, slot.end))
+        at = end
+    return moved, runs
 
 
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:

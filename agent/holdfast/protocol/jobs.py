@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
@@ -16,6 +16,9 @@ from holdfast.protocol.messages import (
     RestoreMode,
     StallKind,
 )
+
+MAX_REASON = 1000
+"""Longest reason of a scrub in characters."""
 
 JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
 
@@ -73,6 +76,22 @@ class Verification(Struct, kw_only=True, frozen=True):
     @property
     def open(self) -> bool:
         return self.state in ("requested", "reading")
+
+
+ScrubState = Literal["sound", "repaired", "repairable", "damaged"]
+
+
+class ScrubReport(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What `holdfast store scrub` found in a checkpoint."""
+
+    state: ScrubState
+    """Damage remains in the last two."""
+    host: Annotated[str, Meta(max_length=200)] = ""
+    """Host that read it."""
+    read_bytes: Annotated[int, Meta(ge=0, le=2**62)] = 0
+    seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
+    """The damage, by file and range."""
 
 
 class TensorRow(Struct, kw_only=True, frozen=True):

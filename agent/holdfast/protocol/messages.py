@@ -15,8 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-PROTOCOL = 2
-"""Version 2 added columns as bytes, lanes and gaps."""
+PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
 MAX_PINS = 64
 """Pinned checkpoints per job."""
@@ -195,6 +194,8 @@ class CheckpointFacts(TrainingEvent, kw_only=True):
     kind: CheckpointKind
     state: CheckpointState
     payload_bytes: int = 0
+    reused_bytes: int = 0
+    """Part of `payload_bytes` that is in files of earlier checkpoints, and was not written again."""
     snapshot_started_at: float | None = None
     snapshot_seconds: float | None = None
     """Time to copy the state, from the end of the iteration."""
@@ -446,5 +447,4 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """Open verification requests, oldest first, at most `MAX_OPEN_VERIFICATIONS`; processed one at a time."""
     latest_attempt: int = 0
     latest_lineage: int = 0
-    """Highest numbers that the server knows, so that a job whose store was deleted does not reuse them. An agent
-    ignores one that exceeds what its store has by more than `PLAUSIBLE_STEP`."""
+    """Highest numbers that the server knows: not reused where the store was deleted; see `PLAUSIBLE_STEP`."""

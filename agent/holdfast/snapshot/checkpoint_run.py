@@ -77,6 +77,8 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     versions: dict[str, str]
     replaces: bool = False
     """Replaces a damaged checkpoint of the same name."""
+    may_link: bool = True
+    """Whether files of `parent` may be linked; False after damage was found."""
     bytes_per_second: float | None = None
     """Rate limit of the write; `None` for full speed."""
     parity: ParityCode | None = None
@@ -127,6 +129,10 @@ class SnapshotContents:
     """Values that must be equal on all ranks that report the same key."""
     round_trip: RoundTrip | None = None
     """Check that the written state decodes to the captured one; None once one check has passed."""
+    frozen: set[str] = field(default_factory=set)
+    """Names of parameters that no optimizer trains."""
+    parent_versions: Mapping[str, int] | None = None
+    """`CopyResult.versions` of the parent; None if this session did not take it."""
 
     @property
     def size_bytes(self) -> int:
@@ -144,6 +150,8 @@ class CopyResult:
     """(M, Mmax) in bytes of the device with the least free memory; zeros without a device."""
     torn: Sequence[str] = ()
     """Names of the tensors that changed while they were copied."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Version counters of the tensors that only an optimizer step changes, by name."""
     failure: BaseException | None = None
 
     @property
@@ -174,6 +182,10 @@ class WriteResult:
     """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
     """Size of all ranks' files; 0 if unknown."""
+    reused_bytes: int = 0
+    """Size of the files among them that earlier checkpoints wrote."""
+    not_linked: str | None = None
+    """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
 

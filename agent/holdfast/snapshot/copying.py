@@ -79,6 +79,11 @@ class TornCopyDetector:
         self._before = self._live.read() or b""
         self._digests = [digest_of(source) for source in self._sources] if digests else None
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version counters that `remember` recorded, by name."""
+        return dict(zip((pair.slot.name for pair in self._pairs), self._versions, strict=True))
+
     def changed(self) -> list[str]:
         """Return the names of tensors whose copy differs from what `remember` recorded."""
         counters = zip(self._pairs, map(version_of, self._sources), self._versions, strict=True)

@@ -61,7 +61,13 @@ class DeviceCopies:
             self._ready = _event(enable_timing=True)
             self._ready.record()
             self._done = _event(blocking=True)  # the copying thread sleeps instead of spinning
-        self._versions, self._torn = [version_of(pair.source) for pair in self._deferred], []
+        self._recorded = [version_of(pair.source) for pair in self._deferred]
+        self._versions, self._torn = self._recorded, []
+
+    @property
+    def versions(self) -> dict[str, int]:
+        """Version counters of the deferred tensors at `start`, by name."""
+        return dict(zip((pair.slot.name for pair in self._deferred), self._recorded, strict=True))
 
     def queue(self) -> None:
         """Queue the copies to host memory; they begin when the training stream has passed `start`."""

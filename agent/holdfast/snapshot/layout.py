@@ -97,6 +97,14 @@ class Layout:
         return max(measured, default=None)
 
     @property
+    def versions(self) -> dict[str, int]:
+        """Version counters of the tensors that only an optimizer step changes, at the start of the last copy."""
+        found = self._detector.versions
+        for device in self._devices:
+            found |= device.versions
+        return found
+
+    @property
     def copied_on_device(self) -> bool:
         """The cost of a copy on the device is known, or there is no device."""
         return not self._devices or self.device_copy_seconds is not None

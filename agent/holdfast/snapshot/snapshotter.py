@@ -15,7 +15,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.errors import HoldfastError
@@ -66,6 +66,8 @@ class Snapshotter:
         self._tried_on_device = False
         self._copy: _Copy | None = None
         """The last copy that began."""
+        self._durable: dict[str, Mapping[str, int]] = {}
+        """`CopyResult.versions` of the newest durable checkpoint, by its id."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -148,6 +150,8 @@ class Snapshotter:
                     rank_local=captured.rank_local,
                     must_match=captured.must_match,
                     round_trip=captured.round_trip,
+                    frozen=captured.frozen,
+                    parent_versions=self._durable.get(run.request.origin.parent or ""),
                 )
             )
         except BaseException:
@@ -222,6 +226,8 @@ class Snapshotter:
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
         """Release the memory of a settled run, and wake `wait_free`."""
+        if state is RunState.DURABLE and run.copy.versions:
+            self._durable = {run.id: run.copy.versions}
         if state in SETTLED and run.contents is not None:
             self._release(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
         else:
@@ -266,5 +272,8 @@ class Snapshotter:
         copy.update_may_begin.set()
         torn += layout.finish()
         return CopyResult(
-            torn=torn, device_copy_seconds=layout.device_copy_seconds, device_memory=layout.device_memory
+            torn=torn,
+            versions=layout.versions,
+            device_copy_seconds=layout.device_copy_seconds,
+            device_memory=layout.device_memory,
         )

@@ -48,10 +48,11 @@ class CheckpointWriter(Protocol):
         """
         ...
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         """Add a copy of a file of a committed checkpoint in this store, which may belong to another job.
 
-        The copy takes no space where the store supports that, and stays when the original is deleted.
+        The copy takes no space where the store supports that, and stays when the original is deleted. With
+        `only_link`, it is an OSError where the bytes would have to pass through this process.
 
         Raises:
             DamagedCheckpoint: there is no such file.
@@ -137,6 +138,8 @@ class Store(Protocol):
     url: str
     read_threads: int
     """Number of concurrent reads that gives the highest throughput."""
+    shares_files: bool
+    """Whether a copy of a file takes no space."""
 
     def free_bytes(self) -> int | None:
         """Return the free space, or None where it is unknown. OSError when the store is unavailable."""

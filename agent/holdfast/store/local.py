@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import re
@@ -45,6 +46,8 @@ from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
 """Free space that a checkpoint requires before it is begun, as a multiple of its size."""
+logger = logging.getLogger("holdfast")
+
 LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
 """Names of what an attempt was writing or deleting, or set aside; removable once a newer attempt has begun."""
 REPLACEMENT = ".repair-"
@@ -56,6 +59,7 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 class LocalStore(RecordStore):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
+    shares_files = True
     patterns: ClassVar = dict.fromkeys((Attempt, Lineage), re.compile(r"([0-9]+)\.json")) | PATTERNS
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
@@ -260,7 +264,7 @@ class LocalWriter:
             path = self._temporary / file
             write_durably(self._files, path, parts, self._volume, pace=pace)
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name
         with self._unless_cleared_away():
             try:
@@ -268,7 +272,7 @@ class LocalWriter:
             except OSError as error:
                 if not source.exists():
                     raise DamagedCheckpoint(str(source), "there is no such file") from error
-                if error.errno not in NOT_LINKED:
+                if only_link or error.errno not in NOT_LINKED:
                     raise
                 self._copy(source, target)
 
@@ -324,7 +328,7 @@ class LocalWriter:
 
 
 class LocalReplacer:
-    """Replaces files in the directory of a checkpoint."""
+    """Replaces files of a checkpoint, and the links that other checkpoints of the job have to the same files."""
 
     def __init__(self, store: LocalStore, job: str, checkpoint: str) -> None:
         self._store, self._job, self._directory = store, job, store.path(job, checkpoint)
@@ -342,12 +346,34 @@ class LocalReplacer:
             with self._store.fenced(self._job, self._attempt):
                 if self._found_inode() != self._inode:
                     raise Fenced(f"{self._directory} was replaced during its repair")
+                others = self._other_links(target)
                 rename(files, temporary, target)
+                for other in others:
+                    self._relink(target, other)
         except BaseException:  # also on Ctrl-C
             with contextlib.suppress(OSError):
                 files.unlink(temporary)
             raise
         files.sync_directory(self._directory)
+
+    def _other_links(self, target: Path) -> list[Path]:
+        """Return the files of other checkpoints that are the same file: they have the same damage."""
+        others = []
+        with contextlib.suppress(FileNotFoundError):  # missing, or removed meanwhile
+            found = target.stat()
+            if found.st_nlink > 1:
+                named = target.parent.parent.glob(f"[0-9]*/{target.name}")
+                others += [path for path in named if path != target and path.stat().st_ino == found.st_ino]
+        return others
+
+    def _relink(self, target: Path, other: Path) -> None:
+        files, temporary = self._store.files, other.with_name(f"{REPLACEMENT}{secrets.token_hex(4)}")
+        try:
+            files.link(target, temporary)
+            rename(files, temporary, other)
+            files.sync_directory(other.parent)
+        except OSError as error:  # it keeps the damaged file, and is repaired in its turn
+            logger.debug("%s is not replaced by the repaired file: %s", other, error)
 
     def _found_inode(self) -> int:
         try:

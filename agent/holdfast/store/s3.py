@@ -46,6 +46,7 @@ def parse_url(url: str) -> tuple[str, str]:
 class ObjectStore(RecordStore):
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the guarantees."""
 
+    shares_files = False
     patterns: ClassVar = {Attempt: keys.ATTEMPT, Lineage: keys.LINEAGE, **PATTERNS}
 
     def __init__(self, url: str) -> None:
@@ -301,11 +302,13 @@ class ObjectWriter:
         self._folder.files[file] = sum(len(part) for part in parts)
         self._store.bucket.upload(f"{self._job}/{self._folder.path}/{file}", parts, pace)
 
-    def copy_file(self, job: str, checkpoint: str, file: str) -> None:
+    def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source = self._store.open_file(job, checkpoint, file)
         self._folder.files[file] = source.size_bytes
         try:
-            self._store.bucket.copy(source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes)
+            self._store.bucket.copy(
+                source.name, f"{self._job}/{self._folder.path}/{file}", source.size_bytes, only_on_server=only_link
+            )
         except NoSuchObject as error:
             url = f"{self._store.url}/{source.name}"
             raise DamagedCheckpoint(url, "the object no longer exists") from error

@@ -109,9 +109,16 @@ class Bucket:
                 size=f"{size:,}", name=name, found=f"{found:,}",
             )  # fmt: skip
 
-    def copy(self, source: str, target: str, size_bytes: int) -> None:
-        """Copy an object, on the server where it supports that. NoSuchObject when there is no such source."""
+    def copy(self, source: str, target: str, size_bytes: int, *, only_on_server: bool = False) -> None:
+        """Copy an object, on the server where it supports that. NoSuchObject when there is no such source.
+
+        With `only_on_server`, it is an OSError where the server cannot copy it.
+        """
         if size_bytes > MOST_COPIED_BYTES or not self._copied(source, target):
+            if only_on_server:
+                raise self.place.error(
+                    errno.EOPNOTSUPP, "{server} cannot copy {name} in bucket {bucket}", name=source
+                )
             self._upload(target, self._pieces(source, size_bytes), size_bytes)
         if (found := self._size(target)) != size_bytes:
             raise self.place.error(

@@ -111,9 +111,8 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
 
         tasks = [_of_attempt(marker.task, attempt) for marker in sealed.markers]
         if len(tasks) > 1:
-            return commit_alone(store, tasks, write)
-        write(tasks[0])
-        return sealed.markers[0].part.file.size_bytes
+            return sum(file.size_bytes for file in commit_alone(store, tasks, write))
+        return sum(file.size_bytes for file in write(tasks[0]).files)
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:

@@ -38,6 +38,7 @@ class CheckpointEvents:
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
         self._space_estimated = False
+        self._link_failure_reported = False
         self._implausible: set[str] = set()
         """Kinds of server numbers that were reported as implausible."""
 
@@ -140,6 +141,11 @@ class CheckpointEvents:
             if was_warned:
                 self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {run.id}")
             self._reporter.durable(run.id, result.seconds)
+            if result.not_linked and not self._link_failure_reported:
+                self._link_failure_reported = True
+                self._reporter.notice(
+                    "info", "reuse", f"unchanged tensors were written again: {result.not_linked}"
+                )
         elif result.reason and state is not RunState.ABANDONED:
             self.warn(result.reason)
         self._report(
@@ -164,6 +170,7 @@ class CheckpointEvents:
                 kind=request.kind,
                 state=state,
                 payload_bytes=run.result.stored_bytes or run.size_bytes,
+                reused_bytes=run.result.reused_bytes,
                 snapshot_started_at=request.started_at,
                 snapshot_seconds=run.copy.seconds if copied else None,
                 stall_seconds=run.stall_seconds if copied else None,

@@ -71,6 +71,7 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/api/v1/jobs/{job}/checkpoints/{checkpoint}/verification"): VIEW,
     ("POST", "/api/v1/jobs/{job}/checkpoints/{checkpoint}/verification"): OPERATE,
     ("DELETE", "/api/v1/jobs/{job}/checkpoints/{checkpoint}/verification"): OPERATE,
+    ("PUT", "/api/v1/jobs/{job}/checkpoints/{checkpoint}/scrub"): OPERATE,
     ("GET", "/api/v1/jobs/{job}/checkpoints/{checkpoint}/tensors"): VIEW,
     ("GET", "/api/v1/jobs/{job}/edits"): VIEW,
     ("GET", "/api/v1/jobs/{job}/notices"): VIEW,

@@ -121,7 +121,9 @@ def _facts(
     exposed_seconds = seconds_of_last(recent, exposed)
     ranks = max(1, attempt.world_size) if attempt else 1
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
-    free, size = (durable.store_free_bytes, durable.payload_bytes) if durable else (None, 0)
+    free, size = None, 0
+    if durable:
+        free, size = durable.store_free_bytes, durable.payload_bytes - durable.reused_bytes
     return JobFacts(
         job=job.name,
         project=job.project,

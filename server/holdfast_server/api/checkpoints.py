@@ -9,12 +9,13 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.jobs import CheckpointChanges, CheckpointInfo, Tensors, Verification
+from holdfast.protocol.jobs import CheckpointChanges, CheckpointInfo, ScrubReport, Tensors, Verification
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.control import verification as verifications
+from holdfast_server.http.dependencies import Clock, Db, Metrics, Who
 
 router = APIRouter(prefix="/jobs/{job}/checkpoints/{checkpoint}", tags=["control"])
 
@@ -50,7 +51,7 @@ async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
 @router.get("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
 async def verification(job: str, checkpoint: str, db: Db) -> Response:
     """Return the state of a requested verification, and the last result."""
-    return Json(await control.verification(db, job, checkpoint))
+    return Json(await verifications.verification(db, job, checkpoint))
 
 
 @router.post(
@@ -70,13 +71,27 @@ async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
     The job verifies in the background, one checkpoint at a time; a job that is not running, at its next start.
     """
     asked = parse(await request.body(), VerificationRequest)
-    return Json(await control.verify(db, job, checkpoint, against=asked.against, who=who, now=clock()))
+    return Json(await verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=clock()))
+
+
+@router.put(
+    "/scrub",
+    max_body_size=MAX_EDIT_BYTES,
+    openapi_extra=body(ScrubReport),
+    responses=returns(Verification, _404="No such job or checkpoint", _422="Invalid report"),
+)
+async def scrub(job: str, checkpoint: str, request: Request, db: Db, clock: Clock, metrics: Metrics) -> Response:
+    """Record what a scrub found in the store. Damage that remains raises the alert for damaged checkpoints."""
+    report = parse(await request.body(), ScrubReport)
+    found = await verifications.record_scrub(db, job, checkpoint, report, now=clock())
+    metrics.scrubbed(report.state)
+    return Json(found)
 
 
 @router.delete("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
 async def cancel(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
     """Cancel the request; earlier results remain."""
-    return Json(await control.cancel_verification(db, job, checkpoint, who=who, now=clock()))
+    return Json(await verifications.cancel_verification(db, job, checkpoint, who=who, now=clock()))
 
 
 @router.get("/tensors", responses=returns(Tensors, _404="No such job or checkpoint"))
@@ -86,4 +101,4 @@ async def tensors(job: str, checkpoint: str, db: Db, other: Annotated[str, Query
     A verification computes it. Tensors with non-finite values come first, then those that differ most. The norm of
     the difference is known if one checkpoint was verified against the other.
     """
-    return Json(await control.tensors(db, job, checkpoint, other or None))
+    return Json(await verifications.tensors(db, job, checkpoint, other or None))

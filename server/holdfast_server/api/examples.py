@@ -42,6 +42,7 @@ _BY_NAME: dict[str, object] = {
     "target": "https://hooks.example.org/holdfast",
     "secret": None,
     "payload_bytes": 108_000_000,
+    "reused_bytes": 0,
     "token": "…",
     "prefix": "hf_2f60813062",
     "action": "settings.edit",

@@ -19,8 +19,6 @@ from holdfast.protocol.jobs import (
     JobNumbers,
     NumberChanges,
     Order,
-    Tensors,
-    Verification,
 )
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
 from holdfast_server import models
@@ -35,7 +33,7 @@ from holdfast_server.core.errors import (
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders, verifications
+from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row
 
@@ -314,7 +312,7 @@ async def change_checkpoint(
 
     async def work(session: AsyncSession) -> CheckpointInfo:
         row = await find_job(session, job)
-        found = await _named(session, row, checkpoint)
+        found = await checkpoints.named(session, row, checkpoint)
         acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
         if changes.pinned is not UNSET:
             before = {"pinned_by": found.pinned_by}
@@ -346,77 +344,6 @@ def _label(label: str | None) -> str | None:
     if not label.isprintable():
         raise InvalidSetting("label", "a label must not contain line breaks or control characters")
     return label or None
-
-
-async def verify(
-    db: Database, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
-) -> Verification:
-    """Request that an agent verifies a checkpoint by reading it back; an open request is reused.
-
-    Args:
-        db: the database.
-        job: the name of the job.
-        checkpoint: its id, or its iteration.
-        against: another checkpoint, by id or iteration, whose tensors to compare.
-        who: name of the user.
-        now: seconds since the epoch.
-
-    Raises:
-        UnknownJob, InvalidSetting.
-        CheckpointNotFound: with the nearest earlier one.
-        NotPossible: it is not in the store, or the job has as many open requests as it may.
-    """
-
-    async def work(session: AsyncSession) -> Verification:
-        row = await find_job(session, job)
-        found = await _named(session, row, checkpoint)
-        other = await _named(session, row, against) if against else None
-        if await verifications.request(session, row, found, against=other, who=who, now=now):
-            about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
-            await audit.record(
-                session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
-            )
-        return await verifications.find(session, job, found.id)
-
-    return await db.write(work, job=job, at_once=True)
-
-
-async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: str, now: float) -> Verification:
-    """Cancel the open request, if there is one. Raises as `verify` does."""
-
-    async def work(session: AsyncSession) -> Verification:
-        row = await find_job(session, job)
-        found = await _named(session, row, checkpoint)
-        if await verifications.cancel(session, row, found.id, who=who, now=now):
-            await audit.record(
-                session, who=who, action="checkpoint.verify_cancel", now=now, job=job, project=row.project,
-                after={"checkpoint": found.id},
-            )  # fmt: skip
-        return await verifications.find(session, job, found.id)
-
-    return await db.write(work, job=job, at_once=True)
-
-
-async def verification(db: Database, job: str, checkpoint: str) -> Verification:
-    """Return the verification of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
-    async with db.read() as session:
-        row = await find_job(session, job)
-        return await verifications.find(session, job, (await _named(session, row, checkpoint)).id)
-
-
-async def tensors(db: Database, job: str, checkpoint: str, other: str | None = None) -> Tensors:
-    """Return the norms of a checkpoint's tensors, compared with another's. Raises as `verification` does."""
-    async with db.read() as session:
-        row = await find_job(session, job)
-        here = (await _named(session, row, checkpoint)).id
-        there = (await _named(session, row, other)).id if other else None
-        return await verifications.tensors(session, job, here, there)
-
-
-async def _named(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
-    if checkpoint.isascii() and checkpoint.isdigit() and len(checkpoint) < 16:
-        return await checkpoints.at(session, job, int(checkpoint))
-    return await checkpoints.find(session, job, checkpoint)
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:

@@ -111,6 +111,12 @@ class ServerMetrics:
             ["channel", "result"],
             registry=registry,
         )
+        self._scrubs = Counter(
+            "holdfast_checkpoint_scrubs_total",
+            "Checkpoints that scrubs reported, by what they found",
+            ["result"],
+            registry=registry,
+        )
 
     @contextmanager
     def ingesting(self) -> Iterator[None]:
@@ -140,6 +146,9 @@ class ServerMetrics:
 
     def delivered(self, *, channel: str, taken: bool) -> None:
         self._deliveries.labels(channel, "delivered" if taken else "refused").inc()
+
+    def scrubbed(self, result: str) -> None:
+        self._scrubs.labels(result).inc()
 
     def exposition(self, seen: MetricsSnapshot) -> bytes:
         """Return the metrics in the text format; deleted jobs have none."""

@@ -251,6 +251,7 @@ def _checkpoints(taken: Iterable[models.CheckpointRecord], within: _Within) -> I
             "kind": row.kind,
             "state": row.state,
             "bytes": row.payload_bytes,
+            "reused_bytes": row.reused_bytes,
             "blocking_seconds": row.stall_seconds,
         }
         name = f"checkpoint {row.iteration:,}"

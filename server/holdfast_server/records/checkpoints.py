@@ -154,6 +154,13 @@ def stands(ancestry: Ancestry) -> ColumnElement[bool]:
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))
 
 
+async def named(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
+    """Return a checkpoint by its id, or by its iteration as `at` does. Raises as they do."""
+    if checkpoint.isascii() and checkpoint.isdigit() and len(checkpoint) < 16:
+        return await at(session, job, int(checkpoint))
+    return await find(session, job, checkpoint)
+
+
 async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
     """Count durable checkpoints by job."""
     found = await session.execute(_of_durable(), {"jobs": list(jobs)})

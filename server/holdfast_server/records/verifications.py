@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
-from holdfast.protocol.jobs import TensorRow, Tensors, Verification
+from holdfast.protocol.jobs import ScrubReport, TensorRow, Tensors, Verification
 from holdfast.protocol.messages import MAX_OPEN_VERIFICATIONS, MAX_REPORTED_TENSORS, TensorNorms
 from holdfast_server import models
 from holdfast_server.core import compression
@@ -114,6 +114,30 @@ async def record(
     row.state, row.at, row.seconds, row.reason = event.verdict or "reading", event.at, event.seconds, event.reason
     if event.verdict is not None:
         _close(session, job, row, who=desired_state.AGENT, now=now)
+
+
+async def record_scrub(
+    session: AsyncSession, point: models.CheckpointRecord, report: ScrubReport, *, now: float
+) -> None:
+    """Apply what a scrub found: damage that remains makes the checkpoint damaged, and its repair durable again."""
+    is_sound = report.state in ("sound", "repaired")
+    if not is_sound and point.state == DURABLE:
+        point.state, point.reason = "damaged", report.reason
+    elif is_sound and point.state == "damaged":
+        point.state, point.reason = DURABLE, None
+    row = await session.get(models.VerificationRecord, (point.job, point.id))
+    if row is None:
+        row = models.VerificationRecord(
+            job=point.job, checkpoint=point.id, request=0, asked_by="", asked_at=now, state="", at=now
+        )
+        session.add(row)
+    verdict = "sound" if is_sound else "damaged"
+    row.verdict, row.verified_at, row.verified_host = verdict, now, report.host
+    if row.state not in OPEN_VERIFICATIONS:  # an open request keeps its progress
+        _move(row, verdict, at=now, reason=report.reason)
+        row.host, row.read_bytes, row.total_bytes = report.host, report.read_bytes, report.read_bytes
+        row.seconds = report.seconds
+    await session.flush()
 
 
 async def _repair(session: AsyncSession, job: str, checkpoint: str, *, attempt: int) -> None:

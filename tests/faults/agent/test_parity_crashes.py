@@ -17,10 +17,8 @@ from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import (
     FailingFiles,
-    RecordedFiles,
     SimulatedProcessDeath,
     crash_states,
-    memory_directory,
     plant,
 )
 
@@ -34,12 +32,6 @@ def small_blocks(monkeypatch):
     """As many kinds of write in a file of a few blocks as there are in one of a gigabyte."""
     monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
-
-
-@pytest.fixture
-def memory():
-    with memory_directory() as directory:
-        yield directory
 
 
 class Written:
@@ -113,24 +105,6 @@ class Judge:
                 self.seen[key] = outcome(self.plant(tree))
             found.add(self.seen[key])
         return found
-
-
-@pytest.fixture
-def begun(memory, monkeypatch):
-    """Stores whose changes are recorded, each with a started job."""
-    numbers = itertools.count()
-
-    def begin(**options):
-        tokens = itertools.count()
-        monkeypatch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
-        base = memory / f"disk-{next(numbers)}"
-        base.mkdir()
-        files = RecordedFiles(base)
-        store = LocalStore(base / "store", files)
-        store.acquire_attempt(JOB, "uid")
-        return store, files
-
-    return begin
 
 
 def test_no_power_cut_lists_a_checkpoint_without_its_parity(begun, memory):

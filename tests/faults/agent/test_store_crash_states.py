@@ -21,7 +21,6 @@ from tests.support.simulated_files import (
     SimulatedProcessDeath,
     Tree,
     crash_states,
-    memory_directory,
     plant,
 )
 
@@ -192,12 +191,6 @@ def value_of(store, checkpoint):
     data = (store.path(JOB, checkpoint) / FILE).read_bytes()[manifest.files[0].header_bytes :]
     assert len(set(data)) == 1, "verified, and yet not what was written"
     return data[0]
-
-
-@pytest.fixture
-def memory():
-    with memory_directory() as directory:
-        yield directory
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from holdfast.format.manifest import BLOCK_BYTES
 from holdfast.store import Lineage
 from holdfast.store.local import LocalStore
 from holdfast.system.files import Files
-from tests.support.simulated_files import FailingFiles, memory_directory
+from tests.support.simulated_files import FailingFiles
 
 JOB, FILE = "job", "rank-0.safetensors"
 FIRST, SECOND, THIRD, NEXT = "000000000001-1", "000000000002-1", "000000000003-1", "000000000004-1"
@@ -32,12 +32,6 @@ FAULTS = [
 def small_blocks(monkeypatch):
     monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", BLOCK_BYTES)
-
-
-@pytest.fixture
-def memory():
-    with memory_directory() as directory:
-        yield directory
 
 
 def payload(value):

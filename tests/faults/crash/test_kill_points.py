@@ -52,6 +52,19 @@ def test_a_store_survives_a_kill_at_every_system_call(
 
 
 @SWEEPS
+def test_a_store_whose_checkpoints_share_a_file_survives_a_kill_at_every_system_call(
+    stores: TrialPool, fast_path: Path, whole: bool
+) -> None:
+    options = {"saves": 4, "keep": 2, "rewind": True, "size_bytes": 1 << 20, "shares": True}
+    workload, restart = "tests.support.store_workloads.train", {"saves": 1, "shares": True, "size_bytes": 1 << 20}
+    scenario = CrashScenario(fast_path, workload, options, restart)
+    points, _ = scenario.undisturbed(stores.one())
+    links = [point for point in points if point.syscall in ("link", "linkat") and ".safetensors" in point.text]
+    assert len(links) == 4, "each save after the first links the base"
+    assert_no_violation(stores, scenario, chosen(points, whole))
+
+
+@SWEEPS
 def test_a_restart_after_a_crash_survives_a_kill_at_every_system_call(
     stores: TrialPool, fast_path: Path, whole: bool
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import msgspec
 import pytest
+import torch
 import uvicorn
 from typer.testing import CliRunner
 
@@ -29,11 +30,13 @@ from holdfast.client import (
     ServerError,
     UnreachableError,
 )
+from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.jobs import Fleet, Order
 from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Samples
 from holdfast.server_link import administration
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
+from tests.support import handmade_checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 FOR_AGENTS = {("POST", "/ingest")}
@@ -151,6 +154,37 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
         refused = holdfast(*command)
         assert (refused.exit_code, "there is no alert 99" in refused.stderr) == (1, True)
     assert holdfast("silence", "1", "for ever").exit_code == 2
+
+
+def test_a_scrub_reports_damage_and_its_repair(address, tmp_path):
+    def scrub(*options):
+        return CliRunner().invoke(cli, ["store", "scrub", str(tmp_path), "--server", address, *options])
+
+    tensors = {"w": torch.arange(5000.0)}
+    written = handmade_checkpoints.commit(
+        tmp_path, tensors, job="char-gpt", iteration=10, parity=ParityCode(data_blocks=2, parity_blocks=1)
+    )
+    handmade_checkpoints.commit(tmp_path, tensors, job="another", iteration=5)
+    payload = written.path("rank-0.safetensors")
+    payload.write_bytes(payload.read_bytes()[:-1])
+    with Client(address) as client:
+        damaged = scrub()
+        assert damaged.exit_code == 1
+        assert f"{address} does not know another 000000000005-1" in damaged.stderr
+        found = client.verification("char-gpt", written.id)
+        assert found.verdict == "damaged"
+        assert "rank-0.safetensors repairable: 1 block of 4096 bytes damaged" in found.reason
+        assert scrub("--repair").exit_code == 0
+        assert client.verification("char-gpt", written.id).verdict == "sound"
+        assert [point.state for point in client.checkpoints("char-gpt")] == ["durable"]
+
+
+def test_a_scrub_whose_server_does_not_answer_says_so_after_the_result(tmp_path):
+    handmade_checkpoints.commit(tmp_path, {"w": torch.arange(4.0)}, job="char-gpt", iteration=10)
+    result = CliRunner().invoke(cli, ["store", "scrub", str(tmp_path), "--server", "http://127.0.0.1:9"])
+    assert result.exit_code == 3
+    assert "sound" in result.stdout
+    assert "no server answers at http://127.0.0.1:9" in result.stderr
 
 
 # ---- when it does not go well -----------------------------------------------------------------------

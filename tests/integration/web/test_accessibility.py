@@ -1,4 +1,4 @@
-"""axe-core on every page and state, in both themes and at both widths; and that nothing moves by itself."""
+"""axe-core on every page and state, in both themes and at both widths; all fits a window, and stays in place."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ PAGES = [
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
     f"{JOB}/checkpoints/000000000280-1",
 ]  # fmt: skip
+WIDTHS = (360, 390, 576, 720, 768, 960, 1024, 1152, 1200, 1440, 1920)
+"""Of phones, tablets and laptops; 1440 pixels at 125, 150 and 200 % are 1152, 960 and 720."""
+CUT = """() => [...document.querySelectorAll("button, a, select, th, td, .button")].filter((element) =>
+  element.offsetParent && getComputedStyle(element).overflowX !== "visible"
+  && getComputedStyle(element).textOverflow !== "ellipsis"
+  && element.scrollWidth > element.clientWidth + 1).map((element) => element.outerHTML)"""
 MOST_SHIFT = 0.02
 """Of the layout, where 0.1 is still called good."""
 WATCH_SHIFT = """() => {
@@ -70,6 +76,10 @@ def busy(served: Served) -> Served:
     ended.train(30)
     ended.events.append(AttemptFinished(at=ended.at, iteration=30, lineage=1, reason="RuntimeError: boom"))
     ended.send()
+    long_name = served.agent("a-job-whose-name-is-as-long-as-a-name-may-be-in-a-fleet-of-many-jobs-with-seeds-1")
+    long_name.start()
+    long_name.train(30)
+    long_name.send()
     return served
 
 
@@ -124,6 +134,26 @@ def test_the_pages_that_stay_open_have_no_violation(
     page = open_page(path, theme=theme, width=width)
     settled(page)
     sound(page, path)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_nothing_is_wider_than_the_window_or_cut(open_page: Open, busy: Served, path: str) -> None:
+    page = open_page(path, expected=("status of 4",))
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, width
+        assert page.evaluate(CUT) == [], width
+
+
+def test_in_a_row_of_the_fleet_the_focus_is_seen_at_what_has_it(open_page: Open, busy: Served) -> None:
+    page = open_page("/")
+    row = page.locator("#job-accessible")
+    looks = []
+    for control in (row.locator(".select-row"), row.locator(".job-name")):
+        page.keyboard.press("Tab")  # focus by script is shown as it is after a key
+        control.focus()
+        looks.append(row.screenshot())
+    assert looks[0] != looks[1]
 
 
 @pytest.mark.long

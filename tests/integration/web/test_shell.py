@@ -130,7 +130,7 @@ def test_on_a_phone_the_places_are_within_reach_of_a_thumb(open_page: Open, serv
         assert target
         assert min(target["width"], target["height"]) >= 44
     bar.get_by_role("link", name="Alerts").click()
-    expect(page.get_by_role("heading", name="Alerts")).to_be_visible()
+    expect(page.get_by_role("heading", name="Alerts", exact=True)).to_be_visible()
 
 
 class Restartable:

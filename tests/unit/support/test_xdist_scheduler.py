@@ -19,6 +19,7 @@ GREEN = "def test_one(): ...\n\ndef test_two(): ...\n"
 DEADLY = "import os\n\ndef test_before(): ...\n\ndef test_dies():\n    os._exit(9)\n\ndef test_after(): ...\n"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("last", [False, True])
 def test_a_run_whose_worker_dies_ends_and_is_red_for_that_test_alone(

@@ -41,6 +41,7 @@ def test_busy_cores_get_one_thread(cores: int, load: float, threads: int) -> Non
     assert choose_threads(cores, load) == threads
 
 
+@pytest.mark.processes
 def test_the_training_script_takes_the_options_that_are_printed(tmp_path: Path) -> None:
     tool = [sys.executable, str(ROOT / "tools" / "demo_model.py")]
     printed = subprocess.run(tool, capture_output=True, check=True, text=True).stdout

@@ -235,3 +235,25 @@ def test_no_age_and_no_counter_is_read_aloud_as_it_goes_on(client: TestClient, a
     assert ages
     assert all('aria-live="off"' in age for age in ages)
     assert re.search(r'id="connection"[^>]* role="status".*<span class="counts" aria-hidden="true">', page)
+
+
+def test_the_size_of_a_checkpoint_says_how_much_of_it_was_written(client: TestClient, agent: FakeAgent) -> None:
+    agent.train(1)
+    made = msgspec.structs.replace(
+        agent._checkpoint("scheduled"), state="durable", payload_bytes=54_000_000_000, reused_bytes=53_850_000_000,
+        snapshot_seconds=0.1, stall_seconds=0.01, persist_seconds=3.0, durable_iteration=agent.iteration,
+    )  # fmt: skip
+    agent.open.clear()
+    agent.events.append(made)
+    agent.send()
+    pages = (client.get(f"/jobs/char-gpt{rest}").text for rest in ("", f"/checkpoints/{made.id}"))
+    job, page = (" ".join(re.sub(r"<[^>]+>", " ", each).split()) for each in pages)
+    assert "54.0 GB 150 MB written" in job
+    assert "54.0 GB 150 MB written, 53.9 GB unchanged since earlier checkpoints" in page
+    assert "50.0 MB/s" in page
+    (row,) = [
+        each
+        for each in client.get("/api/v1/jobs/char-gpt/checkpoints").json()["checkpoints"]
+        if each["id"] == made.id
+    ]
+    assert row["reused_bytes"] == 53_850_000_000

@@ -8,7 +8,7 @@ from typing import ClassVar
 from holdfast.protocol.jobs import Edit, ForkFamily, JobSummary, Tensors, Verification
 from holdfast.protocol.messages import validate_job
 from holdfast.protocol.questions import CheckpointDetail
-from holdfast_server.control import control
+from holdfast_server.control import verification as verifications
 from holdfast_server.control.control import MOST_LABEL
 from holdfast_server.db import Database
 from holdfast_server.queries import summaries, timeline
@@ -83,7 +83,7 @@ async def checkpoint_page(
 ) -> CheckpointPage:  # fmt: skip
     summary, this = await job_summary(db, job, now=now), await story(db, job, checkpoint)
     that = await story(db, job, other) if other else None
-    table = await control.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
+    table = await verifications.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
     points = [this.checkpoint, *([that.checkpoint] if that else [])]
     asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
     return CheckpointPage(

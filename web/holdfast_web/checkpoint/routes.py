@@ -10,6 +10,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from holdfast.protocol.jobs import CheckpointChanges
 from holdfast_server.control import control
+from holdfast_server.control import verification as verifications
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Clock, Db, Who
 from holdfast_server.queries.summaries import job_summary
@@ -44,7 +45,7 @@ async def verification(job: str, checkpoint: str, db: Db, clock: Clock) -> Respo
 async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, against: Text = "") -> Response:
     now = clock()
     try:
-        await control.verify(db, job, checkpoint, against=against or None, who=who, now=now)
+        await verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
         page = await context.checkpoint_page(db, job, checkpoint, now, other=against, verify_refusal=str(refusal))
         return page.response(refusal.status)
@@ -53,7 +54,7 @@ async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, agai
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/verify/cancel")
 async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
-    await control.cancel_verification(db, job, checkpoint, who=who, now=clock())
+    await verifications.cancel_verification(db, job, checkpoint, who=who, now=clock())
     return _back(job, checkpoint, "verify")
 
 

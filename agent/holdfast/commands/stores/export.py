@@ -11,10 +11,11 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from holdfast.commands.console import counted, fail, print_json, size
+from holdfast.commands.console import counted, fail, print_json
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
+from holdfast.pacing.quantities import format_bytes
 
 As = Literal["safetensors", "torch", "dcp"]
 
@@ -89,8 +90,9 @@ def export(
 
 
 def _print(written: ExportReport) -> None:
-    what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}, {size(written.size_bytes)}"
-    print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what})")
+    what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}"
+    size = format_bytes(written.size_bytes)
+    print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what}, {size})")
     if written.left_out:
         few = ", ".join(written.left_out[:3]) + (", …" if len(written.left_out) > 3 else "")
         print(f"left out {counted(len(written.left_out), 'value')} that are not tensors: {few}")

@@ -9,11 +9,12 @@ import msgspec
 import typer
 
 from holdfast.checkpoint import restore
-from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table, size
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table
 from holdfast.commands.options import Json, OnlyJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, jobs_of, opened, reason
 from holdfast.errors import DamagedCheckpoint, HoldfastError
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Store
 
@@ -77,7 +78,7 @@ def print_found(found: list[ListedCheckpoint], path: str, *, json: bool) -> None
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    taken = "-" if row.payload_bytes is None else size(row.payload_bytes)
+    taken = "-" if row.payload_bytes is None else format_bytes(row.payload_bytes)
     state = f"{row.state}: {row.reason}" if row.reason else row.state
     return row.job, row.checkpoint, str(row.iteration or "-"), row.kind or "-", taken, state
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 import threading
 from typing import Annotated
 
@@ -9,16 +11,27 @@ import typer
 
 from holdfast.checkpoint.scrub import ScrubbedCheckpoint
 from holdfast.checkpoint.scrub import scrub as scrub_checkpoint
-from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, counted, fail, print_json, print_table, size
-from holdfast.commands.options import Json, OnlyJob, StorePath
+from holdfast.client import Client, NotFound
+from holdfast.commands.console import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    asking,
+    counted,
+    fail,
+    print_json,
+    print_table,
+)
+from holdfast.commands.options import Json, OnlyJob, StorePath, Token
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
-from holdfast.pacing.quantities import parse_speed
+from holdfast.pacing.quantities import format_bytes, parse_speed
 from holdfast.persist.writer import RateLimiter
+from holdfast.protocol.jobs import MAX_REASON, ScrubReport
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
 _RATE = "Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows."
+_SERVER = "Report the result to the server of the jobs that use this store; it raises an alert for damage."
 
 
 def scrub(
@@ -29,6 +42,8 @@ def scrub(
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help=_REPAIR)] = False,
     rate: Annotated[str | None, typer.Option(help=_RATE)] = None,
+    server: Annotated[str | None, typer.Option(metavar="URL", help=_SERVER)] = None,
+    token: Token = None,
     json: Json = False,
 ) -> None:
     """Read every byte of every checkpoint, with parity files and copies of manifests, and list the damage.
@@ -37,7 +52,8 @@ def scrub(
     all checkpoints are sound or were repaired, and 1 when damage remains.
 
     Examples: holdfast store scrub checkpoints  ·  holdfast store scrub checkpoints --repair --rate 50MB/s  ·
-    holdfast store scrub s3://bucket/checkpoints --job char-gpt --json
+    holdfast store scrub s3://bucket/checkpoints --job char-gpt --json  ·
+    holdfast store scrub checkpoints --repair --server http://127.0.0.1:7117
     """
     try:
         bytes_per_second = None if rate is None else parse_speed(rate, "--rate")
@@ -58,22 +74,41 @@ def scrub(
         print_json(found)
     else:
         _print(found, path, repair=repair)
+    if server is not None:
+        with asking(server, token) as client:
+            for scrubbed in found:
+                _report(client, scrubbed)
     if any(each.state not in ("sound", "repaired", "removed") for each in found):
         raise typer.Exit(EXIT_REFUSED)
+
+
+def _report(client: Client, found: ScrubbedCheckpoint) -> None:
+    if found.state == "removed" or found.state == "unreadable":
+        return
+    report = ScrubReport(
+        state=found.state,
+        host=socket.gethostname(),
+        read_bytes=found.read_bytes,
+        seconds=found.seconds,
+        reason="; ".join(map(str, found.files))[:MAX_REASON] or None,
+    )
+    try:
+        client.report_scrub(found.job, found.checkpoint, report)
+    except NotFound:
+        print(f"holdfast: {client.server} does not know {found.job} {found.checkpoint}", file=sys.stderr)
 
 
 def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:
     if not found:
         print(f"no checkpoints in {path}")
         return
-    rows = [(each.job, each.checkpoint, size(each.read_bytes), each.state) for each in found]
+    rows = [(each.job, each.checkpoint, format_bytes(each.read_bytes), each.state) for each in found]
     print_table(("JOB", "CHECKPOINT", "READ", "STATE"), rows)
     for each in found:
         if each.reason is not None:
             print(f"\n{each.job} {each.checkpoint} is unreadable: {each.reason}")
         for file in each.files:
-            reason = f"; {file.reason}" if file.reason else ""
-            print(f"\n{each.job} {each.checkpoint}/{file.file} {file.state}: {file.damage}{reason}")
+            print(f"\n{each.job} {each.checkpoint}/{file}")
     repairable = [each for each in found if each.state == "repairable"]
     if repairable and not repair:
         print(f"\nrepair {counted(len(repairable), 'checkpoint')} with: holdfast store scrub {path} --repair")

@@ -14,12 +14,13 @@ import typer
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import object_of
-from holdfast.commands.console import counted, fail, print_json, print_table, seconds, size
+from holdfast.commands.console import counted, fail, print_json, print_table, seconds
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, state_for, tensors_for
+from holdfast.format.manifest import Manifest, Tensor, reused_bytes, state_for, tensors_for
 from holdfast.format.shards import is_module
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Store
 
@@ -74,6 +75,8 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     world_size: int
     files: dict[str, int]
     """Sizes in bytes by name."""
+    reused_bytes: int
+    """Size of the files among them that earlier checkpoints wrote."""
     versions: dict[str, str]
     timings: dict[str, float]
     metrics: dict[str, LoggedMetric]
@@ -126,6 +129,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         parent=manifest.parent,
         world_size=manifest.world_size,
         files={file.name: file.size_bytes for file in manifest.files},
+        reused_bytes=reused_bytes(manifest.files),
         versions=manifest.versions,
         timings=manifest.timings,
         metrics=manifest.metrics,
@@ -148,8 +152,10 @@ def _row(name: str, shards: Sequence[Tensor]) -> ShownTensor:
 
 
 def _print(shown: ShownCheckpoint) -> None:
-    taken = size(sum(shown.files.values()))
+    taken = format_bytes(sum(shown.files.values()))
     tensors = counted(len(shown.tensors), "tensor")
+    if shown.reused_bytes:
+        taken += f", {format_bytes(shown.reused_bytes)} of it from earlier checkpoints"
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
     print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
@@ -165,7 +171,8 @@ def _print(shown: ShownCheckpoint) -> None:
         print(f"  metrics   {', '.join(metrics)}")
     print()
     print_table(
-        ("OBJECT", "TENSORS", "SIZE"), [(o.name, str(o.tensors), size(o.size_bytes)) for o in shown.objects]
+        ("OBJECT", "TENSORS", "SIZE"),
+        [(o.name, str(o.tensors), format_bytes(o.size_bytes)) for o in shown.objects],
     )
     _print_tensors(shown)
     _print_values(shown)
@@ -175,7 +182,9 @@ def _print_tensors(shown: ShownCheckpoint) -> None:
     rows = shown.tensors[:MAX_REPORTED_TENSORS]
     if rows:
         print()
-        cells = [(row.name, row.dtype, _shape(row.shape), size(row.size_bytes), _stored(row)) for row in rows]
+        cells = [
+            (row.name, row.dtype, _shape(row.shape), format_bytes(row.size_bytes), _stored(row)) for row in rows
+        ]
         if shown.world_size > 1:
             print_table(("TENSOR", "DTYPE", "SHAPE", "SIZE", "STORED"), cells)
         else:
@@ -287,7 +296,7 @@ def _first(flat: torch.Tensor) -> list[Any]:
 
 def _print_tensor(found: TensorSummary) -> None:
     shape = "×".join(map(str, found.shape)) or "scalar"
-    print(f"{found.name}: {found.dtype}, {shape}, {size(found.size_bytes)}, matches its digest")
+    print(f"{found.name}: {found.dtype}, {shape}, {format_bytes(found.size_bytes)}, matches its digest")
     rows = {
         "minimum": found.minimum,
         "maximum": found.maximum,

@@ -13,10 +13,11 @@ import typer
 from holdfast.checkpoint import garbage_collection
 from holdfast.checkpoint.garbage_collection import RemovableItem, RemovalPlan
 from holdfast.client import NotFound
-from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table, size
+from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table
 from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
 from holdfast.commands.stores.arguments import jobs_of, opened
 from holdfast.config import Config
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import Retention
 from holdfast.store import Store
 
@@ -177,8 +178,8 @@ def print_plans(plans: Sequence[RemovalPlan], ours: Sequence[RemovalPlan], remed
 
 
 def _size(item: RemovableItem) -> str:
-    return "-" if item.size_bytes is None else size(item.size_bytes)
+    return "-" if item.size_bytes is None else format_bytes(item.size_bytes)
 
 
 def _sum(items: list[RemovableItem]) -> str:
-    return size(sum(item.size_bytes or 0 for item in items))
+    return format_bytes(sum(item.size_bytes or 0 for item in items))

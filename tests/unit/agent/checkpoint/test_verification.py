@@ -219,6 +219,7 @@ def verdict_of(request):
     )
 
 
+@pytest.mark.processes
 def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_path, verifying):
     first, second = commit(tmp_path, some(), iteration=1), commit(tmp_path, some(0.25), iteration=2)
     flip(first, 20)
@@ -239,6 +240,7 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     assert verifying.checkpoints.damaged == {first.id}
 
 
+@pytest.mark.processes
 def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifying):
     large, small = commit(tmp_path, some(), iteration=1), commit(tmp_path, {"x": torch.ones(3)}, iteration=2)
     verifying.verifier._bytes_per_second = 1e6  # 20 s for the large one
@@ -249,6 +251,7 @@ def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifyi
     assert not any(map(verdict_of(1), verifying.heard.events))
 
 
+@pytest.mark.processes
 def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6
@@ -260,6 +263,7 @@ def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
     assert [event.request for event in verifying.heard.of(messages.VerificationReport)][-1] == 1
 
 
+@pytest.mark.processes
 def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, verifying):
     large = commit(tmp_path, some(), iteration=1)
     verifying.verifier._bytes_per_second = 1e6

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.commands.console import size
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store.local import LocalStore
 from holdfast.store.local_reader import LocalReader
@@ -60,7 +60,7 @@ def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "told"),
+    ("size_bytes", "text"),
     [
         (0, "0 B"),
         (999, "999 B"),
@@ -72,8 +72,8 @@ def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -
         (7_000_000_000_000, "7 TB"),
     ],
 )
-def test_a_size_has_the_unit_that_suits_it(size_bytes: int, told: str) -> None:
-    assert size(size_bytes) == told
+def test_a_size_has_the_unit_that_suits_it(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
 
 
 def test_a_sound_store_verifies(holdfast: Holdfast, store: Path) -> None:

@@ -137,16 +137,26 @@ class StepFailingFiles(Files):
         super().rename(source, target)
         self._store.renamed = True
 
+    def link(self, source, target):
+        self._store.reach("link")
+        super().link(source, target)
+
     def sync_directory(self, path):
         if self._store.renamed:
             self._store.reach("last sync")
         super().sync_directory(path)
 
 
-def task_of(rank, world_size, iteration, parity=None):
+def task_of(rank, world_size, iteration, parity=None, base=False, may_link=True):
+    """With a `base` that does not change, it is that of the checkpoint before as well."""
+    parent = checkpoint_id(iteration - 1, 1) if base and iteration > 1 else None
     origin = RunOrigin(
-        job=JOB, attempt=1, parent=None, rank=rank, world_size=world_size, versions={}, parity=parity
-    )
+        job=JOB, attempt=1, parent=parent, rank=rank, world_size=world_size, versions={}, parity=parity,
+        may_link=may_link,
+    )  # fmt: skip
+    slots = [TensorRange("w", "F32", (4,), 0, 16)]
+    if base:
+        slots.append(TensorRange("base", "F32", (8,), 16, 48))
     return Task(
         origin=origin,
         id=checkpoint_id(iteration, 1),
@@ -154,9 +164,10 @@ def task_of(rank, world_size, iteration, parity=None):
         lineage=1,
         kind="scheduled",
         created_at=0.0,
-        slots=[TensorRange("w", "F32", (4,), 0, 16)],
+        slots=slots,
         views={},
-        rank_local={"w"},
+        rank_local={"w", "base"} if base else {"w"},
+        unchanged={"base"} if base else set(),
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
         timings={},
     )
@@ -186,8 +197,9 @@ class CommitJob:
     def _part(self, found, rank, iteration, number, case):
         line = self.wires.line(rank, case.get("breaks"))
         store = StepFailingStore(self.root, case.get("step"), case.get("error"))
-        task = task_of(rank, self.world_size, iteration, case.get("parity"))
-        payload = memoryview(bytes([rank, iteration]) * 8)
+        kind = {name: case[name] for name in ("parity", "base", "may_link") if name in case}
+        task = task_of(rank, self.world_size, iteration, **kind)
+        payload = memoryview(bytes([rank, iteration]) * 8 + bytes([rank] * 32 if case.get("base") else []))
         if case.get("foreign"):
             task = task_of(rank, self.world_size, iteration)
             task.state["model"]["other"] = {"$tensor": "nowhere"}
@@ -357,4 +369,50 @@ def test_several_at_the_same_time_are_kept_apart(tmp_path):
     assert [found[number] for number in (1, 2, 4, 5)] == [[None] * 3] * 4
     assert found[3][1] is ERRORS[0]
     job.assert_whole(1, 2, 4, 5)
+    assert job.half_done == []
+
+
+def test_each_rank_shares_the_file_of_its_own_base(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    job = CommitJob(tmp_path, 3)
+    at = {rank: {"base": True} for rank in range(3)}
+    for iteration in (1, 2, 3):
+        assert job.checkpoint(iteration, at=at, number=iteration) == [None] * 3
+    first, _, third = job.store.checkpoints(JOB)
+    files = {file.name: file.written_by for file in restore.manifest(job.store, JOB, third).files}
+    assert files == {f"rank-{rank}.safetensors": None for rank in range(3)} | {
+        f"rank-{rank}.{first}.safetensors": first for rank in range(3)
+    }
+    for checkpoint in job.store.checkpoints(JOB)[:2]:
+        job.store.delete(JOB, checkpoint, 1)
+    restore.verify(job.store, JOB, third)
+    for rank in range(3):
+        found = restore.load(job.store, JOB, third, rank=rank).tensors
+        assert found["base"].numpy().tobytes() == bytes([rank] * 32)
+        assert found["w"].numpy().tobytes() == bytes([rank, 3]) * 8
+
+
+def test_after_damage_that_rank_0_knows_of_no_rank_links_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    job = CommitJob(tmp_path, 2)
+    at = {rank: {"base": True} for rank in range(2)}
+    job.checkpoint(1, at=at)
+    job.checkpoint(2, at={0: {"base": True, "may_link": False}, 1: {"base": True}}, number=2)
+    files = restore.manifest(job.store, JOB, checkpoint_id(2, 1)).files
+    assert [file.written_by for file in files] == [None] * 4
+
+
+@pytest.mark.parametrize("step", ["link", *STEPS])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_with_shared_files_leaves_the_checkpoint_before(tmp_path, monkeypatch, rank, step):
+    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    job = CommitJob(tmp_path, 2)
+    at = {rank: {"base": True} for rank in range(2)}
+    job.checkpoint(1, at=at)
+    failing = {"step": step, "error": OSError(errno.EIO, "the device failed"), "base": True}
+    job.checkpoint(2, at=at | {rank: failing}, number=2)
+    job.checkpoint(3, at=at, number=3)
+    assert job.store.checkpoints(JOB)[0] == checkpoint_id(1, 1)
+    for checkpoint in job.store.checkpoints(JOB):
+        restore.verify(job.store, JOB, checkpoint)
     assert job.half_done == []

@@ -249,6 +249,12 @@ def test_a_store_that_fills_up_is_told_from_what_the_agent_reports(alive, client
     assert client.get(f"{JOB}/checkpoints").json()["checkpoints"][0]["store_free_bytes"] == 2500
 
 
+def test_a_store_has_room_for_as_many_checkpoints_as_what_the_next_one_writes(alive, client, look):
+    alive.checkpoint(10, payload_bytes=100_000, reused_bytes=99_000, store_free_bytes=2_500)
+    look(1)
+    assert only(client, "disk_filling")["value"] == 2.5
+
+
 def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
     order = client.post(f"{JOB}/restores", json={"iteration": 10}).json()
     for state in ("restoring", "restored"):

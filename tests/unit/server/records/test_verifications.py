@@ -230,3 +230,55 @@ def test_a_table_that_is_none_is_left_out_and_the_verdict_stands(job, client, br
     says(job, 1, "sound", checkpoint=SECOND, tensors=norms(**broken))
     assert told(client, SECOND)["verdict"] == "sound"
     assert tensors(client, other=None)["rows"] == []
+
+
+# ---- scrubs ----------------------------------------------------------------------------------------
+
+
+def scrub(client, state, checkpoint=FIRST, **more):
+    body = {"state": state, "host": "node-9", "read_bytes": 1000, "seconds": 2.0, **more}
+    return client.put(f"{JOB}/checkpoints/{checkpoint}/scrub", json=body)
+
+
+@pytest.mark.parametrize("found", ["repairable", "damaged"])
+def test_damage_that_a_scrub_leaves_makes_a_checkpoint_damaged_until_it_is_repaired(job, client, found):
+    reply = scrub(client, found, reason="rank-0.safetensors damaged: bytes 0 to 4,096")
+    assert reply.status_code == 200
+    seen = reply.json()
+    assert (seen["verdict"], seen["state"], seen["verified_host"]) == ("damaged", "damaged", "node-9")
+    assert seen["reason"] == "rank-0.safetensors damaged: bytes 0 to 4,096"
+    assert state_of(client) == ("damaged", False)
+    assert state_of(client, SECOND) == ("durable", True)
+    assert scrub(client, "repaired").json()["verdict"] == "sound"
+    assert state_of(client) == ("durable", True)
+
+
+def test_a_scrub_leaves_an_open_request_to_the_job(job, client, agent):
+    ask(client)
+    seen = scrub(client, "sound").json()
+    assert (seen["verdict"], seen["state"]) == ("sound", "requested")
+    assert len(wanted(client)) == 1
+
+
+def test_a_checkpoint_that_retention_removed_is_not_brought_back_by_a_scrub(job, client, agent):
+    agent.say(Inventory(at=agent.at, checkpoints=[SECOND], deleted={FIRST: "the oldest of 3"}))
+    for found in ("damaged", "sound"):
+        scrub(client, found)
+        assert state_of(client) == ("missing", False)
+
+
+def test_scrubs_are_counted_by_result(job, client):
+    for found in ("sound", "repaired", "repaired"):
+        scrub(client, found)
+    text = client.get("/metrics").text
+    assert 'holdfast_checkpoint_scrubs_total{result="repaired"} 2.0' in text
+    assert 'holdfast_checkpoint_scrubs_total{result="sound"} 1.0' in text
+
+
+@pytest.mark.parametrize("body", [{"state": "perfect"}, {"read_bytes": -1}, {"reason": "x" * 1001}, {"more": 1}])
+def test_a_report_of_a_scrub_that_is_not_valid_is_refused(job, client, body):
+    assert scrub(client, **{"state": "sound", **body}).status_code == 422
+
+
+def test_a_scrub_of_what_the_server_does_not_know_is_not_found(job, client):
+    assert scrub(client, "sound", checkpoint_id(77, 1)).status_code == 404

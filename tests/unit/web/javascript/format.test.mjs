@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { age, count, duration, metric, percent, size } from "../../../../web/holdfast_web/static/timeline/format.js";
+import { age, count, duration, metric, percent, size, sizes } from "../../../../web/holdfast_web/static/timeline/format.js";
 
 test("durations have the unit that suits their size", () => {
   const cases = [[0, "0 s"], [1.2e-6, "1.2 µs"], [0.0384, "38 ms"], [0.9994, "999 ms"], [0.38, "380 ms"], [4.12, "4.1 s"], [119.7, "2 min"], [200, "3 min 20 s"], [7500, "2 h 5 min"], [90000, "1 d 1 h"]];
@@ -16,6 +16,8 @@ test("missing and non-finite values are named", () => {
 test("figures have three significant digits", () => {
   assert.deepEqual([percent(0.0281), percent(0.00005), percent(1)], ["2.81 %", "0.01 %", "100 %"]);
   assert.deepEqual([size(999), size(999_499), size(999_600)], ["999 B", "999 kB", "1.00 MB"]);
+  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 0 }), "54.0 GB");
+  assert.equal(sizes({ payload_bytes: 54e9, reused_bytes: 53_850_000_000 }), "54.0 GB (150 MB written)");
   assert.deepEqual([metric(2.345678), metric(0.00001), count(1234567)], ["2.3457", "1.000e-5", "1,234,567"]);
 });
 

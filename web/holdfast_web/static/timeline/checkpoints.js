@@ -1,7 +1,7 @@
 // Lineages: one line per lineage with its restore points, and an arc per restore.
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
-import { count, duration, size } from "./format.js";
+import { count, duration, sizes } from "./format.js";
 
 const ROW = 26;
 const MOST_ROWS = 12;
@@ -237,7 +237,7 @@ export class LineageLane extends CanvasLane {
     );
     if (near.length === 0) return this.#lostHit(x, y);
     const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
-    const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${size(row.payload_bytes)}`];
+    const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${sizes(row)}`];
     if (row.persist_seconds != null) lines.push(`Snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
     if (row.reason) lines.push(row.reason);
     if (row.restorable) lines.push("Click to select, then restore");
@@ -393,7 +393,7 @@ function denseHit(dense, place) {
 }
 
 function describe({ checkpoint, from, to, open }, axis) {
-  const lines = [`${checkpoint.state} · ${size(checkpoint.payload_bytes)} · lineage ${checkpoint.lineage}`];
+  const lines = [`${checkpoint.state} · ${sizes(checkpoint)} · lineage ${checkpoint.lineage}`];
   if (checkpoint.snapshot_seconds != null) {
     const stalled = checkpoint.stall_seconds != null ? `, of which ${duration(checkpoint.stall_seconds)} blocking` : "";
     lines.push(`Snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);

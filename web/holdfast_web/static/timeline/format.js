@@ -22,6 +22,11 @@ export function size(bytes) {
   return unit === 0 ? `${bytes} B` : `${significant(scaled)} ${units[unit]}`;
 }
 
+export function sizes(row) {
+  const written = row.reused_bytes ? ` (${size(row.payload_bytes - row.reused_bytes)} written)` : "";
+  return size(row.payload_bytes) + written;
+}
+
 export function metric(value) {
   if (value == null) return NONE;
   if (!Number.isFinite(value)) return nonFinite(value);

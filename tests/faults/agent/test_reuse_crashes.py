@@ -1,0 +1,249 @@
+"""Checkpoints that share a file, cut at every point by a power cut, a kill or an error."""
+
+import contextlib
+import errno
+import itertools
+import mmap
+import random
+import shutil
+
+import pytest
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.scrub import scrub
+from holdfast.errors import HoldfastError
+from holdfast.format import manifest as fmt
+from holdfast.format.parity_file import ParityCode
+from holdfast.persist.task import Task
+from holdfast.persist.writer import write_checkpoint
+from holdfast.protocol.messages import checkpoint_id
+from holdfast.snapshot.checkpoint_run import RunOrigin
+from holdfast.store.local import LocalStore
+from tests.support.simulated_files import (
+    FailingFiles,
+    SimulatedProcessDeath,
+    crash_states,
+    plant,
+)
+
+JOB = "job"
+BASE = random.Random(0).randbytes(fmt.BLOCK_BYTES + 100)
+CODE = ParityCode(2, 1)
+FIRST, SECOND, THIRD = (checkpoint_id(iteration, 1) for iteration in (1, 2, 3))
+SHARED = f"rank-0.{FIRST}.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    """As many kinds of write in a file of a few blocks as there are in one of a gigabyte."""
+    monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
+    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+
+
+def commit(store, iteration, parent=None, attempt=1, parity=None):
+    """Commit the base and an adapter as it is after `iteration`."""
+    slots = fmt.lay_out([("base", "U8", (len(BASE),)), ("adapter", "U8", (8,))])
+    payload = memoryview(mmap.mmap(-1, slots[-1].end))
+    for slot in slots:
+        payload[slot.start : slot.end] = BASE if slot.name == "base" else adapter(iteration)
+    origin = RunOrigin(job=JOB, attempt=attempt, parent=parent, rank=0, world_size=1, versions={}, parity=parity)
+    task = Task(
+        origin=origin, id=checkpoint_id(iteration, 1), iteration=iteration, lineage=1, kind="scheduled",
+        created_at=0.0, slots=slots, views={}, state={}, timings={}, unchanged={"base"},
+    )  # fmt: skip
+    return write_checkpoint(store, task, payload)
+
+
+def adapter(iteration):
+    return bytes([iteration]) * 8
+
+
+def require_sound(store):
+    """Load every listed checkpoint; return the list."""
+    there = store.checkpoints(JOB)
+    for checkpoint in there:
+        found = restore.load(store, JOB, checkpoint).tensors
+        iteration = int(checkpoint.partition("-")[0])
+        assert bytes(found["base"].numpy()) == BASE
+        assert bytes(found["adapter"].numpy()) == adapter(iteration)
+        restore.verify(store, JOB, checkpoint)
+    return there
+
+
+def train(store, acknowledged=lambda listed: None, parity=None):
+    """Two checkpoints that share the base of the first, which retention removes meanwhile."""
+    commit(store, 1, parity=parity)
+    acknowledged([FIRST])
+    commit(store, 2, FIRST, parity=parity)
+    acknowledged([FIRST, SECOND])
+    acknowledged([SECOND])  # from here on the first may be gone
+    store.delete(JOB, FIRST, 1)
+    commit(store, 3, SECOND, parity=parity)
+    acknowledged([SECOND, THIRD])
+
+
+class Judge:
+    """Plants states of a disk and looks at them; each state once."""
+
+    def __init__(self, place, look):
+        self.place, self.look, self.seen = place, look, {}
+
+    def outcomes(self, files, point):
+        for tree in crash_states(files, point):
+            if (key := repr(tree)) not in self.seen:
+                shutil.rmtree(self.place, ignore_errors=True)
+                plant(tree, self.place)
+                self.seen[key] = self.look(LocalStore(self.place / "store"))
+            yield self.seen[key]
+
+
+def test_no_power_cut_lists_a_checkpoint_without_its_base_or_loses_one(begun, memory):
+    store, files = begun()
+    promised = [(len(files.log), set())]
+    train(store, lambda listed: promised.append((len(files.log), set(listed))))
+    judge = Judge(memory / "after", require_sound)
+    for point in range(promised[0][0], len(files.log) + 1):
+        kept = [listed for at, listed in promised if at <= point][-1]
+        for there in judge.outcomes(files, point):
+            assert kept <= set(there)
+    assert restore.manifest(store, JOB, THIRD).files[-1].written_by == FIRST
+    assert len(judge.seen) > 40
+
+
+@pytest.mark.parametrize("parity", [None, CODE], ids=["plain", "parity"])
+def test_a_killed_commit_or_removal_leaves_sound_checkpoints_and_the_next_attempt_shares_again(begun, parity):
+    if parity:
+        pytest.importorskip("numpy")
+    for number in itertools.count(1):
+        store, files = begun()
+        promised = [set()]
+        files.dies_at, files.changes = number, 0
+        try:
+            train(store, lambda listed, promised=promised: promised.append(set(listed)), parity)
+        except SimulatedProcessDeath:
+            files.revive()
+        else:
+            break
+        there = require_sound(store)
+        assert promised[-1] <= set(there)
+        attempt = store.acquire_attempt(JOB, "next").number
+        newest = max(there, default=None)
+        commit(store, 4, newest, attempt)
+        assert require_sound(store) == [*there, checkpoint_id(4, 1)]
+        shared = [file.written_by for file in restore.manifest(store, JOB, checkpoint_id(4, 1)).files]
+        assert any(shared) == (newest is not None)
+        assert not list((store.root / JOB).glob(".tmp-*"))
+    assert number > 30
+
+
+@pytest.mark.parametrize("call", ["link", "create", "sync", "rename", "sync_directory"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMLINK, errno.EXDEV], ids=errno.errorcode.get)
+def test_an_error_of_any_call_leaves_sound_checkpoints(memory, call, error):
+    failed = 1
+    for nth in itertools.count(1):
+        root = memory / f"{nth}"
+        sound = LocalStore(root)
+        sound.acquire_attempt(JOB, "uid")
+        files = FailingFiles((call,), nth, error)
+        with contextlib.suppress(OSError, HoldfastError):
+            train(LocalStore(root, files))
+        failed = files.failed
+        there = require_sound(sound)
+        if call == "link" and failed:
+            assert there == [SECOND, THIRD], "what cannot be linked is written"
+        if not failed:
+            break
+    assert nth > 2
+
+
+def test_a_second_try_after_a_failed_device_writes_all(memory, monkeypatch):
+    store = LocalStore(memory / "store")
+    store.acquire_attempt(JOB, "uid")
+    commit(store, 1)
+    rename, failed = store.files.rename, []
+
+    def fail_once(source, target):
+        if not failed:
+            failed.append(target)
+            raise OSError(errno.EIO, "the device failed")
+        return rename(source, target)
+
+    monkeypatch.setattr(store.files, "rename", fail_once)
+    assert commit(store, 2, FIRST).tries == 2
+    assert [file.name for file in restore.manifest(store, JOB, SECOND).files] == ["rank-0.safetensors"]
+    assert require_sound(store) == [FIRST, SECOND]
+
+
+@pytest.fixture
+def damaged(begun):
+    """Three checkpoints that share a damaged file, which its parity file can repair."""
+    pytest.importorskip("numpy")
+
+    def make():
+        store, files = begun()
+        before = len(files.log)
+        commit(store, 1, parity=CODE)
+        commit(store, 2, FIRST, parity=CODE)
+        commit(store, 3, SECOND, parity=CODE)
+        path = store.path(JOB, FIRST) / SHARED
+        broken = bytearray(path.read_bytes())
+        broken[-1] ^= 1
+        descriptor = files.open(path)
+        inode = files._inodes[path]
+        for at, entry in enumerate(files.log[before:], before):  # the disk damaged what was written
+            change = getattr(entry, "change", None)
+            if entry.inode == inode and isinstance(change, tuple) and change[0] + len(change[1]) == len(broken):
+                files.log[at] = entry._replace(change=(change[0], bytes(broken[change[0] :])))
+        files.close(descriptor)
+        path.write_bytes(broken)
+        return store, files
+
+    return make
+
+
+def states(store):
+    return {scrub(store, JOB, each).state for each in (FIRST, SECOND, THIRD)}
+
+
+def test_no_power_cut_during_a_repair_of_a_shared_file_loses_what_could_be_repaired(damaged, memory):
+    store, files = damaged()
+    assert states(store) == {"repairable"}
+    before = len(files.log)
+    assert scrub(store, JOB, SECOND, repair=True).state == "repaired"
+    judge = Judge(memory / "after", states)
+    for point in range(before, len(files.log)):
+        for found in judge.outcomes(files, point):
+            assert found <= {"repairable", "sound"}
+    assert list(judge.outcomes(files, len(files.log))) == [{"sound"}]
+    assert len(judge.seen) > 10
+
+
+def test_a_killed_repair_of_a_shared_file_is_completed_by_the_next(damaged):
+    for number in itertools.count(1):
+        store, files = damaged()
+        files.dies_at, files.changes = number, 0
+        try:
+            scrub(store, JOB, SECOND, repair=True)
+        except SimulatedProcessDeath:
+            files.revive()
+        else:
+            break
+        assert states(store) <= {"repairable", "sound"}
+        for checkpoint in FIRST, SECOND, THIRD:
+            assert scrub(store, JOB, checkpoint, repair=True).state in ("repaired", "sound")
+        assert states(store) == {"sound"}
+        assert not list((store.root / JOB).glob("*/.repair-*"))
+        assert require_sound(store) == [FIRST, SECOND, THIRD]
+    assert number > 10
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EMLINK], ids=errno.errorcode.get)
+def test_a_repair_that_cannot_link_repairs_its_own_checkpoint(damaged, error):
+    store, _ = damaged()
+    plain = LocalStore(store.root, FailingFiles(("link",), 1, error, always=True))
+    assert scrub(plain, JOB, SECOND, repair=True).state == "repaired"
+    left = {each: scrub(store, JOB, each).state for each in (FIRST, SECOND, THIRD)}
+    assert left == {FIRST: "repairable", SECOND: "sound", THIRD: "repairable"}
+    assert scrub(store, JOB, THIRD, repair=True).state == "repaired"
+    assert states(store) == {"sound"}

@@ -1,0 +1,46 @@
+"""torchtitan's own trainer and debug model on CPUs, with Holdfast as its checkpoint manager."""
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+from benchmarks.integrations.kills import compare, run
+
+
+@pytest.mark.parametrize(("ranks", "kills"), [(1, 3), (2, 2)])
+def test_torchtitan_resumes_exactly(tmp_path, ranks, kills):
+    uninterrupted = run("torchtitan", "holdfast", tmp_path / "uninterrupted", ranks=ranks)
+    killed = run("torchtitan", "holdfast", tmp_path / "killed", kills=kills, seed=1, ranks=ranks)
+    result = compare(uninterrupted, killed, updates=36 // ranks, epoch=12 // ranks)
+    assert (len(result.kills), len(result.resume_seconds)) == (kills, kills)
+    assert result.exact, result
+
+
+def test_cuda_graphs_are_refused_with_the_option_that_disables_them(tmp_path):
+    with pytest.raises(RuntimeError, match=r"CUDA graphs; set --training\.disable_cuda_graphs"):
+        run("torchtitan", "holdfast", tmp_path / "graphs", arguments=["--cuda-graphs"])
+
+
+@pytest.mark.parametrize(
+    ("option", "degree", "parts"),
+    [
+        ("pipeline_parallel_degree=2", 2, 1),
+        ("pipeline_parallel_degree=1", 1, 2),
+        ("load_only=True", 1, 1),
+        ("create_seed_checkpoint=True", 1, 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_holdfast_cannot_follow_is_refused_by_its_name(option, degree, parts):
+    from holdfast.integrations.torchtitan import _require_supported
+
+    config = SimpleNamespace(
+        load_only="load_only" in option, create_seed_checkpoint="create_seed_checkpoint" in option
+    )
+    options = SimpleNamespace(
+        parallelism=SimpleNamespace(pipeline_parallel_degree=degree),
+        training=SimpleNamespace(disable_cuda_graphs=True),
+    )
+    with pytest.raises(ValueError, match=option):
+        _require_supported(config, [nn.Linear(1, 1)] * parts, SimpleNamespace(config=options))
