@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.reading import fresh_memory
 from holdfast.codecs import planes
 from holdfast.format import manifest as fmt
+from holdfast.system.host_memory import fresh_memory
 
 from .methods import BLOCK_BYTES, Block
 

@@ -18,8 +18,8 @@ from holdfast.commands.console import counted, fail, print_json, print_table, se
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, reused_bytes, state_for, tensors_for
-from holdfast.format.shards import is_module
+from holdfast.format.manifest import Manifest, Tensor, reused_bytes
+from holdfast.format.shards import is_module, state_for, tensors_for
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Store
