@@ -45,9 +45,10 @@ class Compression:
         shortest = pipeline_interval(replace(profile, persist_seconds=persist_seconds))
         plain = pipeline_interval(replace(profile, persist_seconds=persist_seconds - encode_seconds))
         if shortest >= plan.interval and plain <= (1 - MIN_CHANGE) * shortest:
+            every, otherwise = format_iterations(shortest), format_iterations(plain)
             return (
                 f"encoding took {duration(encode_seconds)} of the {duration(persist_seconds)} until one was "
-                f"durable, and allows one every {format_iterations(shortest)} at most, not every {format_iterations(plain)}"
+                f"durable, and allows one every {every} at most, without it every {otherwise}"
             )
         overhead, budget = self._controller.measured_overhead, self._controller.settings.budget
         if overhead is not None and overhead > CLEARLY_OVER * budget:
