@@ -18,9 +18,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from holdfast.codecs import planes
-
-from . import reading, training
+from . import differences, reading, training
 from .methods import LIMITED, Block, Encoded, Method, blocks, has_zipnn, methods
 from .training import DISTANCES, States
 
@@ -104,7 +102,8 @@ def restores(each: States, distance: int, rounds: int) -> dict[str, float]:
     """Print what restores cost; return their times relative to a plain one, by use of the base."""
     data = blocks(each.later[distance], each.base)
     print(f"\nrestores from the disk, {each.name}")
-    limits = {"without a base": 2.0, "with a base": planes.LEAST_GAIN_OF_BASE, "with a base, limited": LIMITED}
+    any_gain = differences.LEAST_GAIN_OF_BASE
+    limits = {"without a base": 2.0, "with a base": any_gain, "with a base, limited": LIMITED}
     found = {}
     for name, limit in limits.items():
         cost = reading.restore_cost(data, limit, rounds)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.codecs.chunks import Digests, _mixed, digests
+from .chunks import Digests, _mixed, digests
 
 HEADER_BYTES, FIRST_BYTES, SHIFTED_BYTES = 48, 4, 8
 _FIXED, _FIRST, _SHIFTED, _DONE = range(4)

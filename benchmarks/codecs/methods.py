@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.codecs import chunks, frames, planes
+from holdfast.codecs import frames, planes
 
-from . import merkle
+from . import chunks, differences, merkle
 from .training import Snapshot
 
 BLOCK_BYTES = 16 << 20
@@ -80,8 +80,8 @@ def methods() -> list[Method]:
         Method("zipnn, XOR", _zipnn_delta, _from_zipnn_delta),
         Method("planes", _planes, _from_planes),
         Method("XOR + planes", _xor, _from_xor),
-        Method("difference + planes", _difference, _from_planes),
-        Method("chosen", _chosen, _from_planes),
+        Method("difference + planes", _difference, _from_difference),
+        Method("chosen", _chosen, _from_difference),
         Method("Merkle tree", _merkle),
         Method("chunk digests", _chunks, _from_chunks),
     ]
@@ -125,14 +125,14 @@ def _planes(block: Block) -> Encoded:
 
 
 def _difference(block: Block) -> Encoded:
-    return _kept_if(planes.encode(block.data, block.width, block.base), block, _header_bytes(block))
+    return _kept_if(differences.encode(block.data, block.width, block.base), block, _header_bytes(block))
 
 
 def _chosen(block: Block) -> Encoded:
     """Whole tensors are reused, and a base is used only where a restore then reads at most 1.3 times the bytes."""
     if block.whole_tensor_is_equal:
         return Encoded(None, 0)
-    content = planes.encode(block.data, block.width, block.base, least_gain_of_base=LIMITED)
+    content = differences.encode(block.data, block.width, block.base, LIMITED)
     return _kept_if(content, block, _header_bytes(block))
 
 
@@ -149,7 +149,15 @@ def _from_planes(encoded: Encoded, block: Block) -> Bytes:
     if encoded.content is None:
         return block.data.copy()
     out = np.empty_like(block.data)
-    planes.decode(encoded.content, out, block.base)
+    planes.decode(encoded.content, out)
+    return out
+
+
+def _from_difference(encoded: Encoded, block: Block) -> Bytes:
+    if encoded.content is None:
+        return block.data.copy()
+    out = np.empty_like(block.data)
+    differences.decode(encoded.content, out, block.base)
     return out
 
 

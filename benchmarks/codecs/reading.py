@@ -21,6 +21,7 @@ from holdfast.codecs import planes
 from holdfast.format import manifest as fmt
 from holdfast.system.host_memory import fresh_memory
 
+from . import differences
 from .methods import BLOCK_BYTES, Block
 
 DIRECTORY = "/var/tmp"  # on a disk, unlike /tmp on some machines
@@ -65,11 +66,11 @@ def restore_cost(state: list[Block], least_gain_of_base: float, rounds: int) -> 
             part, earlier = parts[index], None
             stored = _read(other, places[1][index], len(part.encoded), _scratch("stored"))
             fmt.digest(stored)
-            if planes.needs_base(stored):
+            if differences.needs_base(stored):
                 earlier = _read(base, places[2][index], len(part.block.base), _scratch("base"))
                 fmt.digest(earlier)
             out = memoryview(fresh_memory(len(part.block.data)))
-            planes.decode(stored, out, earlier)
+            differences.decode(stored, out, earlier)
             assert fmt.digest(out) == part.digest
 
         took: tuple[list[float], list[float]] = ([], [])
@@ -94,7 +95,7 @@ class _Part:
     """A block, encoded, and its digest."""
 
     def __init__(self, block: Block, least_gain_of_base: float) -> None:
-        encoded = planes.encode(block.data, block.width, block.base, least_gain_of_base=least_gain_of_base)
+        encoded = differences.encode(block.data, block.width, block.base, least_gain_of_base)
         assert encoded is not None
         self.block, self.encoded, self.digest = block, encoded, fmt.digest(block.data)
 
@@ -117,12 +118,11 @@ _NO_DIGESTS = np.empty((0, 2), np.uint64)
 def off_overhead(rounds: int) -> float:
     """Return the share by which a sample that finds nothing lengthens hashing and writing a block to the disk."""
     data = np.frombuffer(random.Random(1).randbytes(BLOCK_BYTES), np.uint8)
-    base = np.flip(data).copy()
     sampling, writing = [], []
     with tempfile.TemporaryDirectory(dir=DIRECTORY) as place:
         for _ in range(10 * rounds):
             started = time.perf_counter()
-            assert planes.encode(data, 4, base) is None
+            assert planes.encode(data, 4) is None
             sampled = time.perf_counter()
             fmt.digest(data)
             _write(Path(place) / "block", [data])

@@ -14,12 +14,8 @@ Buffer = Any
 """A contiguous buffer."""
 
 _WINDOW_LOG = 17
-_OPTIONS = {
-    int(zstd.CompressionParameter.compression_level): 3,
-    int(zstd.CompressionParameter.window_log): _WINDOW_LOG,
-}
 # Mostly Huffman coding: repetitions are rare in the planes of numbers, and short ones do not pay.
-_OPTIONS_FOR_NUMBERS = {
+_OPTIONS = {
     int(zstd.CompressionParameter.strategy): int(zstd.Strategy.fast),
     int(zstd.CompressionParameter.window_log): _WINDOW_LOG,
     int(zstd.CompressionParameter.hash_log): 10,
@@ -29,19 +25,14 @@ _LIMITS = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG}
 
 
 class DamagedEncoding(ValueError):
-    """Encoded bytes are damaged, or belong to another block or base."""
-
-
-def compress(data: Buffer) -> bytes:
-    """Return a frame."""
-    return bytes(zstd.compress(data, options=_OPTIONS))
+    """Encoded bytes are damaged, or belong to another block."""
 
 
 class NumberCompressor:
     """Fast compression of bytes that hardly repeat. Its memory is used again for each frame."""
 
     def __init__(self) -> None:
-        self._compressor = zstd.ZstdCompressor(options=_OPTIONS_FOR_NUMBERS)
+        self._compressor = zstd.ZstdCompressor(options=_OPTIONS)
 
     def compress(self, data: Buffer) -> bytes:
         """Return a frame."""

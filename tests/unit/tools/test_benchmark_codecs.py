@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.codecs import merkle
+from benchmarks.codecs import differences, merkle
 from benchmarks.codecs.methods import blocks, has_zipnn, methods
 
 MEGABYTE = 1 << 20
@@ -55,3 +55,14 @@ def test_every_method_gives_the_blocks_back():
             if len(block.data):
                 decoded = method.decode(method.encode(block), block)
                 assert np.array_equal(np.frombuffer(decoded, np.uint8), block.data), method.name
+
+
+def test_differences_of_any_bit_patterns_are_undone():
+    patterns = [0, 1, 2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 0x7F800000, 0xFF800000, 0x7FC00001]
+    pairs = np.array([(a, b) for a in patterns for b in patterns] * 50, np.uint32)
+    for data, base in ((pairs[:, 0], pairs[:, 1]), (pairs[:, 1], pairs[:, 1])):
+        encoded = differences.encode(data.copy().view(np.uint8), 4, base.copy().view(np.uint8))
+        out = bytearray(data.nbytes)
+        differences.decode(encoded, out, base.copy().view(np.uint8))
+        assert out == data.tobytes()
+    assert differences.needs_base(encoded)

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from .frames import Buffer, DamagedEncoding, compress, decompress
-from .planes import LEAST_GAIN
+from holdfast.codecs.frames import Buffer, DamagedEncoding, decompress, zstd
+from holdfast.codecs.planes import LEAST_GAIN
 
 SMALLEST_CHUNK_BYTES = 128
 LARGEST_CHUNK_BYTES = 4096
@@ -257,7 +257,7 @@ def _listed(kinds: Any, lengths: Any, sources: Places, steps: Any) -> bytes:
     copied = kinds >= _FROM_BASE
     ordered = lengths[np.argsort(kinds, kind="stable")]
     arrays = [kinds, _planes(ordered), _planes(sources[copied]), steps[copied]]
-    return compress(b"".join(array.tobytes() for array in arrays))
+    return compressed(b"".join(array.tobytes() for array in arrays))
 
 
 def _planes(numbers: Any) -> Any:
@@ -315,3 +315,12 @@ def _restore(raw: Any, base: Any, new: Any, chunk_bytes: int, kinds: Any, source
 
 def _rows(raw: Any, chunk_bytes: int) -> Any:
     return raw[: len(raw) // chunk_bytes * chunk_bytes].reshape(-1, chunk_bytes)
+
+
+def compressed(data: Buffer) -> bytes:
+    """Return a Zstandard frame that `frames.decompress` accepts."""
+    options = {
+        int(zstd.CompressionParameter.compression_level): 3,
+        int(zstd.CompressionParameter.window_log): 17,
+    }
+    return bytes(zstd.compress(data, options=options))
