@@ -18,7 +18,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from . import differences, reading, training
+from . import checkpoints, differences, reading, training
 from .methods import LIMITED, Block, Encoded, Method, blocks, has_zipnn, methods
 from .training import DISTANCES, States
 
@@ -58,16 +58,12 @@ def main() -> None:
     ratios_by_distance(trained)
     os.sched_setaffinity(0, every)
     slowdown = {each.name: restores(each, options.distance, options.rounds) for each in trained}
-    off = reading.off_overhead(options.rounds)
-    print(f"a sample that finds nothing takes {100 * off:.2f} % of hashing and writing the block")
-    figures = {
+    print(f"a sample that finds nothing takes {100 * reading.off_overhead(options.rounds):.2f} % of a write")
+    figures = checkpoints.figures(512 << 20, options.rounds) | {
+        "adam_fp32_ratio_with_base": results["GPT, AdamW, fp32"]["difference + planes"].ratio,
+        "adam_bf16_ratio": results["GPT, AdamW, bf16 and fp32"]["planes"].ratio,
         "embedding_merkle_ratio": results["EmbeddingBag, SparseAdam"]["chunk digests"].ratio,
-        "adam_fp32_ratio": results["GPT, AdamW, fp32"]["difference + planes"].ratio,
-        "adam_fp32_ratio_without_base": results["GPT, AdamW, fp32"]["planes"].ratio,
         "embedding_difference_ratio": results["EmbeddingBag, SparseAdam"]["chosen"].ratio,
-        "adam_fp32_encode_mb_s": results["GPT, AdamW, fp32"]["difference + planes"].encode_mb_s,
-        "off_overhead": off,
-        "restore_slowdown": slowdown["GPT, AdamW, fp32"]["without a base"],
         "restore_slowdown_with_base": slowdown["GPT, AdamW, fp32"]["with a base"],
         "metadata_share": max(each["chosen"].metadata_share for each in results.values()),
         "lora_reuse_ratio": results["LoRA on a frozen GPT"]["whole tensors"].ratio,

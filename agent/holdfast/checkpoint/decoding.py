@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Iterator
 from typing import Self
 
@@ -31,6 +32,7 @@ class _DecodingReader:
     def __init__(self, file: fmt.File, encoding: Encoding, reader: FileReader) -> None:
         self._file, self._encoding, self._reader = file, encoding, reader
         self.size_bytes = encoding.raw_bytes
+        self._of_thread = threading.local()
 
     def read_into(self, start: int, target: memoryview) -> None:
         if not len(target):
@@ -38,7 +40,7 @@ class _DecodingReader:
         end, raw, places = start + len(target), self._encoding.raw_starts, self._encoding.stored_starts
         first, last = bisect.bisect_right(raw, start) - 1, bisect.bisect_left(raw, end)
         aligned = places[first] // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
-        stored = memoryview(fresh_memory(places[last] - aligned))
+        stored = self._scratch(places[last] - aligned)
         self._reader.read_into(aligned, stored)
         for number in range(first, last):
             data = stored[places[number] - aligned : places[number + 1] - aligned]
@@ -50,6 +52,13 @@ class _DecodingReader:
                 self._decode(number, data, out)
                 at, to = max(0, opens), min(closes, len(target))
                 target[at:to] = out[at - opens : to - opens]
+
+    def _scratch(self, size_bytes: int) -> memoryview:
+        """Return memory of this thread, used again for each read: new memory takes as long as decoding."""
+        memory: memoryview = getattr(self._of_thread, "memory", memoryview(b""))
+        if len(memory) < size_bytes:
+            memory = self._of_thread.memory = memoryview(fresh_memory(size_bytes))
+        return memory[:size_bytes]
 
     def _decode(self, number: int, data: memoryview, out: memoryview) -> None:
         if reason := decode_block(self._encoding.blocks[number], data, out):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.codecs import differences, merkle
+from benchmarks.codecs import checkpoints, differences, merkle
 from benchmarks.codecs.methods import blocks, has_zipnn, methods
 
 MEGABYTE = 1 << 20
@@ -66,3 +66,12 @@ def test_differences_of_any_bit_patterns_are_undone():
         differences.decode(encoded, out, base.copy().view(np.uint8))
         assert out == data.tobytes()
     assert differences.needs_base(encoded)
+
+
+def test_the_costs_of_compressed_checkpoints_are_measured_beside_plain_ones(monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "DIRECTORY", str(tmp_path))
+    weights = torch.randn(100_000, generator=torch.Generator().manual_seed(1))
+    payload = checkpoints.Payload({"w": ("F32", (100_000,), checkpoints._bytes(weights))})
+    costs = checkpoints.measure(payload, 2)
+    assert costs["compressed"].stored_bytes < 0.9 * costs["plain"].stored_bytes
+    assert {len(each.restore_seconds) for each in costs.values()} == {2}
