@@ -115,10 +115,8 @@ class Checkpointer:
         self.snapshots.shared = self.persister.shares_memory
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
-        self.compresses: Callable[[], bool] = lambda: False
-        """Returns whether the checkpoint that begins is encoded."""
-        self.unprepared = True
-        """`prepare` was not called yet."""
+        self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded
+        self.unprepared = True  # `prepare` was not called yet
 
     @property
     def active(self) -> bool:
