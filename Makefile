@@ -26,7 +26,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -56,6 +56,17 @@ lint: setup  ## ruff, mypy, and the import directions of the packages
 format: setup  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# A Python that is named with CUDA_PYTHON needs torch with CUDA, pytest, pytest-xdist and hypothesis; with BENCH_PYTHON,
+# the other libraries. In the environment of `make setup`, torch is a CUDA build unless TORCH_INDEX names another one.
+CUDA_PYTHON ?= $(BIN)/python
+CUDA_TESTS := test_device_copies.py exact/test_kills.py exact/test_in_place_restores.py exact/test_omitted_state.py \
+  exact/test_no_interference.py
+CUDA_ARGS ?= --state-gb 2 --rounds 1 --minutes 5
+cuda-check: $(if $(filter $(BIN)/python,$(CUDA_PYTHON)),setup) $(BENCH_READY)  ## on a machine with a GPU: exact resume, copies during updates, bandwidth, stalls, other libraries
+	HOLDFAST_TEST_DEVICE=cuda $(CUDA_PYTHON) -m pytest -m "not long" -n 8 $(addprefix tests/end_to_end/,$(CUDA_TESTS))
+	$(BENCH_PYTHON) -m benchmarks.cuda $(ARGS)
+	$(BENCH_PYTHON) -m benchmarks.checkpoint --device cuda $(CUDA_ARGS)
 
 bench-checkpoint: $(BENCH_READY)  ## Holdfast and other libraries, interleaved; DEVICE=cuda, ARGS='--quick'
 	$(BENCH_PYTHON) -m benchmarks.checkpoint --device $(DEVICE) $(ARGS)

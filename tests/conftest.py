@@ -7,13 +7,15 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support import ram_disk
-from tests.support.postgres import Cluster, NoPostgres
+
+if TYPE_CHECKING:
+    from tests.support.postgres import Cluster
 
 ROOM_BYTES = 256 << 20
 # Before torch is imported: OpenMP's threads spin while they wait for each other, and take the processors from the
@@ -96,6 +98,8 @@ def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A PostgreSQL of the tests' own; without one they are skipped, or fail where HOLDFAST_REQUIRE_POSTGRES=1."""
+    from tests.support.postgres import Cluster, NoPostgres  # `make cuda-check` needs no server
+
     try:
         cluster = Cluster()
     except NoPostgres as error:

@@ -349,7 +349,11 @@ class Session:
         self._reporter.notice(level, code, message)
 
     def wait_copied(self) -> None:
-        """Wait until the running copy allows an update. Optimizers of the session do so in their `step`."""
+        """Wait until the running copy allows an update.
+
+        Optimizers of the session do so in their `step`. Call it before `graph.replay()` where a CUDA graph has
+        captured that step: a replay calls no hooks.
+        """
         self._boundary.before_update()
 
     def observe(self, listener: RunListener, on_stall: Callable[[StallKind, float], None] | None = None) -> None:

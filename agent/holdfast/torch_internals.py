@@ -127,7 +127,14 @@ DEFAULT_STORE = PrivateApi(
     lambda: torch.distributed.distributed_c10d,
     "the ranks of a job cannot find each other",
 )
+FOREACH_COPY = PrivateApi(
+    "the copy of many tensors in one call",
+    ("_foreach_copy_",),
+    lambda: torch,
+    "copies from CUDA devices take longer",
+)
 PRIVATE_APIS = (
+    FOREACH_COPY,
     MODULE_CONTENTS,
     MODULE_LOADING,
     OPTIMIZER_HOOKS,
@@ -144,7 +151,7 @@ compiled module are as old as the feature that they belong to."""
 
 def unsupported(*, distributed: bool) -> list[str]:
     """Describe what this torch lacks, with the consequences; with `distributed`, for several ranks as well."""
-    internals = PRIVATE_APIS if distributed else (MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
+    internals = PRIVATE_APIS if distributed else (FOREACH_COPY, MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
     return [
         f"torch {torch.__version__} lacks {each.name}, as torch {each.checked_on[-1]} has it: {each.without}"
         for each in internals
@@ -154,6 +161,16 @@ def unsupported(*, distributed: bool) -> list[str]:
 
 version_of = operator.attrgetter("_version")
 """Return the number of writes to a tensor."""
+
+
+@torch.no_grad()
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source into its target in one call without the interpreter lock; devices may still be copying."""
+    if FOREACH_COPY.supported() and targets:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source, non_blocking=True)
 
 
 def compiled_from(item: Any) -> Any:

@@ -64,7 +64,10 @@ def _options() -> argparse.Namespace:
         "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk to measure"
     )
     parser.add_argument(
-        "--only", action="append", metavar="NAME", help=f"only this library; may be repeated: {names}"
+        "--only",
+        action="append",
+        metavar="NAME",
+        help=f"only this library, without the measurements of Holdfast alone; may be repeated: {names}",
     )
     parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")
     return parser.parse_args()

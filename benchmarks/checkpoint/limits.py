@@ -59,6 +59,8 @@ class MachineLimits:
         self._file.unlink()
         return figures
 
+    def rest(self) -> None: ...
+
     def close(self) -> None:
         self._pool.shutdown()
 

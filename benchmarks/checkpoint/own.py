@@ -74,6 +74,8 @@ class HoldfastMeasurements:
         contender.close()
         return seen
 
+    def rest(self) -> None: ...
+
     def close(self) -> None: ...
 
 

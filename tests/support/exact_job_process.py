@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo
 
-from tests.support.exact_job import ExactJob, ScriptError, seed_of_start
+from tests.support.exact_job import DEVICE, ExactJob, ScriptError, seed_of_start
 
 if TYPE_CHECKING:
     from tests.support.fork_server import WorkloadChannel
@@ -63,4 +63,5 @@ def _die(death: str) -> None:
     os.kill(os.getpid(), getattr(signal, death))
 
 
-_warm_up()
+if DEVICE == "cpu":  # a process that is forked from one with CUDA cannot use it
+    _warm_up()

@@ -30,11 +30,14 @@ def bits(number: float) -> str:
 
 
 def rng_record() -> Record:
-    return {
+    found = {
         "random state of Python": digest(random.getstate()),
         "random state of NumPy": digest(numpy.random.get_state()),
         "random state of torch": digest(torch.get_rng_state()),
     }
+    if torch.cuda.is_initialized():
+        found["random state of the device"] = digest(torch.cuda.get_rng_state())
+    return found
 
 
 def first_difference(expected: Log, seen: Log) -> str | None:
@@ -53,7 +56,7 @@ def _feed(into: xxhash.xxh3_64, value: Any) -> None:
     into.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         into.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        into.update(value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        into.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     elif isinstance(value, numpy.ndarray):
         into.update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
     elif isinstance(value, float):

@@ -318,7 +318,7 @@ class Boundary:
                 decision.checkpoint,
                 mode=decision.mode,
                 over_seconds=decision.over_seconds,
-                at_once=decision.at_once,
+                at_once=decision.at_once or self._training.may_update_unseen,
             )
             self._controller.started(self._position.iteration)
             self._taken_at = time.monotonic()
@@ -330,6 +330,8 @@ class Boundary:
                 f"{self._position.iteration:,} on cannot be loaded when this script restarts. Compared with a "
                 f"checkpoint of the start: {change}. Have the script make this change before session.resume()",
             )
+        if (what := self._training.replay_notice()) is not None:
+            self._reporter.notice("warning", "cuda_graph", what)
         self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
 
     def _restore(self, target: RestoreTarget) -> None:
@@ -434,6 +436,7 @@ class Boundary:
         """Before an optimizer step: wait until the copy under way allows it."""
         if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return
+        self._training.is_update_announced = True
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)

@@ -17,7 +17,8 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
-from holdfast.engine.training import Training, dropped_gradients
+from holdfast.engine.rank_changes import dropped_gradients
+from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
 from holdfast.memory_tier.tier import MemoryCheckpoint

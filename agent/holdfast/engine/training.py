@@ -17,9 +17,10 @@ from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
+from holdfast.engine.rank_changes import differing_keywords, fitting_state
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
-from holdfast.format.shards import names_in, saved_rank, state_for
+from holdfast.format.shards import saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of
@@ -67,6 +68,11 @@ class Training:
         self.logger_runs: dict[str, tuple[str, int]] = {}
         """Runs of loggers, by logger: run id and the lineage that it logs."""
         self._moved = False
+        self.replays_updates = False
+        """An optimizer step was captured as a CUDA graph, whose replays call no hooks."""
+        self._is_replay_reported = False
+        self.is_update_announced = self._was_update_announced = False
+        """Whether something waited for the copy before an update, since the last iteration ended, and in it."""
         self._drawn = self._updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
@@ -114,6 +120,9 @@ class Training:
         gradients.is_capture_expected = lambda: may_act_after(self._position.iteration + 1)
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
+            if _is_capturing():
+                self.replays_updates, self.is_update_announced = True, False
+                return None  # nothing is updated now, and a wait would end the capture
             self._moved = True
             self._updates += 1
 
@@ -160,8 +169,25 @@ class Training:
         for loader in self._given_loaders:
             loader.iteration_ended()
         self._moved = False
+        self._was_update_announced, self.is_update_announced = self.is_update_announced, False
         self._ended += 1
         self.trained += 1
+
+    @property
+    def may_update_unseen(self) -> bool:
+        """Whether the next update may call no hooks, because a CUDA graph replays it."""
+        has_seen_hooks = self._updates and not self.replays_updates
+        return not has_seen_hooks and not self._was_update_announced and _uses_cuda()
+
+    def replay_notice(self) -> str | None:
+        """Describe, once, that checkpoints stall a script that replays its updates."""
+        if not self.replays_updates or self._was_update_announced or self._is_replay_reported:
+            return None
+        self._is_replay_reported = True
+        return (
+            "a CUDA graph replays an optimizer step, which no hook shows: each checkpoint is copied while "
+            "training waits. Call session.wait_copied() before each graph.replay() to copy while training goes on"
+        )
 
     def unknown_loaders(self) -> list[str]:
         """Describe loaders that the script uses and the session was not given, each once."""
@@ -322,6 +348,8 @@ class Training:
         """
         if self._restorable_in_place is not None:
             return None if self._restorable_in_place else "the script sets restorable_in_place=False"
+        if self.replays_updates:
+            return "a CUDA graph of this script replays an optimizer step in memory that a restore would replace"
         if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "
@@ -366,10 +394,10 @@ class Training:
 
     def apply(self, loaded: LoadedCheckpoint) -> None:
         """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
-        trees = _fitting(loaded, self._ranks.world_size)
+        trees = fitting_state(loaded, self._ranks.world_size)
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
         if copy := self._ranks.rank // loaded.manifest.world_size:
-            self.registry.branch_rng(copy, _differing(loaded))
+            self.registry.branch_rng(copy, differing_keywords(loaded))
         restarted = not self.trained
         self._drawn = self._updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
@@ -384,6 +412,14 @@ class Training:
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
 
 
+def _uses_cuda() -> bool:
+    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _is_capturing() -> bool:
+    return _uses_cuda() and torch.cuda.is_current_stream_capturing()
+
+
 def _require_position(trees: Mapping[str, Any]) -> None:
     session = trees.get("session")
     kinds = {"loaders": list, "loader": int, "controller": dict}
@@ -391,48 +427,6 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
     if not isinstance(trees.get("rng"), dict):
         raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
-
-
-def dropped_gradients(loaded: LoadedCheckpoint, world_size: int) -> str | None:
-    """Describe what of a checkpoint is dropped because the world size is another one."""
-    if loaded.manifest.world_size == world_size or not _unfitting(loaded):
-        return None
-    return (
-        "gradients that each rank had accumulated for itself are dropped, since the checkpoint has "
-        f"{loaded.manifest.world_size} ranks and this job has {world_size}"
-    )
-
-
-def _unfitting(loaded: LoadedCheckpoint) -> set[str]:
-    """Return names of gradients that one rank holds: their mean over other ranks would be wrong."""
-    own = {tensor.name for tensor in loaded.manifest.tensors if tensor.rank is not None}
-    return own & names_in(loaded.state.get("gradients", {}))
-
-
-def _fitting(loaded: LoadedCheckpoint, world_size: int) -> dict[str, Any]:
-    if loaded.manifest.world_size == world_size or not (gone := _unfitting(loaded)):
-        return loaded.state
-    gradients = {
-        keyword: {name: tree for name, tree in parameters.items() if tree["$tensor"] not in gone}
-        for keyword, parameters in loaded.state["gradients"].items()
-    }
-    return {**loaded.state, "gradients": gradients}
-
-
-def _differing(loaded: LoadedCheckpoint) -> set[str]:
-    """Return keywords, and entries of `rng` such as `rng.torch`, that differed among ranks."""
-    seen: dict[str, set[str]] = {}
-    for tensor in loaded.manifest.tensors:
-        if tensor.rank is not None:
-            seen.setdefault(tensor.name, set()).add(tensor.digest)
-    names = [name.split(".") for name, digests in seen.items() if len(digests) > 1]
-    found = {".".join(parts[:2]) if parts[0] == "rng" else parts[0] for parts in names}
-    first = loaded.manifest.state
-    for trees in loaded.manifest.rank_states.values():
-        found |= trees.keys()
-        rng = trees.get("rng", {})
-        found |= {f"rng.{entry}" for entry, tree in rng.items() if tree != first["rng"].get(entry)}
-    return found
 
 
 def _restore_buckets(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:

@@ -15,7 +15,7 @@ import torch
 
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.snapshot.copying import Pair
-from holdfast.torch_internals import version_of
+from holdfast.torch_internals import copy_all, version_of
 
 Tensors = Mapping[str, torch.Tensor]
 Copy = tuple[torch.Tensor, torch.Tensor]
@@ -73,9 +73,7 @@ class DeviceCopies:
         """Queue the copies to host memory; they begin when the training stream has passed `start`."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._stream.wait_event(self._ready)
-            for target, source in self._sources:
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._stream)
+            copy_all([target for target, _ in self._sources], [source for _, source in self._sources])
             self._done.record(self._stream)
 
     def hold_update(self) -> None:
@@ -90,7 +88,7 @@ class DeviceCopies:
         self._compare_versions()
         if self.mode == "gpu":
             self.device_copy_seconds = self._began.elapsed_time(self._ready) / 1000
-        self._sources = []  # frees the clones on the device
+        self._sources = []  # frees the clones on the device, which no stream uses any more
         return self._torn
 
     def quiesce(self) -> None:
@@ -123,11 +121,12 @@ class DeviceCopies:
         if not self._own_bytes:
             self._peak_before = self.memory[0]
         try:
-            clones = [(pair.target, pair.source.detach().clone()) for pair in self._deferred]
+            clones = [torch.empty_like(pair.source) for pair in self._deferred]
         except torch.cuda.OutOfMemoryError:
             logger.info("no room on %s for a snapshot of %.0f MB", self._device, needed / 1e6)
             return False
-        self._sources += clones
+        copy_all(clones, [pair.source for pair in self._deferred])
+        self._sources += [(pair.target, clone) for pair, clone in zip(self._deferred, clones, strict=True)]
         self._own_bytes = needed
         return True
 
@@ -143,8 +142,9 @@ def has_room(needed_bytes: int, used_bytes: int, total_bytes: int) -> bool:
 def memory(device: torch.device) -> tuple[int, int]:
     """Return (peak of this process plus use by other processes, total) of a device's memory, in bytes."""
     free, total = torch.cuda.mem_get_info(device)
-    held = torch.cuda.memory_reserved(device)
-    return total - free - held + torch.cuda.max_memory_allocated(device), total
+    stats = torch.cuda.memory_stats_as_nested_dict(device)  # `memory_stats` takes ten times as long
+    reserved, peak = stats["reserved_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]
+    return total - free - reserved + peak, total
 
 
 def _event(**options: bool) -> torch.cuda.Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 import os
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import can_share, populate
 
+logger = logging.getLogger("holdfast")
+
 GRAIN_BYTES = 2 << 20
 """Allocation granularity: a state that grows by a few bytes needs no new arena."""
 MADV_WIPEONFORK = 18
@@ -20,6 +23,35 @@ ADVICE = [mmap.MADV_HUGEPAGE, MADV_WIPEONFORK] if hasattr(mmap, "MADV_HUGEPAGE")
 """Advice for private arenas. Forked children get empty pages: otherwise loader workers would keep a copy of each
 page that a later snapshot overwrites. Not MADV_DONTFORK: a child that frees the arena would unmap what it has
 mapped there since."""
+
+
+class Mapping(mmap.mmap):
+    """Memory that may be registered with CUDA.
+
+    The registration ends just before the memory is unmapped, which is when the last view of it is gone. Otherwise
+    CUDA would copy to the old pages of an address that is mapped again.
+    """
+
+    address = 0
+    registered_by = 0
+    """Id of the process that registered it; 0 where it is not registered. A forked process has no registration."""
+
+    def register(self) -> None:
+        """Pin it for fast copies from devices; they work without, but slower."""
+        if self.registered_by:
+            return
+        error = torch.cuda.cudart().cudaHostRegister(self.address, len(self), 0)  # type: ignore[no-untyped-call]
+        if int(error) == 0:
+            self.registered_by = os.getpid()
+            return
+        logger.warning("%.0f MB of host memory cannot be pinned, so copies are slower: %s", len(self) / 1e6, error)
+        with contextlib.suppress(Exception):  # else the next kernel of this thread would report the failure
+            torch.ones(1, device="cuda")
+
+    def __del__(self) -> None:
+        if self.registered_by == os.getpid():
+            with contextlib.suppress(Exception):  # at the exit of the interpreter CUDA may be gone
+                torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
 
 
 class Arena:
@@ -43,10 +75,9 @@ class Arena:
         self.size_bytes = 0
         self.generation = 0
         """Changes when the memory is replaced: other processes must map it again."""
-        self._map: mmap.mmap | None = None
+        self._map: Mapping | None = None
         self._memory: memoryview = memoryview(b"")
         self.address = 0
-        self.pinned = False
 
     def reserve(self, size_bytes: int, *, shared: bool = True, pinned: bool = False) -> None:
         """Grow to `size_bytes` if needed; pages are touched here, not during the first copy.
@@ -58,8 +89,8 @@ class Arena:
         if self.size_bytes < size_bytes or shared != (self.fd >= 0):
             self.close()  # free the old memory before allocating
             self._allocate(_in_grains(size_bytes), shared)
-        if pinned and not self.pinned and self.size_bytes:
-            self._pin()
+        if pinned and self._map is not None:
+            self._map.register()
 
     @property
     def marker(self) -> str | None:
@@ -95,9 +126,6 @@ class Arena:
 
     def close(self) -> None:
         """Release the memory; existing views keep it alive."""
-        if self.pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
-            self.pinned = False
         if self.fd >= 0:
             os.close(self.fd)
         self.fd, self.size_bytes, self.address = -1, 0, 0
@@ -130,20 +158,15 @@ class Arena:
         populate(self.address, size_bytes)
         return True
 
-    def _hold(self, memory: mmap.mmap) -> None:
+    def _hold(self, memory: Mapping) -> None:
         self._map, self._memory, self.size_bytes = memory, memoryview(memory), len(memory)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.address = memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.generation += 1
 
-    def _mapped(self, size_bytes: int) -> mmap.mmap:
+    def _mapped(self, size_bytes: int) -> Mapping:
         # reserve the pages: a lack of memory is an error here, not a bus error later
         os.posix_fallocate(self.fd, 0, size_bytes)
-        return mmap.mmap(self.fd, size_bytes)
-
-    def _pin(self) -> None:
-        """Pin the memory for fast copies from devices; they work without, but slower."""
-        error = torch.cuda.cudart().cudaHostRegister(self.address, self.size_bytes, 0)  # type: ignore[no-untyped-call]
-        self.pinned = int(error) == 0
+        return Mapping(self.fd, size_bytes)
 
 
 def _in_grains(size_bytes: int) -> int:
@@ -164,8 +187,8 @@ def free_slot_pages(slot: SharedBuffer) -> None:
             os.close(fd)
 
 
-def _private_memory(size_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _private_memory(size_bytes: int) -> Mapping:
+    memory = Mapping(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for advice in ADVICE:
         with contextlib.suppress(OSError):  # unsupported by the kernel: slower, but correct
             memory.madvise(advice)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast
-from tests.support.exact_job import ExactJobModel
+from tests.support.exact_job import DEVICE, ExactJobModel
 from tests.support.training_log import Log, bits, digest, first_difference, rng_record
 
 ITERATIONS = 300
@@ -21,7 +21,7 @@ def train(store: Path | None, **options: Any) -> tuple[Log, int]:
     """What a script does that draws its own batches from a torch loader; and how many checkpoints it left."""
     for each in (random.seed, numpy.random.seed, torch.manual_seed):
         each(3)
-    model = ExactJobModel()
+    model = ExactJobModel().to(DEVICE)
     body = [p for p in model.parameters() if p.dtype == torch.float32]
     optimizer = torch.optim.AdamW(body, lr=1e-2)
     head = torch.optim.SGD(model.head.parameters(), lr=1e-3, momentum=0.9)
@@ -38,6 +38,7 @@ def train(store: Path | None, **options: Any) -> tuple[Log, int]:
         for points, targets in loader:
             optimizer.zero_grad()
             head.zero_grad()
+            points, targets = points.to(DEVICE), targets.to(DEVICE)
             loss = (model(points * (1 + 0.1 * random.random())) - targets).square().mean()
             loss.backward()
             optimizer.step()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from holdfast.state.registry import Registry
-from tests.support.exact_job import ExactJob
+from tests.support.exact_job import DEVICE, ExactJob
 from tests.support.training_log import first_difference
 
 BEGIN, END = 18, 30
@@ -116,6 +116,13 @@ ITEMS: dict[str, tuple[Callable[[ExactJob], Undo], str]] = {
     "what the loop counts": (lambda job: attribute(job.loop, "batches"), "loop"),
     "what the loop remembers": (lambda job: attribute(job.loop, "best"), "loop"),
 }
+
+
+if DEVICE == "cuda":
+    ITEMS["the device's generator"] = (
+        lambda job: generator(torch.cuda.get_rng_state, torch.cuda.set_rng_state),
+        "random state of the device",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,90 @@
+"""Memory that is registered with CUDA, with a stand-in for the calls of its runtime."""
+
+import ctypes
+import os
+
+import pytest
+import torch
+
+from holdfast.snapshot.host_buffers import Arena
+
+SIZE_BYTES = 1 << 20
+
+
+class CudaRuntime:
+    """Records what is registered; reads the memory of each call, which must be mapped."""
+
+    def __init__(self, error=0):
+        self.error, self.registered, self.calls = error, set(), []
+
+    def cudaHostRegister(self, address, size_bytes, flags):  # noqa: N802
+        ctypes.string_at(address, size_bytes)
+        self.calls.append("register")
+        if not self.error:
+            self.registered.add(address)
+        return self.error
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        ctypes.string_at(address, 1)
+        self.calls.append("unregister")
+        self.registered.remove(address)
+        return 0
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    runtime = CudaRuntime()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return runtime
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_memory_stays_registered_until_the_last_view_of_it_is_gone(cuda, shared):
+    arena = Arena()
+    arena.reserve(SIZE_BYTES, shared=shared, pinned=True)
+    assert cuda.registered == {arena.address}
+    view = arena.tensor(0, 64)
+    arena.close()
+    assert cuda.registered, "a device may still copy into the view"
+    del view
+    assert cuda.registered == set()
+
+
+def test_memory_of_an_arena_that_is_dropped_is_not_left_registered(cuda):
+    arena = Arena()
+    arena.reserve(SIZE_BYTES, pinned=True)
+    del arena
+    assert cuda.calls == ["register", "unregister"]
+
+
+def test_memory_is_registered_once_and_again_after_it_grew(cuda):
+    arena = Arena()
+    arena.reserve(SIZE_BYTES, pinned=True)
+    arena.reserve(SIZE_BYTES, pinned=True)
+    assert cuda.calls == ["register"]
+    arena.reserve(16 * SIZE_BYTES, pinned=True)
+    assert cuda.calls == ["register", "unregister", "register"]
+    assert cuda.registered == {arena.address}
+    arena.close()
+    assert cuda.registered == set()
+
+
+def test_memory_that_cannot_be_registered_is_used_without(cuda, caplog):
+    cuda.error = 2
+    arena = Arena()
+    arena.reserve(SIZE_BYTES, pinned=True)
+    arena.tensor(0, 64).fill_(7)
+    assert "cannot be pinned" in caplog.text
+    arena.close()
+    assert cuda.calls == ["register"]
+
+
+def test_a_forked_process_unregisters_nothing(cuda):
+    arena = Arena()
+    arena.reserve(SIZE_BYTES, pinned=True)
+    if (child := os.fork()) == 0:
+        arena.close()
+        os._exit(len(cuda.calls))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    arena.close()
+    assert cuda.calls == ["register", "unregister"]
