@@ -21,12 +21,12 @@ BENCH_INGEST := .venv-bench-ingest
 FRAMEWORKS := .venv-frameworks
 # torchtitan has an environment of its own: it needs Triton, and its pins conflict with those of other frameworks.
 TORCHTITAN := .venv-torchtitan
-PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning
+PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning zipnn
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-integrations bench-torchtitan docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frame
 
 bench-restore: setup  ## time of restores: after a kill, in place, by order, from memory; ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.restore $(ARGS)
+
+bench-codecs: $(BENCH_READY)  ## sizes and costs of encoded checkpoints of real training states, beside zipnn
+	$(BENCH_PYTHON) -m benchmarks.codecs $(ARGS)
 
 bench-integrations: $(FRAMEWORKS)/.installed  ## resume after kills by each framework itself and by Holdfast
 	$(FRAMEWORKS)/bin/python -m benchmarks.integrations $(ARGS)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Self
 
 from holdfast.format.parity_file import ParityCode, parse_parity
@@ -86,6 +87,13 @@ def _parse_flag(name: str, value: bool | str) -> bool:
         return value
     if (found := FLAGS.get(value.strip().lower())) is None:
         raise ValueError(f"{name}={value!r}: give one of {', '.join(FLAGS)}")
+    return found
+
+
+def _parse_compress(value: bool | str) -> bool:
+    found = _parse_flag("compress", value)
+    if found and find_spec("numpy") is None:
+        raise ValueError(f"compress={value!r}: compression needs numpy: pip install numpy, or give off")
     return found
 
 
@@ -163,6 +171,12 @@ class Config:
         "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`",
         parse_parity,
         shown="off",
+    )
+    compress: bool = setting(
+        False,
+        "whether files are [compressed](stores.md#compressed-checkpoints) without loss, as byte planes",
+        _parse_compress,
+        shown="`off`",
     )
     debug: bool = setting(
         False,

@@ -66,6 +66,8 @@ class Session:
             from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
             stripe are repaired. Default: HOLDFAST_PARITY, else off.
+        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
+            encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
@@ -106,6 +108,7 @@ class Session:
         backend: str | None = None,
         spread: float | None = None,
         parity: str | None = None,
+        compress: bool | None = None,
         debug: bool | None = None,
         owner: str | None = None,
         labels: Mapping[str, str] | None = None,

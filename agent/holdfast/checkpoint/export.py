@@ -20,7 +20,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import Progress
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
-from holdfast.format.shards import is_module, names_in
+from holdfast.format.shards import is_module, names_in, state_for
 from holdfast.state.tree import decode
 from holdfast.state.wrappers import RESERVED
 from holdfast.store import Store
@@ -68,7 +68,7 @@ def export(
     """
     _require_free(target, format, force)
     manifest = restore.manifest(store, job, checkpoint)
-    state = fmt.state_for(manifest, EXPORTED_RANK)
+    state = state_for(manifest, EXPORTED_RANK)
     trees = {keyword: tree for keyword, tree in state.items() if keyword not in RESERVED}
     if only is not None:
         if only not in trees:

@@ -6,6 +6,7 @@ while they are in the CPU cache.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import itertools
@@ -15,10 +16,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from typing import TypeVar
 
+import msgspec
+
+from holdfast.checkpoint.decoding import block_ranges, decoded
 from holdfast.format import manifest as fmt
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system import io_pool
+from holdfast.system.host_memory import fresh_memory
 
 S = TypeVar("S", fmt.DigestRange, fmt.Tensor)
 
@@ -42,9 +47,10 @@ class FileRange:
         self, file: fmt.File, digests: Sequence[fmt.DigestRange], tensors: Sequence[fmt.Tensor] = ()
     ) -> None:
         self.file, self.digests, self.tensors = file, digests, tensors
-        self.start = digests[0].start // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
+        unit = fmt.BLOCK_BYTES if file.encoding is None else 1
+        self.start = digests[0].start // unit * unit
         """File offset of the memory: the start of the block with the first byte."""
-        self.end = min(-(-digests[-1].end // fmt.BLOCK_BYTES) * fmt.BLOCK_BYTES, file.size_bytes)
+        self.end = min(-(-digests[-1].end // unit) * unit, file.raw_bytes)
         self.memory: mmap.mmap | memoryview | None = None
 
     def reserve(self) -> mmap.mmap | memoryview:
@@ -60,8 +66,23 @@ class FileRange:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Yield at least one block, so that a range of empty tensors is verified as well."""
+        if (encoding := self.file.encoding) is not None:
+            yield from self._encoded_blocks(encoding.raw_starts)
+            return
         for start in range(self.start, max(self.end, self.start + 1), READ_BYTES):
             yield start, min(start + READ_BYTES, self.end)
+
+    def _encoded_blocks(self, starts: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yield whole encoded blocks, several if they are small: a read decodes each block that it touches."""
+        at, inner = (
+            self.start,
+            slice(bisect.bisect_right(starts, self.start), bisect.bisect_left(starts, self.end)),
+        )
+        for border in starts[inner]:
+            if border - at >= READ_BYTES:
+                yield at, border
+                at = border
+        yield at, self.end
 
 
 def ranges_to_load(
@@ -92,7 +113,7 @@ def _digests(tensors: Iterable[fmt.Tensor]) -> list[fmt.DigestRange]:
 
 
 def _memory_owner(file: fmt.File, tensor: fmt.Tensor) -> str:
-    is_large = file.size_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
+    is_large = file.raw_bytes > SMALL_FILE_BYTES and tensor.end - tensor.start >= fmt.SMALL_BYTES
     return object_of(tensor.name) if is_large else ""
 
 
@@ -129,21 +150,17 @@ def ranges_to_verify(manifest: fmt.Manifest, file: fmt.File) -> Iterator[FileRan
     yield FileRange(file, digests)
 
 
+def ranges_to_scrub(manifest: fmt.Manifest, file: fmt.File) -> list[FileRange]:
+    """Return what covers the stored bytes of a file, encoded or not."""
+    if file.encoding is None:
+        return list(ranges_to_verify(manifest, file))
+    stored = msgspec.structs.replace(file, encoding=None)
+    return [FileRange(stored, [each]) for each in block_ranges(file)]
+
+
 def object_of(name: str) -> str:
     """Return the keyword of the object that a tensor belongs to."""
     return name.partition(".")[0]
-
-
-def fresh_memory(size_bytes: int) -> mmap.mmap:
-    """Map zeroed private memory. MemoryError when it cannot be allocated.
-
-    Huge pages are not requested. They usually take less time, but not on a virtual machine that returns free
-    memory to its host: it returns huge pages first, and there each read took twice as long.
-    """
-    try:
-        return mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"no memory for {size_bytes / 1e6:,.0f} MB of a checkpoint: {error.strerror}") from error
 
 
 def read(
@@ -190,12 +207,12 @@ def read(
 
 
 def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_disk: bool) -> FileReader:
-    """Open a file of a checkpoint. DamagedCheckpoint when it is missing or has another size."""
+    """Open a file of a checkpoint, and decode it. DamagedCheckpoint when it is missing or has another size."""
     with contextlib.ExitStack() as undo:
         opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=from_disk))
         fmt.check_size(file, opened.size_bytes)
         undo.pop_all()
-        return opened
+        return decoded(file, opened)
 
 
 class _Reading:

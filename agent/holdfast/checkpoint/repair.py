@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from holdfast.checkpoint import reading
+from holdfast.checkpoint.decoding import decoded
 from holdfast.checkpoint.reading import FileRange, Progress
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -22,6 +23,7 @@ from holdfast.format.parity_file import (
 )
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
+from holdfast.system.host_memory import fresh_memory
 
 SCAN_BLOCKS = 2048
 """Blocks that are read at once to locate damage."""
@@ -70,7 +72,7 @@ def read_repairing(
 
     def open_file(file: fmt.File) -> FileReader:
         if file.name in repaired:
-            return repaired[file.name].open()
+            return decoded(file, repaired[file.name].open())
         return reading.open_whole(store, job, checkpoint, file, from_disk=not keep)
 
     while True:
@@ -191,7 +193,7 @@ class BlockReader:
                     block[:] = bytes(len(block))
 
     def read(self, start: int, end: int) -> memoryview:
-        found = memoryview(reading.fresh_memory(end - start))[: end - start]
+        found = memoryview(fresh_memory(end - start))[: end - start]
         self.read_into(start, found)
         return found
 
@@ -357,7 +359,7 @@ def parity_matches(
     ):
         if opened.size_bytes != entry.size_bytes:
             return False
-        memory = memoryview(reading.fresh_memory(min(reading.READ_BYTES, max(1, entry.size_bytes))))
+        memory = memoryview(fresh_memory(min(reading.READ_BYTES, max(1, entry.size_bytes))))
         for start in range(0, entry.size_bytes, len(memory)):
             piece = memory[: min(len(memory), entry.size_bytes - start)]
             if pace is not None:

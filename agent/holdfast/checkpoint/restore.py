@@ -15,7 +15,7 @@ from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, rang
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import require_complete
+from holdfast.format.shards import require_complete, saved_rank, state_for, tensors_for
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Lineage, Store, read_manifest
@@ -59,7 +59,7 @@ class LoadedCheckpoint:
     @property
     def state(self) -> dict[str, Tree]:
         """Trees of this rank."""
-        return fmt.state_for(self.manifest, self.rank)
+        return state_for(self.manifest, self.rank)
 
     @property
     def shapes(self) -> dict[str, Shape]:
@@ -146,7 +146,7 @@ def _decoded(data: bytes, job: str, checkpoint: str, name: str) -> fmt.Manifest:
 
 def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
     """Return the dtypes and global shapes of the tensors of a saved rank, by name."""
-    return _shapes(fmt.tensors_for(manifest, rank))
+    return _shapes(tensors_for(manifest, rank))
 
 
 def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
@@ -261,7 +261,7 @@ def load(
         meanwhile: called on this thread while others read.
     """
     found, source, _ = read_manifest_or_copy(store, job, checkpoint)
-    saved = fmt.saved_rank(found, rank)
+    saved = saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
     ranges = _ranges(found, wanted)
     if buffer is not None:
@@ -291,10 +291,10 @@ def _wanted(
         return None
     from holdfast.format.resharding import plan_assembly
 
-    seen = fmt.tensors_for(manifest, rank)
+    seen = tensors_for(manifest, rank)
     if only is not None:
         seen = {name: shards for name, shards in seen.items() if name in only}
-    asked = regions(fmt.state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
+    asked = regions(state_for(manifest, rank), _shapes(seen)) if regions is not None else {}
     if only is None and not asked and manifest.world_size == 1:
         return None
     return {name: plan_assembly(name, shards, asked.get(name)) for name, shards in seen.items()}
@@ -351,7 +351,7 @@ def load_from_memory(
 
     Raises what `payload` does, and DamagedCheckpoint when the shards of a tensor do not cover it.
     """
-    saved = fmt.saved_rank(found, rank)
+    saved = saved_rank(found, rank)
     wanted = _wanted(found, saved, None, regions)
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
     for file, names in _names(found, wanted):

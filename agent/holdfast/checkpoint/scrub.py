@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.checkpoint import reading, restore
-from holdfast.checkpoint.reading import FileRange, ranges_to_verify
+from holdfast.checkpoint.reading import FileRange, ranges_to_scrub
 from holdfast.checkpoint.repair import parity_matches, repair_in_memory
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
@@ -119,7 +119,7 @@ class _Scrub:
         for name in (fmt.MANIFEST, *manifest_copies(manifest)):
             self._scrub_manifest(name, data, is_copied=bool(manifest_copies(manifest)))
         for file in manifest.files:
-            ranges = list(ranges_to_verify(manifest, file))
+            ranges = ranges_to_scrub(manifest, file)
             is_sound = self._scrub_payload(file, ranges)
             if file.parity is not None:
                 self._scrub_parity(file, ranges, is_payload_known=is_sound)

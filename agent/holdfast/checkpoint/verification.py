@@ -23,6 +23,7 @@ import msgspec
 import torch
 
 from holdfast.checkpoint import reading, restore
+from holdfast.checkpoint.decoding import decoded
 from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
@@ -152,7 +153,7 @@ class _OtherCheckpoint:
     def _open(self, file: fmt.File) -> FileReader:
         if file.name not in self._readers:
             opened = self._store.open_file(self._job, self._checkpoint, file.name)
-            self._readers[file.name] = _OpenReader(opened)
+            self._readers[file.name] = _OpenReader(decoded(file, opened))
             fmt.check_size(file, opened.size_bytes)
         return self._readers[file.name]
 

@@ -1,5 +1,6 @@
-"""Codecs: functions from bytes to bytes, such as the erasure code of parity files.
+"""Codecs: functions from bytes to bytes.
 
-Entry points: `parity.encode` and `parity.recover`. No files, no state of training. Imports NumPy and nothing of
-Holdfast; what uses it imports it only where parity is computed.
+Entry points: `parity.encode` and `parity.recover`, the erasure code of parity files; `planes.encode` and
+`planes.decode`, byte planes of numbers. No files, no state of training. Imports NumPy and Zstandard and nothing of
+Holdfast; what uses it imports it only where something is encoded or decoded.
 """

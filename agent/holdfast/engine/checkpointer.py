@@ -115,8 +115,8 @@ class Checkpointer:
         self.snapshots.shared = self.persister.shares_memory
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
-        self.unprepared = True
-        """`prepare` was not called yet."""
+        self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded
+        self.unprepared = True  # `prepare` was not called yet
 
     @property
     def active(self) -> bool:
@@ -204,8 +204,7 @@ class Checkpointer:
             self._estimate_space(captured)
             self.persister.prepare()
             if (refusal := self.persister.refusal) is not None:
-                text = f"a thread writes checkpoints, not a helper process: {refusal}"
-                self._reporter.notice("info", "backend", text)
+                self._reporter.notice("info", "backend", f"a thread writes checkpoints, no helper: {refusal}")
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
@@ -281,6 +280,7 @@ class Checkpointer:
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
             parity=self.parity,
             may_link=self._newest_durable >= self._links_from,
+            compress=self.compresses(),
         )
 
     def save_survivor(self, committed: list[str]) -> None:

@@ -19,7 +19,8 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
 from holdfast.engine.rank_changes import differing_keywords, fitting_state
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
-from holdfast.format.manifest import MANIFEST, Manifest, saved_rank, state_for
+from holdfast.format.manifest import MANIFEST, Manifest
+from holdfast.format.shards import saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of

@@ -16,6 +16,7 @@ import msgspec
 import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.format.encoding import Encoding
 from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, Origin, is_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
@@ -81,6 +82,13 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The file with which damage to this one can be repaired; None without parity."""
     written_by: str | None = None
     """The earlier checkpoint that wrote this file, which has the same name there; None if this one did."""
+    encoding: Encoding | None = None
+    """How the file is stored; None as it is. Positions and digests of tensors are those of the plain file."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Size of the plain file."""
+        return self.size_bytes if self.encoding is None else self.encoding.raw_bytes
 
     @property
     def stored_bytes(self) -> int:
@@ -168,14 +176,14 @@ class DigestRange(msgspec.Struct, frozen=True, gc=False):
     """A range of a file that one digest covers: the header, a tensor, or a chunk of a large tensor."""
 
     tensor: Tensor | None
-    """None for the header."""
+    """None for the header, and for a block of an encoded file."""
     start: int
     end: int
     digest: str
 
     def __str__(self) -> str:
         if self.tensor is None:
-            return "the header"
+            return f"the encoded block of bytes {self.start:,} to {self.end:,}" if self.start else "the header"
         if self.tensor.chunks is None:
             return f"tensor {self.tensor.name}"
         return f"tensor {self.tensor.name}, bytes {self.start:,} to {self.end:,} of the file"
@@ -329,10 +337,10 @@ def _fault(manifest: Manifest) -> str | None:
             return f"{file.name!r} is not a valid name of a payload file"
         if files.setdefault(file.name, file) is not file:
             return f"{file.name} is listed twice"
-        if not 0 <= file.header_bytes <= file.size_bytes <= MOST_BYTES:
-            return (
-                f"{file.name} has an invalid size of {file.size_bytes} bytes, {file.header_bytes} of them header"
-            )
+        if file.encoding is not None and (reason := file.encoding.fault(file.name, file.size_bytes)):
+            return reason
+        if not 0 <= file.header_bytes <= file.raw_bytes <= MOST_BYTES:
+            return f"{file.name} has an invalid size of {file.raw_bytes} bytes, {file.header_bytes} of them header"
         if file.written_by is not None and not is_checkpoint_id(file.written_by):
             return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
         if file.header_bytes > MOST_HEADER_BYTES:
@@ -350,7 +358,7 @@ def _gap(manifest: Manifest, files: dict[str, File]) -> str | None:
         if tensor.start != at[tensor.file]:
             return f"tensor {tensor.name} does not begin where the previous one ends in {tensor.file}"
         at[tensor.file] = tensor.end
-    short = (file for file in manifest.files if at[file.name] != file.size_bytes)
+    short = (file for file in manifest.files if at[file.name] != file.raw_bytes)
     return next((f"no tensor covers {file.name} from byte {at[file.name]:,} on" for file in short), None)
 
 
@@ -367,7 +375,7 @@ def _tensor_fault(tensor: Tensor, file: File | None, world_size: int) -> str | N
         # empty tensors have strides as well
         if any(side < 0 for side in sides) or item_bytes * math.prod(side or 1 for side in sides) > MOST_BYTES:
             return f"tensor {name} has the invalid shape {sides}"
-    if not file.header_bytes <= tensor.start <= tensor.end <= file.size_bytes:
+    if not file.header_bytes <= tensor.start <= tensor.end <= file.raw_bytes:
         return f"tensor {name} is outside of {file.name}: bytes {tensor.start} to {tensor.end}"
     if math.prod(shape) * item_bytes != size_bytes:
         return f"tensor {name} has {size_bytes} bytes, which do not match {tensor.dtype} of shape {shape}"
@@ -419,31 +427,10 @@ def reused_bytes(files: Iterable[File]) -> int:
     return sum(file.size_bytes for file in files if file.written_by is not None)
 
 
+def raw_bytes(files: Sequence[File]) -> int:
+    """Return the size of the plain files that are stored encoded or plain; 0 if all are plain."""
+    return sum(file.raw_bytes for file in files) if any(file.encoding for file in files) else 0
+
+
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:
     return (tensor for tensor in manifest.tensors if tensor.file == file)
-
-
-def saved_rank(manifest: Manifest, rank: int) -> int:
-    """Return the saved rank whose tensors and trees a rank takes; with more ranks now, several take the same."""
-    return rank % manifest.world_size
-
-
-def tensors_for(manifest: Manifest, rank: int) -> dict[str, list[Tensor]]:
-    """Return the tensors of a rank by name: its own tensor, or else the shards of the shared one."""
-    saved = saved_rank(manifest, rank)
-    shared: dict[str, list[Tensor]] = {}
-    own: dict[str, list[Tensor]] = {}
-    for tensor in manifest.tensors:
-        if tensor.rank is None:
-            shared.setdefault(tensor.name, []).append(tensor)
-        elif tensor.rank == saved:
-            own.setdefault(tensor.name, []).append(tensor)
-    return shared | own if own else shared
-
-
-def state_for(manifest: Manifest, rank: int) -> dict[str, Any]:
-    """Return the state of a rank: its own entries, or else the shared ones."""
-    own = manifest.rank_states.get(str(saved_rank(manifest, rank)))
-    if not own:
-        return manifest.state
-    return {keyword: tree for keyword, tree in (manifest.state | own).items() if tree != ABSENT}

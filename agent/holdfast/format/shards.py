@@ -236,3 +236,29 @@ def _is_inside(shard: fmt.Tensor) -> bool:
         return False
     places = zip(shard.offsets, shard.shape, shard.global_shape, strict=True)
     return all(start >= 0 and length >= 0 and start + length <= end for start, length, end in places)
+
+
+def saved_rank(manifest: fmt.Manifest, rank: int) -> int:
+    """Return the saved rank whose tensors and trees a rank takes; with more ranks now, several take the same."""
+    return rank % manifest.world_size
+
+
+def tensors_for(manifest: fmt.Manifest, rank: int) -> dict[str, list[fmt.Tensor]]:
+    """Return the tensors of a rank by name: its own tensor, or else the shards of the shared one."""
+    saved = saved_rank(manifest, rank)
+    shared: dict[str, list[fmt.Tensor]] = {}
+    own: dict[str, list[fmt.Tensor]] = {}
+    for tensor in manifest.tensors:
+        if tensor.rank is None:
+            shared.setdefault(tensor.name, []).append(tensor)
+        elif tensor.rank == saved:
+            own.setdefault(tensor.name, []).append(tensor)
+    return shared | own if own else shared
+
+
+def state_for(manifest: fmt.Manifest, rank: int) -> dict[str, Any]:
+    """Return the state of a rank: its own entries, or else the shared ones."""
+    own = manifest.rank_states.get(str(saved_rank(manifest, rank)))
+    if not own:
+        return manifest.state
+    return {keyword: tree for keyword, tree in (manifest.state | own).items() if tree != fmt.ABSENT}

@@ -11,7 +11,7 @@ import time
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError
-from holdfast.format.manifest import reused_bytes
+from holdfast.format.manifest import raw_bytes, reused_bytes
 from holdfast.persist.helper_process import HelperLost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
@@ -119,12 +119,12 @@ class Persister:
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
         backend: str | None = None
-        not_linked: str | None = None
+        written = Written(write_seconds=0.0)
         spans: list[RankCheckpointTimes] = []
         problem = _problem(run)
 
         def write(task: Task) -> Written:
-            nonlocal backend, not_linked
+            nonlocal backend, written
             assert run.contents is not None
             arena, size_bytes = run.contents.arena, run.size_bytes
             if self._helpers is not None and arena.fd >= 0:
@@ -134,7 +134,6 @@ class Persister:
                 backend = "thread"
                 limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
                 written = write_checkpoint(self._store, task, arena.bytes(size_bytes), pace=limiter)
-            not_linked = written.not_linked
             return written
 
         try:
@@ -162,7 +161,9 @@ class Persister:
             backend=backend,
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
-            not_linked=not_linked,
+            raw_bytes=raw_bytes(files),
+            encode_seconds=written.encode_seconds,
+            not_linked=written.not_linked,
             ranks=spans,
         )
 

@@ -94,6 +94,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
 
     write_seconds: float
     """Time to write the payload."""
+    encode_seconds: float = 0.0
+    """Time to encode it."""
     tries: int = 1
     part: RankShard | None = None
     files: list[File] = []

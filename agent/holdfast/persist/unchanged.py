@@ -41,14 +41,12 @@ class Reuse:
     """Other tensors that are unchanged, or will be. In a file without other tensors they can be reused."""
 
 
-def payload_of(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank-{rank}.safetensors"
+def stem_of(rank: int, checkpoint: str | None = None) -> str:
+    """Return how the names of a rank's files begin, or of those that `checkpoint` writes for later ones as well.
 
-
-def shared_of(rank: int, checkpoint: str) -> str:
-    """Return the name of the file that `checkpoint` writes for later ones as well; there it has the same name."""
-    return f"rank-{rank}.{checkpoint}.safetensors"
+    There they have the same names.
+    """
+    return f"rank-{rank}" if checkpoint is None else f"rank-{rank}.{checkpoint}"
 
 
 def find_unchanged(store: Store, task: Task, tensors: Future[list[fmt.Tensor]]) -> Reuse:
@@ -101,8 +99,9 @@ def _parent(store: Store, task: Task) -> fmt.Manifest | None:
 
 def _is_reusable(file: fmt.File, task: Task) -> bool:
     """Return whether the file has a name that no file of the new checkpoint has, and the parity that it needs."""
-    rank, code = task.origin.rank, task.origin.parity
-    if file.name in (payload_of(rank), shared_of(rank, task.id)):
+    origin, code = task.origin, task.origin.parity
+    source = file.written_by or origin.parent
+    if source == task.id or not file.name.startswith(f"{stem_of(origin.rank, source)}."):
         return False
     return code is None or (file.parity is not None and file.parity.code == code)
 

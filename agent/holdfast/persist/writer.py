@@ -10,18 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.parity_file import ParityFile, StripeLayout
+from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
+from holdfast.format.parity_file import StripeLayout
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
 from holdfast.persist.redundancy import write_manifest_copies, write_parity
 from holdfast.persist.task import Task, Written
-from holdfast.persist.unchanged import Reuse, find_unchanged, payload_of, shared_of
+from holdfast.persist.unchanged import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
@@ -29,6 +31,11 @@ from holdfast.system import io_pool
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
 """Errors of a device or file server after which the content on disk is unknown. A second fsync of the file may
 succeed without writing, so the checkpoint is written again to new files."""
+
+PLAIN, ENCODED = ".safetensors", ".planes"
+"""How the names of files end."""
+ENCODED_FILE_BYTES = 256 << 20
+"""Tensors that are encoded in one file, so that as much memory is enough; a larger one has a file to itself."""
 
 
 def write_checkpoint(
@@ -111,10 +118,11 @@ class _Writing:
         self._store, self._task, self._payload = store, task, payload
         self._pace = pace
         self._header = completion_marker.header_of(task)
-        self._file = payload_of(task.origin.rank)
+        self._file = f"{stem_of(task.origin.rank)}{PLAIN}"
         self._replace = task.origin.replaces
         self._known = known
         self._not_linked: str | None = None
+        self._encode_seconds = 0.0
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
     def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
@@ -128,7 +136,7 @@ class _Writing:
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return Written(write_seconds=write_seconds, tries=tries, files=part.files, not_linked=self._not_linked)
+        return Written(write_seconds=write_seconds, tries=tries, files=part.files, **self._notes())
 
     def part(self, folder: str) -> Written:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
@@ -138,7 +146,10 @@ class _Writing:
         writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
         part, write_seconds = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=part, not_linked=self._not_linked)
+        return Written(write_seconds=write_seconds, part=part, **self._notes())
+
+    def _notes(self) -> dict[str, Any]:
+        return {"encode_seconds": self._encode_seconds, "not_linked": self._not_linked}
 
     def _stored_bytes(self, reuse: Reuse) -> int:
         code = self._task.origin.parity
@@ -152,22 +163,56 @@ class _Writing:
         names = {file.name for file in linked}
         entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
         apart = {*reuse.apart, *reuse.tensors} - entries.keys()
-        if not (entries or apart):
-            written, seconds = self._write_file(writer, self._file, self._header, [self._payload])
-            return self._shard_of(self.tensors.result(), [written]), seconds
+        if not (entries or apart or self._task.origin.compress):
+            file, seconds = self._write_file(writer, self._file, self._header, [self._payload])
+            return self._shard_of(self.tensors.result(), [file]), seconds
         files, total_seconds, slots = list[fmt.File](), 0.0, self._task.slots
         own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
         shared = [slot for slot in slots if slot.name in apart]
-        for name, held in (self._file, own), (shared_of(self._task.origin.rank, self._task.id), shared):
-            if not held and name != self._file:
+        rank = self._task.origin.rank
+        for stem, held in (stem_of(rank), own), (stem_of(rank, self._task.id), shared):
+            if not held and stem != stem_of(rank):
                 continue
-            moved, runs = _closed_up(held)
-            header = completion_marker.header_of(self._task, moved)
-            written, seconds = self._write_file(writer, name, header, [self._payload[a:b] for a, b in runs])
-            files.append(written)
-            total_seconds += seconds
-            entries |= self._entries(moved, name, len(header))
+            for number, group in enumerate(self._groups(held)):
+                moved, runs = _closed_up(group)
+                header = completion_marker.header_of(self._task, moved)
+                name = f"{stem}.{number}" if number else stem
+                file, seconds = self._write_group(writer, name, header, group, runs)
+                files.append(file)
+                total_seconds += seconds
+                entries |= self._entries(moved, file.name, len(header))
         return self._shard_of([entries[slot.name] for slot in slots], [*files, *linked]), total_seconds
+
+    def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
+        """Return the tensors of each file: what is encoded is held in memory, so that such files are limited."""
+        if not self._task.origin.compress:
+            return [slots]
+        groups: list[list[fmt.TensorRange]] = [[]]
+        for slot in slots:
+            if groups[-1] and slot.end - groups[-1][0].start > ENCODED_FILE_BYTES:
+                groups.append([])
+            groups[-1].append(slot)
+        return groups
+
+    def _write_group(
+        self,
+        writer: CheckpointWriter,
+        stem: str,
+        header: bytes,
+        slots: Sequence[fmt.TensorRange],
+        runs: Sequence[tuple[int, int]],
+    ) -> tuple[fmt.File, float]:
+        """Write a file, encoded where that is requested and makes it smaller."""
+        if self._task.origin.compress:
+            started = time.perf_counter()
+            ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
+            with contextlib.suppress(MemoryError):  # it is then written as it is
+                parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
+                if encoding is not None:
+                    self._encode_seconds += time.perf_counter() - started
+                    return self._write_file(writer, f"{stem}{ENCODED}", header, parts, encoding)
+            self._encode_seconds += time.perf_counter() - started
+        return self._write_file(writer, f"{stem}{PLAIN}", header, [self._payload[a:b] for a, b in runs])
 
     def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
         """Link a file of the parent and its parity file. If that fails, its tensors are written."""
@@ -185,15 +230,24 @@ class _Writing:
         return True
 
     def _write_file(
-        self, writer: CheckpointWriter, name: str, header: bytes, payload: Sequence[memoryview]
+        self,
+        writer: CheckpointWriter,
+        name: str,
+        header: bytes,
+        payload: Sequence[memoryview | bytes],
+        encoding: Encoding | None = None,
     ) -> tuple[fmt.File, float]:
-        """Write a file and its parity file; return its entry, and the seconds without parity."""
-        parts: list[memoryview | bytes] = [header, *payload]
+        """Write a file and its parity file; return its entry, and the seconds without parity.
+
+        The payload of an encoded file includes the header.
+        """
+        parts = payload if encoding is not None else [header, *payload]
         started = time.perf_counter()
         writer.write(name, parts, pace=self._pace)
         seconds = time.perf_counter() - started
         parity = write_parity(writer, self._task.origin.parity, name, parts, self._pace)
-        return _file(name, header, sum(map(len, payload)), parity), seconds
+        entry = _file(name, header, sum(map(len, parts)))
+        return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
     def _entries(self, slots: Sequence[fmt.TensorRange], name: str, header_bytes: int) -> dict[str, fmt.Tensor]:
         """Return the manifest entries of tensors that are in the file `name`, behind its header."""
@@ -250,7 +304,7 @@ class _Writing:
     def _shard_of(self, tensors: list[fmt.Tensor], files: Sequence[fmt.File] = ()) -> RankShard:
         """Return this rank's part, by default in one file without parity, as it is in memory."""
         task = self._task
-        file, *more = files or [_file(self._file, self._header, len(self._payload))]
+        file, *more = files or [_file(self._file, self._header, len(self._header) + len(self._payload))]
         return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=more)
 
 
@@ -276,14 +330,13 @@ def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Man
     )
 
 
-def _file(name: str, header: bytes, payload_bytes: int, parity: ParityFile | None = None) -> fmt.File:
-    return fmt.File(
-        name=name,
-        size_bytes=len(header) + payload_bytes,
-        header_bytes=len(header),
-        header_digest=fmt.digest(header),
-        parity=parity,
-    )
+def _file(name: str, header: bytes, size_bytes: int) -> fmt.File:
+    return fmt.File(name=name, size_bytes=size_bytes, header_bytes=len(header), header_digest=fmt.digest(header))
+
+
+def _number_bytes(dtype: str) -> int:
+    """Return the size of an element, or of each part of a complex one."""
+    return 4 if dtype == "C64" else fmt.ITEM_BYTES[dtype]
 
 
 def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange], list[tuple[int, int]]]:

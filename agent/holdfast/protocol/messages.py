@@ -23,14 +23,12 @@ MOST_RANK_SPANS = 32
 """Ranks reported per checkpoint, slowest first."""
 MAX_LABELS = 16
 """Labels per job; each name and value has at most 64 characters."""
-MAX_OPEN_VERIFICATIONS = 8
-"""Open verification requests per job."""
+MAX_OPEN_VERIFICATIONS = 8  # per job
 MAX_REPORTED_TENSORS = 2000
 """Tensors reported per verification, the largest ones."""
 MAX_LINEAGE = 999_999_999
 """Largest lineage number: a checkpoint id has nine digits for it."""
 MAX_ATTEMPT = 2**31 - 1
-"""Largest attempt number."""
 MAX_ITERATION = 999_999_999_999
 """Largest iteration number: a checkpoint id has twelve digits for it."""
 MAX_INTEGER = 2**53
@@ -196,6 +194,8 @@ class CheckpointFacts(TrainingEvent, kw_only=True):
     payload_bytes: int = 0
     reused_bytes: int = 0
     """Part of `payload_bytes` that is in files of earlier checkpoints, and was not written again."""
+    raw_bytes: int = 0
+    """Size of the files before compression, where that made `payload_bytes` of it; 0 without compression."""
     snapshot_started_at: float | None = None
     snapshot_seconds: float | None = None
     """Time to copy the state, from the end of the iteration."""

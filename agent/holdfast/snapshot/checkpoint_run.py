@@ -83,6 +83,8 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Rate limit of the write; `None` for full speed."""
     parity: ParityCode | None = None
     """Strength of the parity files to write; `None` for none."""
+    compress: bool = False
+    """Whether files are encoded as byte planes where that makes them smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +186,10 @@ class WriteResult:
     """Size of all ranks' files; 0 if unknown."""
     reused_bytes: int = 0
     """Size of the files among them that earlier checkpoints wrote."""
+    raw_bytes: int = 0
+    """Size of all ranks' files before they were encoded; 0 if none was."""
+    encode_seconds: float = 0.0
+    """Part of `seconds` in which this rank encoded its files."""
     not_linked: str | None = None
     """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()

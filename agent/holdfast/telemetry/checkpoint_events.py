@@ -177,6 +177,7 @@ class CheckpointEvents:
                 state=state,
                 payload_bytes=run.result.stored_bytes or run.size_bytes,
                 reused_bytes=run.result.reused_bytes,
+                raw_bytes=run.result.raw_bytes,
                 snapshot_started_at=request.started_at,
                 snapshot_seconds=run.copy.seconds if copied else None,
                 stall_seconds=run.stall_seconds if copied else None,

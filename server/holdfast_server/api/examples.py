@@ -43,6 +43,7 @@ _BY_NAME: dict[str, object] = {
     "secret": None,
     "payload_bytes": 108_000_000,
     "reused_bytes": 0,
+    "raw_bytes": 0,
     "token": "…",
     "prefix": "hf_2f60813062",
     "action": "settings.edit",

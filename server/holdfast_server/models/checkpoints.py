@@ -35,6 +35,7 @@ class CheckpointRecord(Base):
     state: Mapped[str]
     payload_bytes: Mapped[int] = mapped_column(default=0)
     reused_bytes: Mapped[int] = mapped_column(default=0)
+    raw_bytes: Mapped[int] = mapped_column(default=0)
     snapshot_started_at: Mapped[float | None]
     snapshot_seconds: Mapped[float | None]
     stall_seconds: Mapped[float | None]

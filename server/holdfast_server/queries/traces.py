@@ -252,6 +252,7 @@ def _checkpoints(taken: Iterable[models.CheckpointRecord], within: _Within) -> I
             "state": row.state,
             "bytes": row.payload_bytes,
             "reused_bytes": row.reused_bytes,
+            "raw_bytes": row.raw_bytes,
             "blocking_seconds": row.stall_seconds,
         }
         name = f"checkpoint {row.iteration:,}"

@@ -47,7 +47,7 @@ def supervised(folder, monkeypatch):
 class DeadAttempt:
     """An attempt that has left sealed snapshots in memory, and a store with what it has made durable."""
 
-    def __init__(self, folder, tmp_path, iterations=(3,), lineage=1):
+    def __init__(self, folder, tmp_path, iterations=(3,), lineage=1, **changes):
         self.folder, self.store, self.uid = folder, open_store(tmp_path / "store"), "dead"
         self.attempt = self.store.acquire_attempt(JOB, self.uid).number
         self.store.append(JOB, lineage_of(1, self.attempt))
@@ -58,7 +58,7 @@ class DeadAttempt:
             captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            origin = persist_job.origin(attempt=self.attempt, uid="dead")
+            origin = persist_job.origin(attempt=self.attempt, uid="dead", **changes)
             _seal(persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
         snapshots.close()
 
@@ -85,6 +85,17 @@ def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp
     assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
     assert persist_job.committed_bytes(dead.store, "000000000003-1") == persist_job.bytes_of(dead.tensors)
     assert dead.rescue() is None, "it is durable by now"
+
+
+def test_a_snapshot_in_memory_is_plain_and_a_rescue_compresses_it(folder, tmp_path):
+    pytest.importorskip("numpy")
+    dead = DeadAttempt(folder, tmp_path, compress=True)
+    (marker,) = markers_of(folder, JOB)
+    assert marker.part.file.encoding is None
+    dead.rescue()
+    found = restore.load(dead.store, JOB, "000000000003-1")
+    assert [file.name for file in found.manifest.files] == ["rank-0.planes"]
+    assert persist_job.bytes_of(found.tensors) == persist_job.bytes_of(dead.tensors)
 
 
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):

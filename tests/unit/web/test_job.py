@@ -257,3 +257,17 @@ def test_the_size_of_a_checkpoint_says_how_much_of_it_was_written(client: TestCl
         if each["id"] == made.id
     ]
     assert row["reused_bytes"] == 53_850_000_000
+
+
+def test_the_page_of_a_compressed_checkpoint_has_its_size_before_compression(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.train(1)
+    made = msgspec.structs.replace(
+        agent._checkpoint("scheduled"), state="durable", payload_bytes=8_300_000_000, raw_bytes=10_000_000_000
+    )
+    agent.open.clear()
+    agent.events.append(made)
+    agent.send()
+    page = " ".join(re.sub(r"<[^>]+>", " ", client.get(f"/jobs/char-gpt/checkpoints/{made.id}").text).split())
+    assert "8.30 GB compressed, 10.0 GB uncompressed" in page

@@ -18,8 +18,8 @@ from holdfast.commands.console import counted, fail, print_json, print_table, se
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, reused_bytes, state_for, tensors_for
-from holdfast.format.shards import is_module
+from holdfast.format.manifest import Manifest, Tensor, raw_bytes, reused_bytes
+from holdfast.format.shards import is_module, state_for, tensors_for
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Store
@@ -77,6 +77,8 @@ class ShownCheckpoint(msgspec.Struct, kw_only=True):
     """Sizes in bytes by name."""
     reused_bytes: int
     """Size of the files among them that earlier checkpoints wrote."""
+    raw_bytes: int
+    """Size of the files before compression; 0 without it."""
     versions: dict[str, str]
     timings: dict[str, float]
     metrics: dict[str, LoggedMetric]
@@ -130,6 +132,7 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
         world_size=manifest.world_size,
         files={file.name: file.size_bytes for file in manifest.files},
         reused_bytes=reused_bytes(manifest.files),
+        raw_bytes=raw_bytes(manifest.files),
         versions=manifest.versions,
         timings=manifest.timings,
         metrics=manifest.metrics,
@@ -156,6 +159,8 @@ def _print(shown: ShownCheckpoint) -> None:
     tensors = counted(len(shown.tensors), "tensor")
     if shown.reused_bytes:
         taken += f", {format_bytes(shown.reused_bytes)} of it from earlier checkpoints"
+    if shown.raw_bytes:
+        taken += f", {format_bytes(shown.raw_bytes)} before compression"
     print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
     print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")

@@ -5,6 +5,7 @@ from safetensors.torch import load as load_safetensors
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format import manifest as fmt
+from holdfast.format.shards import saved_rank, state_for, tensors_for
 
 
 def test_slots_lie_back_to_back_and_are_aligned_to_their_elements():
@@ -80,21 +81,21 @@ def test_a_rank_sees_what_all_share_and_what_the_saved_one_in_its_place_had(rank
         rank_states={"1": {"loop": 1, "late": {"$tensor": "late"}}, "2": {"gradients": fmt.ABSENT}},
     )
     read = fmt.decode_manifest(fmt.encode_manifest(made))
-    assert fmt.saved_rank(read, rank) == saved
+    assert saved_rank(read, rank) == saved
     late = {"late": [tensor("late", 1)]} if saved == 1 else {}
-    assert fmt.tensors_for(read, rank) == {"w": shards, "rng": [own[saved]]} | late
+    assert tensors_for(read, rank) == {"w": shards, "rng": [own[saved]]} | late
     states = [
         {"loop": 0, "gradients": {}},
         {"loop": 1, "gradients": {}, "late": {"$tensor": "late"}},
         {"loop": 0},
     ]
-    assert fmt.state_for(read, rank) == states[saved]
+    assert state_for(read, rank) == states[saved]
 
 
 def test_a_ranks_own_tensor_goes_before_a_shared_one_of_its_name():
     made = manifest(world_size=2, tensors=[tensor("w", 1, "rank-1.safetensors"), tensor("w")])
-    assert fmt.tensors_for(made, 0)["w"] == [tensor("w")]
-    assert fmt.tensors_for(made, 1)["w"] == [tensor("w", 1, "rank-1.safetensors")]
+    assert tensors_for(made, 0)["w"] == [tensor("w")]
+    assert tensors_for(made, 1)["w"] == [tensor("w", 1, "rank-1.safetensors")]
 
 
 def test_a_manifest_of_before_there_were_ranks_is_read():

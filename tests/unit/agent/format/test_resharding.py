@@ -13,6 +13,7 @@ from holdfast.checkpoint import reading, restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.resharding import Region, copies_for, plan_assembly
+from holdfast.format.shards import tensors_for
 from tests.support.read_recording_store import ReadRecordingStore
 from tests.support.sharded_checkpoints import (
     RankTensors,
@@ -266,12 +267,12 @@ def test_a_manifest_that_lacks_a_shard_is_damaged(tmp_path, asked):
 
 
 def test_a_region_that_is_a_shard_takes_no_copy_and_no_planner(made):
-    stored = fmt.tensors_for(made.manifest, 0)["model.uneven"]
+    stored = tensors_for(made.manifest, 0)["model.uneven"]
     shard = stored[1]
     read = torch.zeros(shard.shape)
     found = plan_assembly("model.uneven", stored, Region(torch.Size(shard.offsets), torch.Size(shard.shape)))
     assert found.build({id(shard): read}) is read
-    (whole,) = fmt.tensors_for(made.manifest, 0)["model.norm"]
+    (whole,) = tensors_for(made.manifest, 0)["model.norm"]
     assert plan_assembly("model.norm", [whole]).build({id(whole): read}) is read
 
 

@@ -14,7 +14,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
-from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error
+from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error, state_for
 from tests.support.sharded_checkpoints import (
     RankTensors,
     ReplicatedTensor,
@@ -207,7 +207,7 @@ def test_an_entry_that_a_rank_does_not_have_is_not_that_of_the_first():
         files=whole.files, tensors=whole.tensors, state=whole.state, rank_states=whole.rank_states,
     )  # fmt: skip
     read = fmt.decode_manifest(fmt.encode_manifest(made))
-    assert [fmt.state_for(read, rank) for rank in range(3)] == states
+    assert [state_for(read, rank) for rank in range(3)] == states
 
 
 def test_a_manifest_is_checked_in_the_same_way():

@@ -1,0 +1,76 @@
+"""Read encoded payload files as the plain files that they stand for. Does not import torch."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterator
+from typing import Self
+
+from holdfast.errors import DamagedCheckpoint
+from holdfast.format import manifest as fmt
+from holdfast.format.encoding import Encoding, decode_block
+from holdfast.store.base import FileReader
+from holdfast.system.host_memory import fresh_memory
+
+
+def decoded(file: fmt.File, reader: FileReader) -> FileReader:
+    """Return a reader of the plain file, given one of the stored file."""
+    return reader if file.encoding is None else _DecodingReader(file, file.encoding, reader)
+
+
+def block_ranges(file: fmt.File) -> Iterator[fmt.DigestRange]:
+    """Yield the ranges of a stored, encoded file that the digests of its blocks cover."""
+    assert file.encoding is not None
+    for block, start in zip(file.encoding.blocks, file.encoding.stored_starts, strict=False):
+        yield fmt.DigestRange(None, start, start + block.stored_bytes, block.digest)
+
+
+class _DecodingReader:
+    """A `FileReader` of a plain file. Each read decodes all blocks that it touches."""
+
+    def __init__(self, file: fmt.File, encoding: Encoding, reader: FileReader) -> None:
+        self._file, self._encoding, self._reader = file, encoding, reader
+        self.size_bytes = encoding.raw_bytes
+        self._of_thread = threading.local()
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        if not len(target):
+            return
+        end, raw, places = start + len(target), self._encoding.raw_starts, self._encoding.stored_starts
+        first, last = bisect.bisect_right(raw, start) - 1, bisect.bisect_left(raw, end)
+        aligned = places[first] // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
+        stored = self._scratch(places[last] - aligned)
+        self._reader.read_into(aligned, stored)
+        for number in range(first, last):
+            data = stored[places[number] - aligned : places[number + 1] - aligned]
+            opens, closes = raw[number] - start, raw[number + 1] - start
+            if opens >= 0 and closes <= len(target):
+                self._decode(number, data, target[opens:closes])
+            else:  # of a block of several tensors, only some are read
+                out = memoryview(bytearray(closes - opens))
+                self._decode(number, data, out)
+                at, to = max(0, opens), min(closes, len(target))
+                target[at:to] = out[at - opens : to - opens]
+
+    def _scratch(self, size_bytes: int) -> memoryview:
+        """Return memory of this thread, used again for each read: new memory takes as long as decoding."""
+        memory: memoryview = getattr(self._of_thread, "memory", memoryview(b""))
+        if len(memory) < size_bytes:
+            memory = self._of_thread.memory = memoryview(fresh_memory(size_bytes))
+        return memory[:size_bytes]
+
+    def _decode(self, number: int, data: memoryview, out: memoryview) -> None:
+        if reason := decode_block(self._encoding.blocks[number], data, out):
+            start, end = self._encoding.stored_starts[number : number + 2]
+            where = f"encoded block {number}, bytes {start:,} to {end:,} of the file,"
+            raise DamagedCheckpoint(self._file.name, f"{where} {reason}")
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
