@@ -236,6 +236,8 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     measured_overhead: float | None
     measured_window_iterations: int = 0
     reason: str = ""
+    pending: str = ""
+    """What a change of the interval waits for; empty where the measurements call for none."""
     profile: dict[str, float] = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
     spread: dict[str, float] = {}
