@@ -342,7 +342,10 @@ class Controller:
         lowered = self._wanted(recent.upper_cost_seconds)
         is_low = low and lowered <= interval * (1 - MIN_CHANGE) and recent.iterations >= WINDOW_ITERATIONS
         self._low_windows = self._low_windows + 1 if is_low else 0
-        return lowered if self._low_windows >= LOW_WINDOWS else interval
+        if self._low_windows < LOW_WINDOWS:
+            return interval
+        self._low_windows = 0
+        return lowered
 
     def _explain_wait(self, recent: OverheadEstimate) -> str:
         """Return what a change of the interval waits for; empty if none is due."""
