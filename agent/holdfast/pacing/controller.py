@@ -342,10 +342,8 @@ class Controller:
         lowered = self._wanted(recent.upper_cost_seconds)
         is_low = low and lowered <= interval * (1 - MIN_CHANGE) and recent.iterations >= WINDOW_ITERATIONS
         self._low_windows = self._low_windows + 1 if is_low else 0
-        if self._low_windows < LOW_WINDOWS:
-            return interval
-        self._low_windows = 0
-        return lowered
+        self._low_windows %= LOW_WINDOWS  # each fall needs as many
+        return lowered if is_low and self._low_windows == 0 else interval
 
     def _explain_wait(self, recent: OverheadEstimate) -> str:
         """Return what a change of the interval waits for; empty if none is due."""
@@ -375,8 +373,7 @@ class Controller:
         assert self._plan.interval is not None
         if decided == self._plan.interval:
             return
-        better = self._planned(recent.cost_seconds)
-        if better is not None:
+        if (better := self._planned(recent.cost_seconds)) is not None:
             self._measured.cost_seconds = better.cost_seconds
         if decided > self._plan.interval:
             self._restart_judging()

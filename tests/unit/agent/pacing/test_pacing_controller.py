@@ -190,14 +190,19 @@ def test_a_plan_says_what_a_shorter_interval_waits_for() -> None:
     assert "the interval falls if it still is after 1 more checkpoint" in pending
 
 
-def test_half_the_checkpoints_over_the_budget_are_paid_for_although_the_typical_one_fits() -> None:
-    """The median of a window of three never changes; twenty intervals later its mean overhead keeps the budget."""
-    simulated = job(interference=0.0, stall_seconds=0.4).run(400)
-    for number in range(60):
-        simulated.stall_seconds = 1.2 if number % 3 == 0 else 0.35
+@pytest.mark.parametrize("seed", range(2))
+def test_the_mean_overhead_is_kept_within_twenty_intervals_although_the_typical_checkpoint_fits(seed: int) -> None:
+    """Every third checkpoint costs 3 s: noise hides it from the long-run average, the median from the window."""
+    generator = random.Random(seed)
+    simulated = job(0.035, interference=0.1, noise=lambda: generator.lognormvariate(0, 0.3))
+    over = longest = 0
+    for number in range(120):
+        simulated.stall_seconds = 3.0 if number % 3 == 0 else 0.1
         simulated.run_intervals(1)
-        if number >= 20:
-            assert simulated.overhead <= 0.05 * 1.001
+        is_over = number > 10 and simulated.overhead > 0.035
+        over = over + 1 if is_over else 0
+        longest = max(longest, over)
+    assert longest <= 20
 
 
 def test_a_neighbour_that_goes_is_noticed_at_an_interval_of_one_before_its_baseline_is_old() -> None:
