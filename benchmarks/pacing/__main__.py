@@ -15,11 +15,13 @@ from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, polic
 from holdfast.pacing.failures import FailureEstimate
 
 from .agreement import ettr_max_error
+from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, SIMULATED_JOBS, BudgetRecord, noisy_training, simulated_noise
 from .paired import OverheadResult, overhead
 from .reactions import outside_slowdown_ratio, recovered_ratio, slow_disk_intervals
 
 BUDGETS = {"1": 0.01, "3_5": 0.035, "10": 0.10}
 PLANS = 200
+NOISE_SEEDS = 4
 
 
 def main() -> None:
@@ -37,6 +39,7 @@ def main() -> None:
     print(
         f"  everything 30 % slower: the interval becomes {figures['outside_slowdown_k_ratio']:.2f} of the old one"
     )
+    figures |= _simulated_noise()
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)
@@ -51,6 +54,7 @@ def main() -> None:
         figures[f"overhead_at_{name}"] = round(100 * found.measured, 3)
         errors.append(100 * abs(found.measured - found.reported))
     figures["report_error_points"] = round(max(errors), 3)
+    figures |= _noise(options.minutes, options.folder)
     print(f"figures: {json.dumps(figures)}")
 
 
@@ -59,6 +63,39 @@ def _row(found: OverheadResult) -> str:
         f"  {found.budget:6.1%}  {found.measured:+9.2%}   ±{found.error:8.2%}   {found.control:+13.2%}"
         f"   {found.reported:+10.2%}   {found.pairs:>5}   {found.interval:>5}   {found.state_bytes / 1e6:,.0f} MB"
     )
+
+
+def _simulated_noise() -> dict[str, float]:
+    print(f"simulated jobs at {BUDGET:.1%}, other work on 0, 50 and 100 % of the cores by turns:")
+    runs = [simulated_noise(job, seed) for job in SIMULATED_JOBS.values() for seed in range(NOISE_SEEDS)]
+    figures = _over_budget([record for record, _ in runs])
+    overheads = [overhead for _, overhead in runs]
+    print(
+        f"  true overhead {statistics.fmean(overheads):.2%} in the mean, {max(overheads):.2%} at most", flush=True
+    )
+    return {f"simulated_{name}": value for name, value in figures.items()}
+
+
+def _noise(minutes: float, folder: Path) -> dict[str, float]:
+    print(
+        f"training at {BUDGET:.1%} for {minutes:g} minutes, other work on 0, 50 and 100 % of the cores by turns:"
+    )
+    record = noisy_training(minutes, folder)
+    figures = _over_budget([record])
+    print(f"  {record.intervals} intervals in {record.seconds:.0f} s, at last every {record.interval} iterations")
+    return {f"noisy_{name}": value for name, value in figures.items()}
+
+
+def _over_budget(records: list[BudgetRecord]) -> dict[str, float]:
+    """Print and return the share of the time of all jobs together, and the most intervals in a row of one."""
+    share = sum(each.over_seconds for each in records) / sum(each.seconds for each in records)
+    longest = max(each.longest_over for each in records)
+    print(
+        f"  the measured overhead of the newest window is over the budget for {share:.1%} of the time\n"
+        f"  (from {EVIDENCE_CHECKPOINTS} checkpoints after the first plan on), {longest} intervals in a row;\n"
+        f"  {max(each.every_iteration for each in records)} checkpoints in a row began at an interval of 1"
+    )
+    return {"over_budget_share": round(share, 3), "over_budget_intervals": longest}
 
 
 def _plan_seconds(policy: str) -> float:

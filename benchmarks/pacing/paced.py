@@ -39,6 +39,10 @@ class PacedJob:
     new: bool = False
     waited_seconds: float = 0.0
     """Time since the last checkpoint began."""
+    seconds: float = 0.0
+    """Time of all iterations."""
+    bare_seconds: float = 0.0
+    """The same without what checkpoints cost."""
     starts: list[int] = field(default_factory=list)
     plans: list[IntervalPlan] = field(default_factory=list)
     intervals: list[int | None] = field(default_factory=list)
@@ -63,6 +67,8 @@ class PacedJob:
         stall = self.stall_seconds if self.new else 0.0
         seconds = compute + stall + self.data_seconds
         self.waited_seconds += seconds
+        self.seconds += seconds
+        self.bare_seconds += compute / (1 + self.interference * in_flight) + self.data_seconds
         self.new = False
         for checkpoint in self.under_way:
             checkpoint.took_seconds += seconds

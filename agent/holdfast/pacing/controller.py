@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from holdfast.pacing.estimator import Observation, OverheadEstimate
+from holdfast.pacing.estimator import Observation, OverheadEstimate, SlowdownEstimate
 from holdfast.pacing.failures import FailureHistory, JobHistory
 from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall
 from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
-    MIN_FRESH_IDLE,
+    PROBE_IDLE,
     WINDOW_ITERATIONS,
     BaselineProbe,
     OverheadSamples,
@@ -21,7 +21,7 @@ from holdfast.pacing.overhead_samples import (
 from holdfast.pacing.planner import plan
 from holdfast.pacing.policy import format_iterations, percent
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
-from holdfast.pacing.settings import PacingSettings, settings_from_json, settings_to_json
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_from_json, settings_to_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""
@@ -30,8 +30,8 @@ FIRST_SECONDS = 60.0
 iterations is complete."""
 MIN_PROFILE_IDLE = 3
 """Idle iterations that a profile needs, however long they take."""
-MIN_SPANS = 2
-"""Measured checkpoints from which the interval is judged."""
+MIN_CHECKPOINTS = 2
+"""Checkpoints since the last change from which the interval is judged."""
 COST_ONLY_POLICIES = frozenset({"checkfreq", "fixed"})
 """Policies that ignore failures."""
 FAILURE_RATE_CHANGE = 0.2
@@ -40,12 +40,13 @@ MIN_CHANGE = 0.1
 """Minimum relative change of the interval for any other reason."""
 RAISE_EARLY_FACTOR = 1.5
 """Increase of the interval for which two expensive checkpoints in a row suffice."""
-LOW_WINDOWS, OVER_WINDOWS = 3, 3
-"""Windows in a row below half the budget, or over it within their noise: more than noise explains."""
+LOW_WINDOWS = 3
+"""Windows in a row below half the budget after which the interval falls."""
+OVER_CHECKPOINTS, LONG_OVER_CHECKPOINTS = 3, 6
+"""Checkpoints in a row over the budget, within noise, after which the typical one sets the interval; and the mean
+one, if there are more of them than a window holds."""
 LONG_RUN_WINDOWS = 6
 """Windows in a row over the budget on average, after which rare expensive checkpoints count."""
-CLEARLY_OVER = 1.1
-"""Factor by which an overhead must exceed the budget to be reported; a smaller excess is rounding."""
 
 
 class Controller:
@@ -74,7 +75,7 @@ class Controller:
         self.max_in_flight = max(1, max_in_flight)
         self._measured = ProfileSamples(self._samples, self.max_in_flight)
         self._probe = BaselineProbe(self._samples)
-        self._over_windows = self._low_windows = self._long_run_windows = 0
+        self._over_checkpoints = self._low_windows = self._long_run_windows = 0
         self._settled = 0
         """Number of measured checkpoints that the plan takes into account."""
         self._plan: IntervalPlan | None = None
@@ -267,10 +268,10 @@ class Controller:
         self._settled = self._measured.checkpoints
         recent = self._samples.recent(self._samples.slowdown())
         if settling:
-            # The likely cost, not only the proven one: the budget is a ceiling, also while little is measured.
+            # The highest likely cost: the budget is a ceiling, also while little is measured.
             # A resumed job knows its cost from more checkpoints than these, and may lower it later.
             saved = self._measured.saved.cost_seconds if self._measured.saved is not None else None
-            self._measured.cost_seconds = max(recent.cost_seconds, saved or 0.0)
+            self._measured.cost_seconds = max(recent.upper_cost_seconds, saved or 0.0)
             self._replan()
         elif (
             self._plan is not None and self._plan.interval is not None and self._may_judge and self._samples.paired
@@ -281,14 +282,14 @@ class Controller:
 
     @property
     def _may_judge(self) -> bool:
-        return self._settings.every is None and self._samples.spans >= MIN_SPANS
+        return self._settings.every is None and self._samples.checkpoints >= MIN_CHECKPOINTS
 
     def _judge_when_complete(self) -> None:
         """Once an interval, compare the newest window with the budget."""
         assert self._plan is not None
         interval = self._plan.interval
         since = self._iteration - (self._judged_at if self._judged_at is not None else self._last_started or 0)
-        if since < (interval or WINDOW_ITERATIONS) or not self._samples.complete:
+        if since < (interval or WINDOW_ITERATIONS) or not self._samples.complete or self._probe.is_active:
             return
         self._judged_at = self._iteration
         self._follow_failures()
@@ -299,33 +300,37 @@ class Controller:
         self._measured.cost_seconds = recent.cost_seconds
         if interval is None or self._settings.every is not None:
             return
-        if self._may_judge and recent.iterations >= WINDOW_ITERATIONS:
-            self._judge(interval, recent, self._samples.settled(slowdown))
+        if self._may_judge:
+            self._judge(interval, recent, slowdown)
         if self._plan.interval == interval:
             self._set_pending(self._explain_wait(recent))
 
-    def _judge(self, interval: int, recent: OverheadEstimate, settled: OverheadEstimate) -> None:
+    def _judge(self, interval: int, recent: OverheadEstimate, slowdown: SlowdownEstimate) -> None:
         profile = self.profile
         assert profile is not None
         pipeline = pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds))
         if pipeline > interval * (1 + MIN_CHANGE):
             self._move(pipeline, recent)
-        elif not self._probe.start_if_needed(interval, self._settings.budget):
-            self._move(self._decide(interval, recent, settled), recent)
+        elif not self._probe.start_if_needed(interval, self._settings.budget, slowdown):
+            self._move(self._decide(interval, recent, self._samples.settled(slowdown)), recent)
 
     def _decide(self, interval: int, recent: OverheadEstimate, settled: OverheadEstimate) -> int:
         """Return the next interval.
 
-        It grows if the newest window is over the budget beyond its noise, if three windows in a row are over it,
-        or if the long-run average has been over it for some time. It falls if three windows in a row are clearly
-        below half the budget.
+        It grows if the newest window is over the budget beyond its noise, if it is over it for three checkpoints,
+        if it remains so for longer than a window, or if the long-run average has been over it for some time. It
+        falls if three windows in a row are clearly below half the budget.
         """
         budget = self._settings.budget
+        is_over = recent.overhead > budget
         self._long_run_windows = self._long_run_windows + 1 if _is_over(settled, budget) else 0
-        self._over_windows = self._over_windows + 1 if recent.overhead > budget else 0
+        self._over_checkpoints = self._over_checkpoints + self._samples.open_checkpoints if is_over else 0
         raised = interval
-        if self._over_windows >= OVER_WINDOWS:
+        if self._over_checkpoints >= OVER_CHECKPOINTS:
             raised = max(raised, self._wanted(recent.cost_seconds))
+        if self._over_checkpoints >= _long_over_checkpoints(recent):
+            # The typical cost may fit into the budget: this much longer keeps it at any cost.
+            raised = max(raised, math.ceil(min(interval * recent.overhead / budget, MAX_INTERVAL)))
         if _is_over(recent, budget):
             # The typical cost in the window: one slow checkpoint of three is no reason, two are.
             raised = max(raised, self._wanted(recent.cautious_cost_seconds))
@@ -334,29 +339,32 @@ class Controller:
         if raised > interval:
             return raised
         low = min(each.overhead + CLEAR_ERRORS * each.error for each in (recent, settled)) < budget / 2
-        self._low_windows = self._low_windows + 1 if low else 0
-        lowered = self._wanted(recent.cost_seconds)
-        is_lower = self._low_windows >= LOW_WINDOWS and lowered <= interval * (1 - MIN_CHANGE)
-        return lowered if is_lower else interval
+        lowered = self._wanted(recent.upper_cost_seconds)
+        is_low = low and lowered <= interval * (1 - MIN_CHANGE) and recent.iterations >= WINDOW_ITERATIONS
+        self._low_windows = self._low_windows + 1 if is_low else 0
+        self._low_windows %= LOW_WINDOWS  # each fall needs as many
+        return lowered if is_low and self._low_windows == 0 else interval
 
     def _explain_wait(self, recent: OverheadEstimate) -> str:
-        """Return why the interval stays although `recent` is over the budget; empty if it is not."""
-        if recent.overhead <= CLEARLY_OVER * self._settings.budget:
-            return ""
+        """Return what a change of the interval waits for; empty if none is due."""
+        measured = f"measured overhead {percent(recent.overhead)}"
         if self._probe.is_active:
-            wait = f"checkpoints pause until {MIN_FRESH_IDLE} iterations without one are measured"
-        elif (missing := WINDOW_ITERATIONS - recent.iterations) > 0:
-            wait = f"the interval is judged again after {format_iterations(missing)}"
-        elif (windows := OVER_WINDOWS - self._over_windows) > 0:
-            wait = f"the interval grows if {_next(windows)} over the budget too"
-        else:
-            windows = max(1, LONG_RUN_WINDOWS - self._long_run_windows)
-            wait = f"a few checkpoints cause it: the interval grows if {_next(windows)} over the budget too"
-        return f"measured overhead {percent(recent.overhead)} is over the budget: {wait}"
+            pause = f"checkpoints pause until {format_iterations(PROBE_IDLE)} without one are measured"
+            return f"every iteration overlaps a checkpoint: {pause}"
+        if recent.overhead > self._settings.budget:
+            needed = OVER_CHECKPOINTS
+            if self._over_checkpoints >= needed:
+                needed = _long_over_checkpoints(recent)
+            left = max(1, needed - self._over_checkpoints)
+            return f"{measured} is over the budget: the interval grows if it still is after {_more(left)}"
+        if self._low_windows:
+            left = (LOW_WINDOWS - self._low_windows) * max(1, self._samples.open_checkpoints)
+            return f"{measured} is below half the budget: the interval falls if it still is after {_more(left)}"
+        return ""
 
     def _set_pending(self, pending: str) -> None:
         assert self._plan is not None
-        if pending and not self._plan.pending:
+        if bool(pending) != bool(self._plan.pending):
             self._announce = True
         self._plan = replace(self._plan, pending=pending)
 
@@ -365,15 +373,14 @@ class Controller:
         assert self._plan.interval is not None
         if decided == self._plan.interval:
             return
-        better = self._planned(recent.cost_seconds)
-        if better is not None:
+        if (better := self._planned(recent.cost_seconds)) is not None:
             self._measured.cost_seconds = better.cost_seconds
         if decided > self._plan.interval:
             self._restart_judging()
         self._judged_at = None
         self._set_interval(decided, "")
-        if (self._plan.overhead or 0.0) > CLEARLY_OVER * self._settings.budget:
-            wait = f"the interval grows further if {_next(OVER_WINDOWS)} over the budget"
+        if (self._plan.overhead or 0.0) > self._settings.budget:
+            wait = f"the interval grows further if it is still over the budget after {_more(OVER_CHECKPOINTS)}"
             self._set_pending(f"noise can explain the rest of the overhead: {wait}")
         self._announce = True
 
@@ -425,7 +432,7 @@ class Controller:
     def _restart_judging(self) -> None:
         """Judge a new interval by what is measured from here on."""
         self._samples.forget()
-        self._over_windows = self._low_windows = self._long_run_windows = 0
+        self._over_checkpoints = self._low_windows = self._long_run_windows = 0
         self._judged_at = None
 
 
@@ -434,5 +441,10 @@ def _is_over(measured: OverheadEstimate, budget: float) -> bool:
     return measured.overhead - CLEAR_ERRORS * measured.error > budget
 
 
-def _next(windows: int) -> str:
-    return "the next interval is" if windows == 1 else f"the next {windows} intervals are"
+def _long_over_checkpoints(recent: OverheadEstimate) -> int:
+    """Return the checkpoints over the budget that a single expensive one, while in the window, cannot explain."""
+    return max(LONG_OVER_CHECKPOINTS, recent.checkpoints + 1)
+
+
+def _more(checkpoints: int) -> str:
+    return "1 more checkpoint" if checkpoints == 1 else f"{checkpoints:,} more checkpoints"

@@ -114,6 +114,7 @@ class OverheadEstimate:
     """The overhead and the cost of a checkpoint, from some spans."""
 
     iterations: int
+    checkpoints: int
     overhead: float
     error: float
     """Standard error of `overhead`, from the scatter of the iterations."""
@@ -123,6 +124,8 @@ class OverheadEstimate:
     """Cost of one checkpoint in the typical span, stalls and interference together."""
     cautious_cost_seconds: float
     """`cost_seconds` with the interference lowered by its standard error."""
+    upper_cost_seconds: float
+    """`cost_seconds` with the interference raised by its standard error."""
     mean_cost_seconds: float
     """The mean over all spans but the most expensive one, as cautious; it includes rare expensive checkpoints."""
 
@@ -135,11 +138,13 @@ def measure(spans: Sequence[CheckpointSpan], slowdown: SlowdownEstimate, *, typi
     base = max(math.fsum(span.seconds for span in spans) - stalls - excess * busy, 1e-12)
     return OverheadEstimate(
         iterations=sum(span.iterations for span in spans),
+        checkpoints=sum(span.checkpoints for span in spans),
         overhead=(stalls + excess * busy) / base,
         error=slowdown.error * busy / base,
         stall_overhead=stalls / base,
         cost_seconds=_typical_cost(spans[-typical:], excess),
         cautious_cost_seconds=_typical_cost(spans[-typical:], proven),
+        upper_cost_seconds=_typical_cost(spans[-typical:], _excess(max(0.0, slowdown.share) + slowdown.error)),
         mean_cost_seconds=_mean_cost(spans, proven),
     )
 

@@ -13,7 +13,6 @@ from holdfast.pacing.estimator import (
     OverheadEstimate,
     SlowdownEstimate,
     SpanComparison,
-    ThinnedSamples,
     clipped_mean,
     compare,
     conclude,
@@ -32,8 +31,10 @@ SETTLED_SPANS = 48
 BASELINE_ITERATIONS = 64
 TIMED_ITERATIONS = 20
 """Idle iterations whose mean is Ti: few, so that it follows a change of the batch size within a window."""
-FRESH_ITERATIONS, MIN_FRESH_IDLE = 500, 10
-"""An idle iteration is comparable for so many iterations; with fewer comparable ones the baseline is stale."""
+PROBE_IDLE = 5
+"""Idle iterations after which a pause of checkpoints ends."""
+COMPARABLE_ITERATIONS = 500
+"""Iterations for which a comparison holds while busy iterations take as long as they did in it."""
 CHANGED_ERRORS = 4.0
 """Standard errors between the newest slowdown and the long-run one beyond which something has changed."""
 CHANGED_HORIZONS = (WINDOW_SPANS, 4 * WINDOW_SPANS)
@@ -50,13 +51,12 @@ class OverheadSamples:
 
     def __init__(self) -> None:
         self.idle_iterations = 0
-        self._iterations = 0
         self._closed: deque[CheckpointSpan] = deque(maxlen=SETTLED_SPANS)
         self._open = CheckpointSpan()
         self._comparisons: deque[SpanComparison] = deque(maxlen=SETTLED_SPANS)
+        self._compared_busy, self._since_compared = 0.0, 0
+        """Mean busy iteration of the newest comparison, and the iterations since then."""
         self._idle: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
-        self._idle_at: deque[int] = deque(maxlen=BASELINE_ITERATIONS)
-        """The number of iterations before each of `_idle`."""
         self._idle_whole: deque[float] = deque(maxlen=TIMED_ITERATIONS)
         self._busy: deque[float] = deque(maxlen=BASELINE_ITERATIONS)
         self._busy_whole: deque[float] = deque(maxlen=TIMED_ITERATIONS)
@@ -70,14 +70,13 @@ class OverheadSamples:
         whole = seconds - stall
         compute = whole - _part(seen.data_seconds, whole)
         self._open.add(seconds, stall, compute, in_flight=seen.in_flight)
-        self._iterations += 1
+        self._since_compared += 1
         if seen.in_flight:
             self._busy.append(compute)
             self._busy_whole.append(whole)
         else:
             self.idle_iterations += 1
             self._idle.append(compute)
-            self._idle_at.append(self._iterations)
             self._idle_whole.append(whole)
 
     def started(self) -> None:
@@ -87,6 +86,7 @@ class OverheadSamples:
         elif self.complete:
             if (comparison := self._open.comparison) is not None:
                 self._comparisons.append(comparison)
+                self._compared_busy, self._since_compared = clipped_mean(self._open.busy.values), 0
             self._closed.append(self._open)
             self._open = CheckpointSpan()
         self._open.checkpoints += 1
@@ -101,20 +101,19 @@ class OverheadSamples:
         if self._open.checkpoints > 1:
             self._open = CheckpointSpan()
 
-    def renew_baseline(self) -> None:
-        """Drop the idle iterations, so that new ones replace them."""
-        self._idle.clear()
-        self._idle_at.clear()
-
-    @property
-    def stale(self) -> bool:
-        """Whether too few idle iterations are recent enough to compare with."""
-        return len(self._fresh_idle) < MIN_FRESH_IDLE
-
     @property
     def complete(self) -> bool:
         """Whether the open span is long enough to be judged."""
         return self._open.iterations >= SPAN_ITERATIONS
+
+    @property
+    def open_idle(self) -> int:
+        """Idle iterations of the open span."""
+        return len(self._open.idle.values)
+
+    @property
+    def open_checkpoints(self) -> int:
+        return self._open.checkpoints
 
     @property
     def shows_cost(self) -> bool:
@@ -124,6 +123,11 @@ class OverheadSamples:
     @property
     def spans(self) -> int:
         return len(self._closed) + (self._open.checkpoints > 0)
+
+    @property
+    def checkpoints(self) -> int:
+        """Checkpoints since the interval last changed."""
+        return sum(span.checkpoints for span in self._closed) + self._open.checkpoints
 
     @property
     def iteration_seconds(self) -> float | None:
@@ -143,15 +147,22 @@ class OverheadSamples:
         """Estimate the overhead since the interval last changed."""
         return measure([*self._closed, self._open], slowdown)
 
-    def suspected(self) -> OverheadEstimate:
-        """Estimate the overhead of the newest window against the last idle iterations, however old."""
-        return measure(self._window(), self._unpaired())
-
     @property
     def paired(self) -> bool:
         """Whether the newest window holds busy and idle iterations of one span, or no busy ones."""
         newest = self._window()
         return any(span.comparison for span in newest) or not any(span.busy_seconds for span in newest)
+
+    def comparable(self, slowdown: SlowdownEstimate, tolerance: float) -> bool:
+        """Return whether `slowdown` holds for the open span, although its iterations are all busy.
+
+        It does for a while, if the newest comparison confirmed it and busy iterations are as long as in that one.
+        Both are compared with a tolerance, as a share of an iteration.
+        """
+        if not self._compared_busy or self._since_compared > COMPARABLE_ITERATIONS:
+            return False
+        changed = clipped_mean(self._open.busy.values) / self._compared_busy - 1
+        return max(abs(changed), abs(self._comparisons[-1].share - slowdown.share)) <= tolerance
 
     def slowdown(self) -> SlowdownEstimate:
         """Return the long-run slowdown or, if the newest comparisons clearly differ from it, only theirs."""
@@ -169,20 +180,8 @@ class OverheadSamples:
                 return newest
         return settled
 
-    def compare_with_probe(self) -> None:
-        """Compare the newest busy iterations with the idle ones of a probe."""
-        comparison = compare(self._busy, self._idle)
-        if comparison is not None:
-            self._comparisons.append(comparison)
-            self._open.idle = ThinnedSamples()
-
-    @property
-    def _fresh_idle(self) -> list[float]:
-        since = self._iterations - FRESH_ITERATIONS
-        return [compute for compute, at in zip(self._idle, self._idle_at, strict=True) if at > since]
-
     def _unpaired(self) -> SlowdownEstimate:
-        comparison = compare(self._busy, self._fresh_idle or self._idle)
+        comparison = compare(self._busy, self._idle)
         return conclude([comparison] if comparison else [], self._scatter)
 
     @property
@@ -204,42 +203,28 @@ class BaselineProbe:
 
     def __init__(self, samples: OverheadSamples) -> None:
         self._samples = samples
-        self._until_idle: int | None = None
         self._left = 0
 
     @property
     def is_active(self) -> bool:
-        return self._until_idle is not None
+        return self._left > 0
 
-    def start_if_needed(self, interval: int, budget: float) -> bool:
+    def start_if_needed(self, interval: int, budget: float, slowdown: SlowdownEstimate) -> bool:
         """Start if the window cannot be judged without idle iterations; return whether it started."""
-        if self._samples.paired:
+        if self._samples.paired or self._samples.comparable(slowdown, budget):
             return False
-        suspected = self._samples.suspected()
-        if suspected.stall_overhead > budget:
+        if self._samples.recent(slowdown).stall_overhead > budget:
             return False
-        over = suspected.overhead - CLEAR_ERRORS * suspected.error > budget
-        if not over and not self._samples.stale:
-            return False
-        self._samples.renew_baseline()
-        self._until_idle = self._samples.idle_iterations + MIN_FRESH_IDLE
         # A write that never ends must not prevent checkpoints forever.
         self._left = max(WINDOW_ITERATIONS, 3 * interval)
         return True
 
     def advance(self) -> None:
         """Count one iteration."""
-        if self._until_idle is None:
-            return
-        self._left -= 1
-        if self._samples.idle_iterations >= self._until_idle:
-            self._samples.compare_with_probe()
-            self._until_idle = None
-        elif self._left <= 0:
-            self._until_idle = None
+        self._left = 0 if self._samples.open_idle >= PROBE_IDLE else max(0, self._left - 1)
 
     def stop(self) -> None:
-        self._until_idle = None
+        self._left = 0
 
 
 class ProfileSamples:

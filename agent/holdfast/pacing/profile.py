@@ -60,7 +60,7 @@ class IntervalPlan:
     reason: str = ""
     """Why this interval, in words."""
     pending: str = ""
-    """Why the interval stays although the measured overhead is over the budget; empty where it is not."""
+    """What a change of the interval waits for; empty where the measurements call for none."""
 
     @property
     def interval_in_force(self) -> int | timedelta | None:

@@ -35,7 +35,6 @@ MAX_INTEGER = 2**53
 """Largest integer of any kind: JavaScript represents integers up to here exactly."""
 PLAUSIBLE_STEP = 1_000
 """How far a reported attempt or lineage number may exceed the largest known one."""
-
 SUPERVISOR_RANK = 1 << 20
 """Rank number of the supervisor's reports."""
 RESCUE_RANK = SUPERVISOR_RANK + 1
@@ -225,7 +224,7 @@ class Stall(TrainingEvent, kw_only=True, tag="stall"):
 
 
 class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
-    """The checkpoint interval in force and the figures behind it."""
+    """The checkpoint interval in force, the figures behind it, and in `pending` what a change of it waits for."""
 
     policy: str
     interval: int | None
@@ -236,6 +235,7 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     measured_overhead: float | None
     measured_window_iterations: int = 0
     reason: str = ""
+    pending: str = ""
     profile: dict[str, float] = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
     spread: dict[str, float] = {}

@@ -219,7 +219,8 @@ class Reporter:
                 predicted_overhead=plan.overhead if plan else None,
                 measured_overhead=controller.measured_overhead,
                 measured_window_iterations=controller.measured_window_iterations,
-                reason=_reason(plan) if plan else "measuring the first iterations",
+                reason=plan.reason if plan else "measuring the first iterations",
+                pending=plan.pending if plan else "",
                 profile=_measured(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
@@ -370,7 +371,3 @@ def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
 def _measured(profile: Profile) -> dict[str, float]:
     values = {field.name: getattr(profile, field.name) for field in fields(profile)}
     return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
-
-
-def _reason(plan: IntervalPlan) -> str:
-    return f"{plan.reason}; {plan.pending}" if plan.pending else plan.reason

@@ -41,13 +41,19 @@ def in_force(paced: IntervalDecision | None) -> IntervalPlan | None:
 
 
 def reason_of(paced: IntervalDecision | None) -> str:
+    """Explain the current interval, and what a change of it waits for."""
+    if paced is None:
+        return ""
+    reason = _reason_now(paced)
+    return f"{reason}; {paced.pending}" if paced.pending else reason
+
+
+def _reason_now(paced: IntervalDecision) -> str:
     """Explain the current interval.
 
     The agent gave its reason when it decided, and costs have changed since. Recomputed from the newest profile,
     the reason agrees with the other figures of the page. If the policy would now decide otherwise, it says both.
     """
-    if paced is None:
-        return ""
     profile, held = profile_of(paced), in_force(paced)
     if profile is None or held is None or held.overhead is None or paced.policy not in policies:
         return paced.reason
@@ -61,4 +67,12 @@ def reason_of(paced: IntervalDecision | None) -> str:
     price = f"a checkpoint costs {duration(held.cost_seconds)}"
     share = f"{percent(held.overhead)} of {format_iterations(paced.interval or 1)}"
     other = "none" if now.interval is None else f"every {format_iterations(now.interval)}"
-    return f"{price}, {share}; by the newest figures alone the interval would be {other}"
+    reason = f"{price}, {share}; by the newest figures alone the interval would be {other}"
+    if (
+        not paced.pending
+        and now.interval is not None
+        and held.interval is not None
+        and now.interval < held.interval
+    ):
+        reason += ", but it falls only when the overhead is clearly below half the budget"
+    return reason

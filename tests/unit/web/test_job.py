@@ -145,6 +145,32 @@ def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: Test
     assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
 
 
+def test_the_page_says_what_a_change_of_the_interval_waits_for(client: TestClient, agent: FakeAgent) -> None:
+    agent.interval = 20
+    agent.pace()
+    paced = agent.events[-1]
+    assert isinstance(paced, IntervalDecision)
+    waits = (
+        "measured overhead 6.67% is over the budget: the interval grows if it still is after 2 more checkpoints"
+    )
+    paced.pending = waits
+    agent.send()
+    page = client.get(JOB).text
+    reason = f"by the newest figures alone the interval would be every 39 iterations; {waits}"
+    assert page.count(reason) == 3  # the figure, its title, and the control
+    agent.pace()
+    agent.send()
+    assert "more checkpoints" not in client.get(JOB).text
+
+
+def test_the_page_says_when_a_shorter_interval_comes(client: TestClient, agent: FakeAgent) -> None:
+    agent.interval = 60
+    agent.pace()
+    agent.send()
+    reason = "the interval would be every 39 iterations, but it falls only when the overhead is clearly below half"
+    assert reason in client.get(JOB).text
+
+
 def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
     client: TestClient, agent: FakeAgent
 ) -> None:

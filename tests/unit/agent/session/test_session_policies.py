@@ -127,7 +127,7 @@ def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
     assert message.startswith(
         "job: checkpoint interval: every 29 iterations (policy checkfreq, predicted overhead"
     )
-    assert "over the budget: the interval grows if the next 2 intervals are over the budget too)" in message
+    assert "over the budget: the interval grows if it still is after 2 more checkpoints)" in message
 
 
 def first_of(store, *, trained_seconds):
