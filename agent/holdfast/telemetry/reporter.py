@@ -220,6 +220,7 @@ class Reporter:
                 measured_overhead=controller.measured_overhead,
                 measured_window_iterations=controller.measured_window_iterations,
                 reason=_reason(plan) if plan else "measuring the first iterations",
+                pending=plan.pending if plan else "",
                 profile=_measured(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,

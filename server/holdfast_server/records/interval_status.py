@@ -12,6 +12,8 @@ from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 
 CHECKFREQ, FIXED = "checkfreq", "fixed"
+NOISE = 0.1
+"""Relative difference of the interval that measurements alone explain; the agent does not change it by less."""
 
 _decoder = msgspec.msgpack.Decoder(IntervalDecision)
 
@@ -56,9 +58,17 @@ def reason_of(paced: IntervalDecision | None) -> str:
     if paced.policy != CHECKFREQ:  # others depend on the history of the job, which the agent knows better
         return paced.reason
     now = plan(profile, PacingSettings(budget=paced.budget, policy=paced.policy))
+    waits = f"; {paced.pending}" if paced.pending else ""
     if now.interval == held.interval:
-        return now.reason
+        return now.reason + waits
     price = f"a checkpoint costs {duration(held.cost_seconds)}"
     share = f"{percent(held.overhead)} of {format_iterations(paced.interval or 1)}"
-    other = "none" if now.interval is None else f"every {format_iterations(now.interval)}"
-    return f"{price}, {share}; by the newest figures alone the interval would be {other}"
+    every = held.interval or 1
+    if waits or now.interval is None or abs(now.interval - every) <= NOISE * every:
+        return f"{price}, {share}{waits}"
+    longer = now.interval > every
+    until = "over the budget" if longer else "well below the budget"
+    return (
+        f"{price}, {share}; latest measurements suggest every {format_iterations(now.interval)}: the interval "
+        f"{'grows' if longer else 'shrinks'} if the overhead stays {until}"
+    )
