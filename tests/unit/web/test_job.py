@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision, Inventory
+from holdfast_web.shared.render import _environment
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -141,7 +142,7 @@ def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: Test
     agent.send()
     page = client.get(JOB).text
     assert "4.97 ms" not in page
-    assert "a checkpoint costs 320 ms, 3.33% of 40 iterations" in page
+    assert "a checkpoint costs 320 ms, 3.33 % of 40 iterations" in page
     assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
 
 
@@ -151,7 +152,7 @@ def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
     agent.interval = 39
     agent.pace()
     agent.send()
-    assert "as often as the budget of 3.5% allows" in client.get(JOB).text
+    assert "as often as the budget of 3.5 % allows" in client.get(JOB).text
     agent.paused = True
     agent.pace()
     agent.send()
@@ -257,3 +258,69 @@ def test_the_size_of_a_checkpoint_says_how_much_of_it_was_written(client: TestCl
         if each["id"] == made.id
     ]
     assert row["reused_bytes"] == 53_850_000_000
+
+
+def ended(agent: FakeAgent, reason: str) -> None:
+    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason=reason))
+    agent.send()
+
+
+@pytest.mark.parametrize(
+    ("reason", "title"),
+    [("RuntimeError: out of memory", "Failed at iteration 400"), ("finished", "Finished at iteration 400")],
+)
+def test_the_page_of_a_job_that_has_ended_says_why_and_how_to_go_on_and_has_no_live_controls(
+    client: TestClient, agent: FakeAgent, reason: str, title: str
+) -> None:
+    assert "Newest sound checkpoint" not in client.get(JOB).text
+    ended(agent, reason)
+    page = client.get(JOB).text
+    assert title in page
+    assert "Newest sound checkpoint" in page
+    assert "It continues from iteration 360" in page
+    assert "holdfast fork char-gpt 000000000360-1 NEW" in page
+    assert page.count("RuntimeError: out of memory") == (1 if reason != "finished" else 0)
+    for control in ("request-checkpoint", "toggle-checkpoints", "request-probe", "budget-range"):
+        assert f'id="{control}"' not in page
+    assert "Settings take effect when it runs again" in page
+
+
+def test_unsaved_work_and_the_last_durable_checkpoint_come_first(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    tiles = page[page.index('<dl class="kpis">') : page.index('id="timeline"')]
+    places = [
+        tiles.index(f">{name}<") for name in ("Unsaved work", "Last durable", "Overhead", "Interval", "Goodput")
+    ]
+    assert places == sorted(places)
+
+
+def test_goodput_names_the_time_that_it_is_a_share_of(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    assert "Of 2 min, spent on training progress" in page
+    assert "last hour" not in page
+
+
+def test_the_interval_says_what_it_waits_for_while_the_overhead_is_over_the_budget(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.interval = 4
+    agent.pace()
+    agent.events[-1].pending = "the interval grows if the next 2 windows are over the budget too"  # type: ignore[union-attr]
+    agent.send()
+    assert "the interval grows if the next 2 windows are over the budget too" in client.get(JOB).text
+    agent.pace()
+    agent.send()
+    assert "latest measurements suggest every 39 iterations: the interval grows if" in client.get(JOB).text
+
+
+@pytest.mark.parametrize(
+    ("measured", "alerts", "tone"),
+    [(0.038, [], ""), (0.04, [], " near"), (0.06, [], " over"), (0.038, [1], " over")],
+)
+def test_the_overhead_is_red_far_over_the_budget_or_while_an_alert_fires(
+    measured: float, alerts: list[int], tone: str
+) -> None:
+    template = _environment.from_string(
+        '{% from "shared/_bullet.html" import bullet %}{{ bullet(measured, 0.035, alerts) }}'
+    )
+    assert f'class="bullet{tone}"' in template.render(measured=measured, alerts=alerts)
