@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.pacing import Controller
-from holdfast.pacing.controller import CLEARLY_OVER, MIN_CHANGE
+from holdfast.pacing.controller import MIN_CHANGE
 from holdfast.pacing.interval_cost import pipeline_interval
 from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.reporter import Reporter
 
+OVER_BUDGET = 1.1
+"""Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
 PAUSED_CHECKPOINTS = 20
 """Checkpoints that are not compressed after one for which compression did not pay."""
 
@@ -51,6 +53,6 @@ class Compression:
                 f"durable, and allows one every {every} at most, without it every {otherwise}"
             )
         overhead, budget = self._controller.measured_overhead, self._controller.settings.budget
-        if overhead is not None and overhead > CLEARLY_OVER * budget:
+        if overhead is not None and overhead > OVER_BUDGET * budget:
             return f"the measured overhead of {percent(overhead)} is over the budget of {percent(budget)}"
         return None

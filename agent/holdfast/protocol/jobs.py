@@ -297,6 +297,11 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     lineages: int
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its last attempt ended and none follows by itself."""
+        return self.status in ("finished", "stopped", "failed")
+
+    @property
     def fixed_interval(self) -> int | timedelta | None:
         """The interval that an operator has fixed, in iterations or in time."""
         seconds = self.desired.interval_seconds

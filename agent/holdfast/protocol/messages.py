@@ -17,8 +17,7 @@ import msgspec
 
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
-MAX_PINS = 64
-"""Pinned checkpoints per job."""
+MAX_PINS = 64  # per job
 MOST_RANK_SPANS = 32
 """Ranks reported per checkpoint, slowest first."""
 MAX_LABELS = 16
@@ -235,7 +234,7 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     measured_overhead: float | None
     measured_window_iterations: int = 0
     reason: str = ""
-    pending: str = ""
+    pending: str = ""  # what a change of the interval waits for
     profile: dict[str, float] = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
     spread: dict[str, float] = {}

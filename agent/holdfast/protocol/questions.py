@@ -16,6 +16,7 @@ Bucket = Literal[
     "productive",
     "snapshot_wait",
     "persist_backpressure",
+    "checkpoint_slowdown",
     "data_fetch",
     "data_prep",
     "barrier",

@@ -128,6 +128,7 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/"): LISTS,
     ("GET", "/fleet/live"): LISTS,
     ("POST", "/fleet/budget"): LISTS,  # the route checks each job
+    ("POST", "/alerts/acknowledge"): LISTS,  # the route checks each alert
     ("GET", "/fleet/stream"): AccessRule(audience="lists", long_lived=True),
     ("GET", "/jobs/{job}"): VIEW,
     ("GET", "/jobs/{job}/live"): VIEW,

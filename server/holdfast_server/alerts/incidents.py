@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Literal
 
@@ -16,6 +17,7 @@ from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
 from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, locked_job, named_jobs
 from holdfast_server.records import audit
 
@@ -139,10 +141,17 @@ async def list_alerts(
     project: str | None = None,
     job: str | None = None,
     open_only: bool = True,
+    severity: str | None = None,
+    search: str = "",
     before: int | None = None,
     limit: int = 100,
 ) -> list[Alert]:
-    """List alerts, newest first; `before` is the id that the previous page ended with."""
+    """List alerts, newest first.
+
+    Args:
+        search: a part of the name of the job.
+        before: the id that the previous page ended with.
+    """
     rows = models.AlertRecord
     query = select(rows).where(rows.fired_at.is_not(None)).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
     if visible_projects is not None:
@@ -153,6 +162,10 @@ async def list_alerts(
         query = query.where(rows.job == job)
     if open_only:
         query = query.where(rows.resolved_at.is_(None))
+    if severity is not None:
+        query = query.where(rows.severity == severity)
+    if search:
+        query = query.where(rows.job.icontains(search, autoescape=True))
     if before is not None:
         query = query.where(rows.id < before)
     async with db.read() as session:
@@ -197,6 +210,18 @@ async def acknowledge(db: Database, job: str, alert: int, *, who: str, now: floa
             await _record(session, "alert.acknowledge", row, who=who, now=now)
 
     return await _change(db, job, alert, change, now=now)
+
+
+async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
+    """Acknowledge those of some alerts that are open and whose jobs the asker may operate."""
+    rows = models.AlertRecord
+    query = select(rows.id, rows.job, rows.project).where(rows.id.in_(list(alerts)[:MAX_ROWS]))
+    async with db.read() as session:
+        found = (await session.execute(query)).all()
+    for alert, job, project in found:
+        if (asker.role_in(project) or 0) >= Role.operator:
+            with suppress(AlertResolved, UnknownAlert, UnknownJob):  # it resolved or was deleted meanwhile
+                await acknowledge(db, job, alert, who=asker.name, now=now)
 
 
 async def silence(db: Database, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:

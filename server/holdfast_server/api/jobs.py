@@ -113,12 +113,23 @@ async def job_timeline(
     marks: Annotated[
         int, Query(ge=10, le=timeline.MAX_MARKS, description="limit of annotations of each kind")
     ] = 500,
+    checkpoints: Annotated[
+        int | None,
+        Query(ge=10, le=timeline.MAX_CHECKPOINTS, description="limit of checkpoints; by default, `marks`"),
+    ] = None,
     digits: Annotated[int | None, Query(ge=2, le=17, description="significant digits; by default, all")] = None,
 ) -> Response:
     """Return metrics and annotations of a range, in at most `points` buckets per lineage."""
     names = None if metric is None else tuple(metric)
     asked = timeline.TimelineQuery(
-        start=first, end=last, axis=x, points=points, metrics=names, marks=marks, digits=digits
+        start=first,
+        end=last,
+        axis=x,
+        points=points,
+        metrics=names,
+        marks=marks,
+        checkpoints=checkpoints,
+        digits=digits,
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 

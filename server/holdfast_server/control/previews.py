@@ -106,4 +106,4 @@ async def _estimate(session: AsyncSession, target: models.CheckpointRecord) -> t
         return sum(earlier) / len(earlier), f"{times} of this job"
     if target.persist_seconds is None:
         return None, ""
-    return target.persist_seconds + (target.snapshot_seconds or 0.0), "the time that writing it took"
+    return target.persist_seconds + (target.snapshot_seconds or 0.0), "based on its write time"

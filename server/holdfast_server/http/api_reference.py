@@ -16,14 +16,17 @@ from starlette.responses import HTMLResponse, Response
 
 _STYLE = """
 :root { color-scheme: light dark; }
+html { background: light-dark(#ffffff, #111b18); color: light-dark(#13211c, #e3ece8); }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+main { overflow-wrap: anywhere; }
+a { color: light-dark(#0a7359, #43c59b); }
 h2 { margin-top: 2.5rem; text-transform: capitalize; }
 article { border-top: 1px solid color-mix(in srgb, currentcolor 20%, transparent); padding: .5rem 0 1rem; }
 h3 { font: 600 1rem ui-monospace, monospace; overflow-wrap: anywhere; }
 h3 span { display: inline-block; min-width: 4rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .25rem 1rem; margin: .5rem 0; }
+dl { display: grid; grid-template-columns: fit-content(45%) 1fr; gap: .25rem 1rem; margin: .5rem 0; }
 dt { font-family: ui-monospace, monospace; }
-dd { margin: 0; }
+dd { margin: 0; min-width: 0; }
 pre { overflow-x: auto; padding: .75rem; background: color-mix(in srgb, currentcolor 7%, transparent); }
 """
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -76,7 +78,15 @@ async def goodput(db: Database, job: str, window: Window, *, now: float) -> Good
     )
 
 
-async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class GoodputShare:
+    """The goodput of a job, and the time that it is a share of: shorter than the window for a young job."""
+
+    share: float
+    wall_seconds: float
+
+
+async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, GoodputShare]:
     """Return the goodput of many jobs, of those with an attempt in the window, in a fixed number of statements.
 
     How the rest of the time was spent does not affect goodput, and is not computed.
@@ -93,11 +103,14 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
             for name, row in rows.items()
         }
         spans = await _spans(session, standing, begins_at, now)
-    found = {}
+        overheads = await _overheads(session, list(rows), begins_at)
+    found: dict[str, GoodputShare] = {}
     for name, row in rows.items():
-        sheet = _productive(row, attempts.get(name, []), spans.get(name, []), begins_at, now=now)
+        sheet = _productive(
+            row, attempts.get(name, []), spans.get(name, []), begins_at, overheads.get(name, 0.0), now=now
+        )
         if sheet.wall:
-            found[name] = sheet.buckets["productive"] / sheet.wall
+            found[name] = GoodputShare(sheet.buckets["productive"] / sheet.wall, sheet.wall / MICROSECONDS)
     return found
 
 
@@ -111,6 +124,7 @@ def _productive(
     attempts: Sequence[AttemptHistory],
     spans: Sequence[Span],
     begins_at: float,
+    overhead: float,
     *,
     now: float,
 ) -> Timesheet:
@@ -120,7 +134,7 @@ def _productive(
         for one in attempts
     ]
     ends_at = max(begins_at, _end(attempts, now=now))
-    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={})
+    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={}, overhead=overhead)
 
 
 async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
@@ -136,6 +150,7 @@ async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Windo
         begins_at=begins_at,
         ends_at=ends_at,
         reported=await _separately_reported(session, job.name, begins_at),
+        overhead=(await _overheads(session, [job.name], begins_at)).get(job.name, 0.0),
     )
 
 
@@ -259,6 +274,22 @@ async def _separately_reported(session: AsyncSession, job: str, begins_at: float
     )
     found = {row[0]: row[1] for row in await session.execute(query)}
     return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
+
+
+async def _overheads(session: AsyncSession, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
+    """Return the mean overhead that the agents measured in a window; a negative one is noise."""
+    found = await session.execute(_of_overheads(), {"jobs": list(jobs), "begins_at": begins_at})
+    return {job: max(0.0, mean) for job, mean in found if math.isfinite(mean)}
+
+
+@cache
+def _of_overheads() -> Select[str, float]:
+    rows = models.IntervalDecisionRecord
+    return (
+        select(rows.job, func.avg(rows.measured_overhead))
+        .where(rows.job.in_(named_jobs()), rows.at >= bindparam("begins_at"), rows.measured_overhead.is_not(None))
+        .group_by(rows.job)
+    )
 
 
 # ---- stalls over time

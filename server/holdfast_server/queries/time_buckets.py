@@ -16,9 +16,10 @@ MICROSECONDS = 1_000_000
 
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 DEFINITIONS: dict[Bucket, str] = {
-    "productive": "iterations that stand, without waits",
+    "productive": "iterations that stand, without waits and slow-down",
     "snapshot_wait": "training waited for the copy of a snapshot",
     "persist_backpressure": "training waited for checkpoints to be written",
+    "checkpoint_slowdown": "iterations took longer because of checkpoints: measured overhead less the waits",
     "data_fetch": "training waited for the next batch",
     "data_prep": "the part of the wait for batches that prepared them, if it was reported separately",
     "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
@@ -28,6 +29,10 @@ DEFINITIONS: dict[Bucket, str] = {
     "down": "no attempt was running: between two attempts, or since the last one failed or became silent",
     "unexplained": "an attempt was running without reporting iterations: an unfinished iteration, a probe, a hang",
 }
+
+
+_TRAINING: tuple[Bucket, ...] = ("productive", "snapshot_wait", "data_fetch", "barrier")
+"""Buckets of the iterations that stand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +96,14 @@ def timesheet(
     begins_at: float,
     ends_at: float,
     reported: dict[Bucket, float],
+    overhead: float = 0.0,
 ) -> Timesheet:
-    """Account for a window; `reported`: seconds of the buckets that are reported separately."""
+    """Account for a window.
+
+    Args:
+        reported: seconds of the buckets that are reported separately.
+        overhead: measured overhead of checkpoints, as a fraction of the time without them.
+    """
     made = Timesheet(begins_at, max(begins_at, ends_at))
     start, end = _whole(made.begins_at), _whole(made.ends_at)
     by_uid: dict[str, list[Span]] = {}
@@ -112,6 +123,7 @@ def timesheet(
         _add_attempt(made, attempt, own, pauses, begin, finish)
         reached = finish
     made.buckets["down"] += end - reached
+    _slow_down(made, overhead)
     _split(made, "snapshot_wait", "persist_backpressure", reported)
     _split(made, "data_fetch", "data_prep", reported)
     return made
@@ -171,6 +183,15 @@ def _train(made: Timesheet, span: Span, length: int) -> None:
         made.buckets[bucket] += waited
         left -= waited
     made.buckets["productive"] += left
+
+
+def _slow_down(made: Timesheet, overhead: float) -> None:
+    """Move what checkpoints cost beyond the waits out of the productive time."""
+    trained = sum(made.buckets[name] for name in _TRAINING)
+    cost = round(trained * overhead / (1 + overhead))
+    slowed = _within(cost - made.buckets["snapshot_wait"], 0, made.buckets["productive"])
+    made.buckets["productive"] -= slowed
+    made.buckets["checkpoint_slowdown"] += slowed
 
 
 def _split(made: Timesheet, whole: Bucket, kind: Bucket, reported: dict[Bucket, float]) -> None:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import MARK, CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
-from holdfast.protocol.timeline import AttemptInfo, LineageInfo, Series, Timeline
+from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
@@ -31,8 +31,8 @@ from holdfast_server.samples import read_plan, reading, series
 from holdfast_server.samples.sample_series import names_of
 
 MAX_POINTS = 2000
-MAX_MARKS = 500
-"""Most checkpoints, stalls and decisions that a window returns one by one; of more, a selection."""
+MAX_MARKS, MAX_CHECKPOINTS = 500, 1000
+"""Most stalls and decisions, and most checkpoints, that a window returns one by one; of more, a selection."""
 MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
 """Ranks whose times a checkpoint shows, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
@@ -180,6 +180,8 @@ class TimelineQuery:
     """Names of the metrics, `None` for all; unknown names are ignored."""
     marks: int = MAX_MARKS
     """About the most checkpoints, stalls and decisions that are returned one by one."""
+    checkpoints: int | None = None
+    """Most checkpoints that are all returned one by one, where that is not `marks`."""
     digits: int | None = None
     """Significant digits of the values; `None`: all."""
 
@@ -205,7 +207,8 @@ async def timeline(
         plans = await _plans(session, found, all_series, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
         total, stalled = await timeline_annotations.totals(session, job, reach)
-        rows = await timeline_annotations.checkpoints(session, job, reach, total, lineage=found.lineage)
+        many = total > (min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks)
+        rows, density = await _checkpoints(session, found, reach, total, many=many)
         many_stalls = stalled > reach.marks
         shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
@@ -221,9 +224,7 @@ async def timeline(
             lineages=[ancestry.as_row(one) for one in begun],
             checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
-            checkpoint_density=(
-                await timeline_annotations.checkpoint_density(session, job, reach) if total > reach.marks else None
-            ),
+            checkpoint_density=density,
             stalls=await timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
             stall_density=await timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
@@ -243,6 +244,16 @@ async def timeline(
         for one, _ in made
     ]
     return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
+
+
+async def _checkpoints(
+    session: AsyncSession, job: models.JobRecord, reach: TimelineWindow, total: int, *, many: bool
+) -> tuple[Sequence[models.CheckpointRecord], CheckpointDensity | None]:
+    """Return the checkpoints of the window one by one, or, of too many, a selection and their density."""
+    if not total:
+        return [], None
+    rows = await timeline_annotations.checkpoints(session, job.name, reach, selected=many, lineage=job.lineage)
+    return rows, await timeline_annotations.checkpoint_density(session, job.name, reach) if many else None
 
 
 def _bounds(extent: tuple[float, float] | None, start: float | None, end: float | None) -> tuple[float, float]:

@@ -99,19 +99,17 @@ def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> Colu
 
 
 async def checkpoints(
-    session: AsyncSession, job: str, reach: TimelineWindow, total: int, *, lineage: int
+    session: AsyncSession, job: str, reach: TimelineWindow, *, selected: bool, lineage: int
 ) -> Sequence[models.CheckpointRecord]:
-    """Return the checkpoints in the window, or a selection if there are too many.
+    """Return the checkpoints in the window, or a selection.
 
     The selection has the newest checkpoint of each bar and lineage, those that are pinned, labeled or in an
     unusual state, and the newest durable one of the current `lineage`.
     """
-    if not total:
-        return []
     rows = models.CheckpointRecord
     within = _checkpoints_in(job, reach)
     query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
-    if total <= reach.marks:
+    if not selected:
         return (await session.scalars(query)).all()
     # Ids begin with the iteration, so the largest id of a bar is its newest checkpoint.
     bar = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("bar")

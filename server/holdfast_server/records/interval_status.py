@@ -12,6 +12,8 @@ from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 
 CHECKFREQ, FIXED = "checkfreq", "fixed"
+NOISE = 0.1
+"""Relative difference of the interval that measurements alone explain; the agent does not change it by less."""
 
 _decoder = msgspec.msgpack.Decoder(IntervalDecision)
 
@@ -66,13 +68,12 @@ def _reason_now(paced: IntervalDecision) -> str:
         return now.reason
     price = f"a checkpoint costs {duration(held.cost_seconds)}"
     share = f"{percent(held.overhead)} of {format_iterations(paced.interval or 1)}"
-    other = "none" if now.interval is None else f"every {format_iterations(now.interval)}"
-    reason = f"{price}, {share}; by the newest figures alone the interval would be {other}"
-    if (
-        not paced.pending
-        and now.interval is not None
-        and held.interval is not None
-        and now.interval < held.interval
-    ):
-        reason += ", but it falls only when the overhead is clearly below half the budget"
-    return reason
+    every = held.interval or 1
+    if paced.pending or now.interval is None or abs(now.interval - every) <= NOISE * every:
+        return f"{price}, {share}"
+    longer = now.interval > every
+    until = "over the budget" if longer else "clearly below half the budget"
+    return (
+        f"{price}, {share}; latest measurements suggest every {format_iterations(now.interval)}: the interval "
+        f"{'grows' if longer else 'shrinks'} if the overhead stays {until}"
+    )

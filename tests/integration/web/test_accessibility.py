@@ -34,7 +34,7 @@ PAGES = [
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/restore?iteration=401",
     f"{JOB}/restore?checkpoint={POINT}", f"{JOB}/checkpoints/{POINT}?with=000000000360-1",
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
-    f"{JOB}/checkpoints/000000000280-1",
+    f"{JOB}/checkpoints/000000000280-1", "/docs",
 ]  # fmt: skip
 WIDTHS = (360, 390, 576, 720, 768, 960, 1024, 1152, 1200, 1440, 1920)
 """Of phones, tablets and laptops; 1440 pixels at 125, 150 and 200 % are 1152, 960 and 720."""
@@ -127,7 +127,7 @@ def settled(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
-@pytest.mark.parametrize("path", ["/", JOB])
+@pytest.mark.parametrize("path", ["/", JOB, "/docs"])
 def test_the_pages_that_stay_open_have_no_violation(
     open_page: Open, busy: Served, path: str, theme: str, width: int
 ) -> None:

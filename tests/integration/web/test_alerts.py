@@ -11,7 +11,8 @@ from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import AttemptFinished
 from holdfast_server.alerts import evaluation
-from tests.support.fake_agent import FakeAgent
+from tests.support.fake_agent import FakeAgent, over_client
+from tests.support.web_fixtures import NOW
 
 RULES = "/projects/default/alert-rules"
 CHANNELS = "/projects/default/alert-channels"
@@ -97,6 +98,7 @@ def test_a_rule_of_ones_own_is_added_or_refused_with_the_reason(client):
 
 
 def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
+    assert re.search(r'name="target"[^>]* disabled>', client.get(CHANNELS).text)
     refused = client.post(CHANNELS, data={"name": "chat", "target": "https://hooks.slack.com/services/x"})
     assert refused.status_code == 409
     assert "HOLDFAST_WEBHOOKS=on" in refused.text
@@ -106,6 +108,38 @@ def test_where_alerts_go_is_refused_until_the_operator_allows_it(client):
 @pytest.mark.parametrize("path", [RULES.replace("default", "nowhere"), CHANNELS.replace("default", "nowhere")])
 def test_a_project_that_is_not_there_has_no_pages(client, path):
     assert client.get(path).status_code == 404
+
+
+def test_many_alerts_are_grouped_filtered_and_acknowledged_at_once(client, clock):
+    for number in range(3):
+        agent = FakeAgent(over_client(client), job=f"sweep-{number}", started_at=NOW - 120)
+        agent.start()
+        agent.train(5)
+        agent.send()
+    clock.now += 200
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    page = client.get("/alerts").text
+    assert page.count('class="alert-group"') == 1
+    assert "3 alerts" in page
+    assert "sweep-1" in client.get("/alerts?search=EEP-1").text
+    assert "sweep-2" not in client.get("/alerts?search=EEP-1").text
+    assert "No alert matches" in client.get("/alerts?severity=info").text
+    numbers = re.findall(r'name="alert" value="(\d+)"', page)
+    assert len(numbers) == 3
+    reply = client.post("/alerts/acknowledge", data={"alert": [*numbers, "999"], "back": "/alerts?state=all"})
+    assert (reply.status_code, reply.headers["location"]) == (303, "/alerts?state=all")
+    assert client.get("/alerts").text.count("acknowledged by operator") == 3
+
+
+def test_a_restore_of_ones_own_is_no_alert_on_the_page_of_its_job(client, agent, clock):
+    agent.ask("/api/v1/jobs/char-gpt/restores", b'{"iteration": 200}')
+    agent.obey(agent.desired())
+    agent.send()
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    assert "Restore finished" in client.get("/alerts").text
+    page = client.get("/jobs/char-gpt").text
+    assert "Restored to" in page
+    assert "Restore finished" not in page
 
 
 @pytest.mark.browser
@@ -131,7 +165,7 @@ def test_an_alert_appears_and_is_acknowledged_on_an_open_page(open_page, served)
         AttemptFinished(at=agent.at, iteration=20, lineage=1, reason="RuntimeError: out of memory")
     )
     agent.send()
-    alert = page.locator("#alerts .alert", has_text="out of memory")
+    alert = page.locator("#alerts .alert", has_text="Job failed")
     expect(alert).to_have_attribute("data-state", "firing")
     alert.get_by_role("button", name="Acknowledge").click()
     expect(alert).to_have_attribute("data-state", "acknowledged")

@@ -151,6 +151,7 @@ def test_a_nan_is_seen_on_the_curve_and_in_the_table(open_page: Open, agent: Fak
     page.get_by_role("button", name="Table").click()
     table = page.get_by_role("table", name=re.compile("^Iterations"))
     expect(table.get_by_role("row", name=re.compile(r"^301 NaN"))).to_be_visible()
+    page.locator('[data-lane="metric"]').scroll_into_view_if_needed()
     page.mouse.move(*lane_point(page, "metric", 11.2 / 30))
     expect(page.locator('[data-lane="metric"] .lane-value')).to_have_text("NaN")
 
@@ -184,6 +185,7 @@ def test_a_refused_budget_shows_its_reason(open_page: Open, agent: FakeAgent, ty
     page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_contain_text(f"'{typed}'")
     expect(page.locator("#budget")).to_have_value(typed)
+    expect(page.locator("#budget")).to_be_focused()
     assert agent.desired().version == 0
 
 

@@ -261,6 +261,14 @@ def test_the_page_follows_a_checkpoint_that_is_read_back(served: Served, open_pa
     expect(page.get_by_role("table").filter(has_text="optimizer.exp_avg")).to_be_visible()
 
 
+def test_the_other_checkpoint_of_a_comparison_is_chosen_from_a_list(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(PAGE).text
+    listed = re.findall(r'<option value="(\d+-\d+)"', page)
+    assert listed[:2] == ["000000000360-1", "000000000320-1"]
+    assert "000000000120-1" not in listed
+    assert '<option value="000000000080-1" selected>80, lineage 1</option>' in page
+
+
 @pytest.mark.browser
 def test_a_pin_and_a_label_show_on_the_timeline(served: Served, open_page: Open) -> None:
     agent = served.agent("pinned")
@@ -272,7 +280,7 @@ def test_a_pin_and_a_label_show_on_the_timeline(served: Served, open_page: Open)
     page = open_page(f"/jobs/pinned/checkpoints/{POINT}", scripts=False)
     page.get_by_role("button", name="Pin", exact=True).click()
     page.get_by_label("Label").fill("before the new data")
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Apply").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Iteration 120 before the new data")
     expect(page.get_by_role("button", name="Unpin")).to_be_visible()
 

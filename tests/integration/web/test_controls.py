@@ -119,6 +119,76 @@ def test_who_comes_second_to_a_restore_is_shown_who_was_first(open_page: Open, a
     assert agent.desired().restore is None
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_progress_of_a_restore_and_its_cancel_button_stay_in_view(
+    open_page: Open, agent: FakeAgent, width: int
+) -> None:
+    page = live(open_page, agent, width=width)
+    row = page.get_by_role("link", name="Restore iteration 80, lineage 1")
+    row.click()
+    page.get_by_role("button", name="Restore to 80").click()
+    cancel = page.locator("#restore-status").get_by_role("button", name="Cancel")
+    expect(cancel).to_be_in_viewport(ratio=1)
+    expect(page.locator("#restore-status li[aria-current=step]")).to_be_in_viewport(ratio=1)
+    page.evaluate("scrollTo(0, 0)")
+    expect(cancel).to_be_in_viewport(ratio=1)
+    agent.obey(agent.desired())
+    agent.send()
+    expect(page.locator("#restore-status").get_by_role("link", name="Undo")).to_be_in_viewport(ratio=1)
+
+
+def test_the_controls_follow_what_the_agent_applied(open_page: Open, agent: FakeAgent) -> None:
+    page = live(open_page, agent)
+    head = page.locator("[aria-labelledby=budget-title] .window")
+    expect(head).to_have_text("3.5 % in force")
+    page.locator("#budget").fill("2.1")
+    page.get_by_role("button", name="Apply budget").click()
+    expect(page.locator("#change-budget")).to_contain_text("saved v1")
+    expect(head).to_have_text("3.5 % in force")
+    agent.obey(agent.desired())
+    agent.send()
+    expect(page.locator("#kpis")).to_contain_text("of 2.1 % budget")
+    expect(head).to_have_text("2.1 % in force")
+    expect(page.locator("#every")).to_have_value(str(agent.interval))
+    expect(page.locator("#budget-preview td").first).to_have_text("")
+    expect(page.locator("#budget-preview tbody tr").first).to_contain_text(f"{agent.interval} iterations")
+
+
+UNDER_THE_POINTER = """() => new Promise((resolve) => {
+  const seen = new Set();
+  const [x, y] = window.clicked;
+  const until = performance.now() + 1000;
+  const look = () => {
+    const button = document.elementFromPoint(x, y)?.closest("button");
+    seen.add(button?.id ?? "");
+    if (performance.now() < until) requestAnimationFrame(look);
+    else resolve([...seen]);
+  };
+  look();
+})"""
+
+
+@pytest.mark.parametrize("name", ["apply-interval", "apply-policy", "apply-budget", "apply-retention"])
+def test_nothing_else_comes_under_the_pointer_within_a_second_of_a_click(
+    open_page: Open, agent: FakeAgent, name: str
+) -> None:
+    page = live(open_page, agent)
+    if name == "apply-policy":
+        page.locator("#policy").select_option("goodput")
+    else:
+        page.locator({"apply-interval": "#every", "apply-budget": "#budget"}.get(name, "#retention")).fill(
+            "last 5" if name == "apply-retention" else "5"
+        )
+    button = page.locator(f"#{name}")
+    button.evaluate("element => element.scrollIntoView({ block: 'center' })")
+    page.evaluate(
+        "() => addEventListener('pointerdown', (event) => (window.clicked = [event.clientX, event.clientY]))"
+    )
+    button.click()
+    assert page.evaluate(UNDER_THE_POINTER) == [name]
+    assert agent.desired().version == 1
+
+
 def test_an_operator_restores_from_a_phone(open_page: Open, agent: FakeAgent) -> None:
     page = open_page("/", width=390)
     page.get_by_role("link", name=agent.job).click()

@@ -78,7 +78,7 @@ def test_a_page_with_an_override_shows_its_price_unasked(client: TestClient, age
     client.post(f"{JOB}/interval", data={"version": "0", "every": "50"})
     page = client.get(JOB).text
     assert re.search(r'<details class="panel plan" id="plan" open [^>]*hx-trigger="load"', page)
-    assert f'Fixed at every 50 iterations. <a href="{JOB}/plan">Show the cost</a>' in page
+    assert f'set to automatic. <a href="{JOB}/plan">Show the cost</a>' in page
 
 
 def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, agent: FakeAgent) -> None:

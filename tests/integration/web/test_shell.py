@@ -198,6 +198,7 @@ def test_pages_shows_that_the_server_is_gone_and_come_back_with_it(
     agent.send()
     expect(job.locator("#connection")).to_have_attribute("data-state", "live")
     expect(job.locator("#head")).to_contain_text("iteration 95")
+    expect(job.locator("[data-draft=budget]")).to_have_text("Not saved: apply again")
     expect(job.locator("#budget")).to_have_value("2")
     job.get_by_role("button", name="Apply budget").click()
     expect(job.locator("#change-budget")).to_contain_text("saved v1")
@@ -258,6 +259,32 @@ def test_a_page_whose_questions_are_refused_says_so_though_its_stream_lives(
     expect(chip).to_have_attribute("data-state", "live")
 
 
+STATES_OF_THE_CHIP = """() => {
+  const chip = document.querySelector("#connection");
+  window.states = [];
+  new MutationObserver(() => states.push(chip.dataset.state)).observe(chip, { attributeFilter: ["data-state"] });
+}"""
+
+
+def test_the_connection_does_not_alternate_while_ticks_arrive_and_requests_fail(
+    open_page: Open, served: Served
+) -> None:
+    agent = reported(served, "flapping")
+    page = open_page("/jobs/flapping", expected=("ERR_FAILED", "Failed to fetch"))
+    chip = page.locator("#connection")
+    expect(chip).to_have_attribute("data-state", "live")
+    page.evaluate(STATES_OF_THE_CHIP)
+    page.route("**/live?*", lambda route: route.abort())
+    for _ in range(5):
+        with page.expect_request("**/live?*"):
+            agent.train(1)
+            agent.send()
+    expect(chip).to_have_attribute("data-state", "reconnecting")
+    assert page.evaluate("states") == ["reconnecting"]
+    page.unroute("**/live?*")
+    expect(chip).to_have_attribute("data-state", "live")
+
+
 def test_a_question_that_is_never_answered_is_shown(open_page: Open, served: Served) -> None:
     agent = reported(served, "unending")
     page = open_page("/jobs/unending", expected=("htmx:error: timeout",))
@@ -313,3 +340,38 @@ def test_what_is_not_copied_is_selected_and_said_to_be(open_page: Open, served: 
     })"""
     assert page.evaluate(copied) == "Selected; press Ctrl+C"
     assert page.evaluate("String(getSelection())") == "holdfast"
+
+
+def test_all_keys_and_the_button_that_closes_them_fit_the_window(open_page: Open, served: Served) -> None:
+    reported(served, "keys-fit")
+    page = open_page("/jobs/keys-fit")
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+    page.keyboard.press("?")
+    expect(page.get_by_role("button", name="Close", exact=True)).to_be_in_viewport(ratio=1)
+    expect(page.locator("#keys kbd", has_text="U")).to_be_in_viewport(ratio=1)
+
+
+def test_without_scripts_a_page_has_no_empty_room_and_no_dead_buttons(open_page: Open, served: Served) -> None:
+    reported(served, "plain")
+    page = open_page("/jobs/plain", scripts=False)
+    expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    for dead in ("#connection", "#timeline .tools", "#timeline .lanes", "#timeline .overview"):
+        expect(page.locator(dead)).to_be_hidden()
+    for panel in ("goodput", "stalls"):
+        box = page.locator(f"#{panel}").bounding_box()
+        assert box
+        assert box["height"] < 120
+
+
+def test_a_panel_whose_first_load_failed_is_loaded_later(open_page: Open, served: Served) -> None:
+    agent = reported(served, "retried")
+    page = open_page("/", expected=("ERR_FAILED", "Failed to fetch"))
+    page.route("**/stalls", lambda route: route.abort())
+    page.goto(page.url + "jobs/retried")
+    page.locator("#stalls").scroll_into_view_if_needed()
+    expect(page.locator("#stalls")).to_have_attribute("data-failed", "")
+    page.unroute("**/stalls")
+    page.evaluate("(now => { Date.now = () => now() + 16_000; })(Date.now.bind(Date))")
+    agent.train(1)
+    agent.send()
+    expect(page.locator("#stalls .panel-head")).to_be_visible()

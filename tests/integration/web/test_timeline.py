@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from holdfast.protocol.messages import Batch, Gap, RestoreOrder
+from holdfast.protocol.messages import Batch, Checkpoint, Gap, RestoreOrder
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import PATIENCE_MILLISECONDS, Served
 
@@ -252,7 +253,9 @@ def test_where_samples_were_dropped_there_is_no_data_and_nothing_is_drawn_across
     expect(page.locator('[data-lane="metric"] .lane-value')).not_to_have_text("no data")
 
 
-def test_checkpoints_too_dense_for_bars_are_counted_until_one_zooms_in(open_page: Open, agent: FakeAgent) -> None:
+def test_checkpoints_too_dense_for_bars_are_a_density_until_one_zooms_in(
+    open_page: Open, agent: FakeAgent
+) -> None:
     agent.interval = 2
     agent.train(500)
     agent.send()
@@ -261,10 +264,130 @@ def test_checkpoints_too_dense_for_bars_are_counted_until_one_zooms_in(open_page
     expect(note).to_contain_text("zoom in for bars")
     expect(page.locator("[data-part=summary]")).to_contain_text(re.compile(r"2\d\d durable checkpoints"))
     over(page, "pipeline", 0.8)
-    expect(page.locator("[data-part=tip]")).to_contain_text("checkpoints")
+    expect(page.locator("[data-part=tip]")).to_contain_text("Checkpoint of iteration")
     page.goto(f"{page.url.split('?')[0]}?from=600&to=640")
     expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
     expect(note).to_have_text("")
+
+
+INKED_RUNS = """([lane, up]) => {
+  const canvas = document.querySelector(lane === "overview" ? ".overview canvas" : `[data-lane="${lane}"] canvas`);
+  const ratio = devicePixelRatio;
+  const [left, width] = [64 * ratio, canvas.width - 80 * ratio];
+  const { data } = canvas.getContext("2d").getImageData(left, canvas.height - up * ratio, width, 1);
+  const runs = [];
+  for (let x = 0; x < width; x += 1) {
+    if (data[4 * x + 3] < 80) continue;
+    if (runs.length && x - runs.at(-1)[1] <= 2) runs.at(-1)[1] = x;
+    else runs.push([x, x]);
+  }
+  return runs;
+}"""
+
+
+@pytest.mark.parametrize("interval", [7, 11, 40])
+def test_a_constant_interval_looks_constant_at_every_zoom(open_page: Open, served: Served, interval: int) -> None:
+    steady = served.agent(f"line-{next(numbers)}", started_at=time.time() - 900, interval=interval)
+    steady.start()
+    for _ in range(8):
+        steady.train(400)
+        steady.events = [
+            msgspec.structs.replace(event, state="durable", reason=None)
+            if isinstance(event, Checkpoint) and event.state == "failed"
+            else event
+            for event in steady.events
+        ]
+        steady.send()
+    for window in ("", "?from=1&to=2500", "?from=500&to=1300", "?from=1000&to=1240"):
+        page = drawn(open_page, steady, window)
+        expect(page.locator("[data-part=summary]")).to_contain_text("durable checkpoints")
+        for lane, up in (("pipeline", 10), ("overview", 2), ("lineages", 13)):
+            runs = page.evaluate(INKED_RUNS, [lane, up])[1:-1]
+            starts = [begin for begin, _ in runs]
+            apart = [second - first for first, second in itertools.pairwise(starts)]
+            assert not apart or max(apart) - min(apart) <= 3, (window, lane, apart)
+        page.close()
+
+
+def test_the_table_lists_every_checkpoint_up_to_its_limit(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent, "?table=1")
+    rows = page.get_by_role("table", name=re.compile("^Checkpoints in this window: 1[0-9]$")).locator("tbody tr")
+    expect(rows.first).to_be_visible()
+
+
+def test_what_is_pressed_while_the_other_axis_is_awaited_is_not_lost(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    page.evaluate("""() => { for (const act of ["axis", "log", "table"])
+        document.querySelector(`button[data-act=${act}]`).click(); }""")
+    for name in ("Log", "Time", "Table"):
+        expect(page.get_by_role("button", name=name, exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page).to_have_url(re.compile(r"x=time&log=1&table=1"))
+    page.evaluate("""() => { for (const act of ["axis", "axis", "axis"])
+        document.querySelector(`button[data-act=${act}]`).click(); }""")
+    expect(page.locator("[data-part=window]")).to_have_text("iterations 1 – 500 of 500")
+
+
+def test_a_link_that_is_copied_at_once_names_the_metric_that_was_chosen(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    page.evaluate("""() => {
+      const picker = document.querySelector("[data-part=metric]");
+      picker.value = "grad_norm";
+      picker.dispatchEvent(new Event("change", { bubbles: true }));
+      document.querySelector("button[data-act=copy]").click();
+    }""")
+    assert "metric=grad_norm" in page.url
+
+
+def test_going_back_undoes_a_zoom(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    shown = page.locator("[data-part=window]")
+    expect(shown).to_have_text("iterations 1 – 500 of 500")
+    page.get_by_role("button", name="Zoom in").click()
+    expect(page).to_have_url(re.compile("from="))
+    zoomed = window(page)
+    page.get_by_role("button", name="Zoom in").click()
+    expect(page).not_to_have_url(re.compile(f"from={zoomed.split()[1]}&"))
+    page.go_back()
+    expect(shown).to_have_text(zoomed)
+    page.go_back()
+    expect(shown).to_have_text("iterations 1 – 500 of 500")
+    page.go_forward()
+    expect(shown).to_have_text(zoomed)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_button_that_restores_a_selected_point_is_next_to_it(
+    open_page: Open, agent: FakeAgent, width: int
+) -> None:
+    page = drawn(open_page, agent, width=width)
+    option = page.locator('[role=option][data-id="000000000080-1"]')
+    option.evaluate("element => element.scrollIntoView({ block: 'center' })")
+    before = page.locator('[data-lane="metric"]').bounding_box()
+    option.click()
+    button = page.get_by_role("button", name="Restore to 80…")
+    expect(button).to_be_in_viewport()
+    assert page.locator('[data-lane="metric"]').bounding_box() == before
+    (point, found) = (option.bounding_box(), button.bounding_box())
+    assert point
+    assert found
+    assert 0 < found["y"] - point["y"] < 80
+    button.click()
+    expect(page.get_by_role("dialog")).to_contain_text("to iteration 80?")
+
+
+def test_a_lineage_at_another_resolution_is_named(open_page: Open, served: Served) -> None:
+    agent = served.agent(f"line-{next(numbers)}", started_at=time.time() - 2000)
+    agent.start()
+    for _ in range(6):
+        agent.train(900)
+        agent.send()
+    agent.restore(RestoreOrder(id="none", checkpoint="000000005200-1", fence=1))
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderStateChange"]
+    agent.train(100)
+    agent.send()
+    page = drawn(open_page, agent)
+    note = page.locator('[data-lane="metric"] .lane-value')
+    expect(note).to_have_text(re.compile(r"Each point: mean of \d+ iterations; lineage 2: "))
 
 
 def test_a_job_without_checkpoints_says_when_one_is_due(open_page: Open, served) -> None:  # type: ignore[no-untyped-def]

@@ -8,6 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision, Inventory
+from holdfast_web.shared.render import _environment
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 
@@ -141,7 +142,7 @@ def test_the_reason_of_the_interval_and_the_cost_are_of_one_profile(client: Test
     agent.send()
     page = client.get(JOB).text
     assert "4.97 ms" not in page
-    assert "a checkpoint costs 320 ms, 3.33% of 40 iterations" in page
+    assert "a checkpoint costs 320 ms, 3.33 % of 40 iterations" in page
     assert re.search(r"Checkpoint cost</th><td[^>]*>320 ms</td>", page)
 
 
@@ -156,8 +157,7 @@ def test_the_page_says_what_a_change_of_the_interval_waits_for(client: TestClien
     paced.pending = waits
     agent.send()
     page = client.get(JOB).text
-    reason = f"by the newest figures alone the interval would be every 39 iterations; {waits}"
-    assert page.count(reason) == 3  # the figure, its title, and the control
+    assert f"6.67 % of 20 iterations; {waits.replace('6.67%', '6.67 %')}" in page
     agent.pace()
     agent.send()
     assert "more checkpoints" not in client.get(JOB).text
@@ -167,7 +167,9 @@ def test_the_page_says_when_a_shorter_interval_comes(client: TestClient, agent: 
     agent.interval = 60
     agent.pace()
     agent.send()
-    reason = "the interval would be every 39 iterations, but it falls only when the overhead is clearly below half"
+    reason = (
+        "suggest every 39 iterations: the interval shrinks if the overhead stays clearly below half the budget"
+    )
     assert reason in client.get(JOB).text
 
 
@@ -177,7 +179,7 @@ def test_where_the_newest_figures_agree_the_policys_own_reason_is_shown(
     agent.interval = 39
     agent.pace()
     agent.send()
-    assert "as often as the budget of 3.5% allows" in client.get(JOB).text
+    assert "as often as the budget of 3.5 % allows" in client.get(JOB).text
     agent.paused = True
     agent.pace()
     agent.send()
@@ -297,3 +299,69 @@ def test_the_page_of_a_compressed_checkpoint_has_its_size_before_compression(
     agent.send()
     page = " ".join(re.sub(r"<[^>]+>", " ", client.get(f"/jobs/char-gpt/checkpoints/{made.id}").text).split())
     assert "8.30 GB compressed, 10.0 GB uncompressed" in page
+
+
+def ended(agent: FakeAgent, reason: str) -> None:
+    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason=reason))
+    agent.send()
+
+
+@pytest.mark.parametrize(
+    ("reason", "title"),
+    [("RuntimeError: out of memory", "Failed at iteration 400"), ("finished", "Finished at iteration 400")],
+)
+def test_the_page_of_a_job_that_has_ended_says_why_and_how_to_go_on_and_has_no_live_controls(
+    client: TestClient, agent: FakeAgent, reason: str, title: str
+) -> None:
+    assert "Newest sound checkpoint" not in client.get(JOB).text
+    ended(agent, reason)
+    page = client.get(JOB).text
+    assert title in page
+    assert "Newest sound checkpoint" in page
+    assert "It continues from iteration 360" in page
+    assert "holdfast fork char-gpt 000000000360-1 NEW" in page
+    assert page.count("RuntimeError: out of memory") == (1 if reason != "finished" else 0)
+    for control in ("request-checkpoint", "toggle-checkpoints", "request-probe", "budget-range"):
+        assert f'id="{control}"' not in page
+    assert "Settings take effect when it runs again" in page
+
+
+def test_unsaved_work_and_the_last_durable_checkpoint_come_first(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    tiles = page[page.index('<dl class="kpis">') : page.index('id="timeline"')]
+    places = [
+        tiles.index(f">{name}<") for name in ("Unsaved work", "Last durable", "Overhead", "Interval", "Goodput")
+    ]
+    assert places == sorted(places)
+
+
+def test_goodput_names_the_time_that_it_is_a_share_of(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    assert "Of 2 min, spent on training progress" in page
+    assert "last hour" not in page
+
+
+def test_the_interval_says_what_it_waits_for_while_the_overhead_is_over_the_budget(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    agent.interval = 4
+    agent.pace()
+    agent.events[-1].pending = "the interval grows if the next 2 windows are over the budget too"  # type: ignore[union-attr]
+    agent.send()
+    assert "the interval grows if the next 2 windows are over the budget too" in client.get(JOB).text
+    agent.pace()
+    agent.send()
+    assert "latest measurements suggest every 39 iterations: the interval grows if" in client.get(JOB).text
+
+
+@pytest.mark.parametrize(
+    ("measured", "alerts", "tone"),
+    [(0.038, [], ""), (0.04, [], " near"), (0.06, [], " over"), (0.038, [1], " over")],
+)
+def test_the_overhead_is_red_far_over_the_budget_or_while_an_alert_fires(
+    measured: float, alerts: list[int], tone: str
+) -> None:
+    template = _environment.from_string(
+        '{% from "shared/_bullet.html" import bullet %}{{ bullet(measured, 0.035, alerts) }}'
+    )
+    assert f'class="bullet{tone}"' in template.render(measured=measured, alerts=alerts)

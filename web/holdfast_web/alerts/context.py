@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import ClassVar
+from urllib.parse import urlencode
 
 from holdfast.pacing.policy import duration
 from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
@@ -27,15 +29,34 @@ UNITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlertQuery:
+    """The filters of the page of alerts."""
+
+    history: bool = False
+    """Whether resolved alerts are included."""
+    project: str = ""
+    severity: str = ""
+    search: str = ""
+    """A part of the name of the job."""
+
+    @property
+    def address(self) -> str:
+        named = {"state": "all" if self.history else "", "project": self.project, "severity": self.severity}
+        asked = {name: value for name, value in (named | {"search": self.search}).items() if value}
+        return f"/alerts?{urlencode(asked)}" if asked else "/alerts"
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlertRows(View):
     """The list of alerts, refreshed while the page is open."""
 
     template: ClassVar[str] = "alerts/alerts_live.html"
     page_template: ClassVar[str] = "alerts/alerts.html"
     alerts: list[Alert]
-    history: bool
-    """Whether resolved alerts are included."""
-    project: str
+    question: AlertQuery
+    groups: list[list[Alert]]
+    """The same alerts by severity and title, most severe first."""
+    severities: tuple[str, ...] = SEVERITIES
     older: int | None
     """The alert before which the next page starts; None on the last page."""
     now: float
@@ -85,20 +106,29 @@ class ChannelsPage(View):
 
 
 async def alert_rows(
-    db: Database, asker: Principal, now: float, *, state: str, project: str, before: int | None
+    db: Database, asker: Principal, question: AlertQuery, *, now: float, before: int | None
 ) -> AlertRows:
     found = await incidents.list_alerts(
         db,
         now=now,
         visible_projects=asker.visible_projects,
-        project=project or None,
-        open_only=state != "all",
+        project=question.project or None,
+        open_only=not question.history,
+        severity=question.severity or None,
+        search=question.search,
         before=before,
         limit=ALERTS_SHOWN + 1,
     )
     shown = found[:ALERTS_SHOWN]
     older = shown[-1].id if len(found) > len(shown) else None
-    return AlertRows(alerts=shown, history=state == "all", project=project, older=older, now=now)
+    return AlertRows(alerts=shown, question=question, groups=_groups(shown), older=older, now=now)
+
+
+def _groups(alerts: list[Alert]) -> list[list[Alert]]:
+    def key(alert: Alert) -> tuple[int, str]:
+        return -SEVERITIES.index(alert.severity), alert.title
+
+    return [list(group) for _, group in groupby(sorted(alerts, key=key), key)]
 
 
 async def rules_page(db: Database, asker: Principal, project: str) -> RulesPage:

@@ -6,14 +6,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Depends, Form, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.administration import AlertRule
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
-from holdfast_server.alerts.conditions import KINDS
+from holdfast_server.alerts.conditions import KINDS, SEVERITIES
 from holdfast_server.alerts.errors import AlertResolved
 from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.core.errors import RequestRefused, UnknownProject
@@ -34,19 +34,34 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 # ---- alerts ---------------------------------------------------------------------------------------
 
 
+def _question(state: str = "open", project: str = "", severity: str = "", search: str = "") -> context.AlertQuery:
+    known = severity if severity in SEVERITIES else ""
+    return context.AlertQuery(history=state == "all", project=project, severity=known, search=search.strip())
+
+
+Asked = Annotated[context.AlertQuery, Depends(_question)]
+
+
 @router.get("/alerts")
-async def alerts_page(
-    db: Db, clock: Clock, asker: Asker, state: str = "open", project: str = "", before: Older = None
-) -> Response:
-    rows = await context.alert_rows(db, asker, clock(), state=state, project=project, before=before)
+async def alerts_page(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
+    rows = await context.alert_rows(db, asker, question, now=clock(), before=before)
     return replace(rows, projects=await projects_of(db, asker.visible_projects)).page()
 
 
 @router.get("/alerts/live")
-async def alerts_live(
-    db: Db, clock: Clock, asker: Asker, state: str = "open", project: str = "", before: Older = None
-) -> Response:
-    return (await context.alert_rows(db, asker, clock(), state=state, project=project, before=before)).response()
+async def alerts_live(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
+    return (await context.alert_rows(db, asker, question, now=clock(), before=before)).response()
+
+
+@router.post("/alerts/acknowledge")
+async def acknowledge_all(
+    db: Db, clock: Clock, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
+    htmx: Htmx = False,
+) -> Response:  # fmt: skip
+    """Acknowledge the selected alerts."""
+    known = [number for number in alert or [] if 0 <= number <= MAX_INTEGER]
+    await incidents.acknowledge_all(db, known, asker=asker, now=clock())
+    return _done(back, htmx)
 
 
 @router.post("/jobs/{job}/alerts/{alert}/acknowledge")

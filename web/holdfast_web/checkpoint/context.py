@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from holdfast.protocol.jobs import Edit, ForkFamily, JobSummary, Tensors, Verification
+from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, Tensors, Verification
 from holdfast.protocol.messages import validate_job
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast_server.control import verification as verifications
@@ -23,7 +23,7 @@ STATES = {
     "snapshot": "still being copied", "persisting": "still being written", "failed": "failed",
     "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
 }  # fmt: skip
-TENSORS_SHOWN = 40
+TENSORS_SHOWN, OTHERS = 40, 200
 MAX_NAME = 100
 """Maximum length of a job name in characters."""
 
@@ -62,6 +62,8 @@ class CheckpointPage(View):
     story: CheckpointDetail
     other: CheckpointDetail | None
     """The checkpoint to compare with."""
+    others: list[CheckpointInfo]
+    """The checkpoints that can be chosen for it, newest first."""
     pin: ChangeStatus | None
     """The progress of the newest pin change."""
     label: FieldInput
@@ -90,6 +92,7 @@ async def checkpoint_page(
         job=summary,
         story=this,
         other=that,
+        others=await _others(db, job, points),
         verify=verification_part(summary, this, now, refusal=verify_refusal),
         tensors=TensorsPart(
             job=summary,
@@ -105,6 +108,14 @@ async def checkpoint_page(
         refusal=refusal,
         now=now,
     )
+
+
+async def _others(db: Database, job: str, points: list[CheckpointInfo]) -> list[CheckpointInfo]:
+    """Return what this checkpoint, the first of `points`, can be compared with; the compared one is among them."""
+    this, *that = points
+    found = await timeline.restore_points(db, job, limit=OTHERS, in_store=True)
+    newest = [row for row in found if row.id != this.id and row.state in IN_REACH]
+    return newest + [row for row in that if row.id not in {one.id for one in newest}]
 
 
 def verification_part(

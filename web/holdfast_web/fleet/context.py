@@ -16,6 +16,7 @@ from holdfast_server.db import Database
 from holdfast_server.queries import goodput
 from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.queries.fleet import fleet as fleet_of
+from holdfast_server.queries.goodput import GoodputShare
 from holdfast_web.shared.render import View
 
 SIZES = (25, 50, 100, 200)
@@ -91,7 +92,7 @@ class FleetRows(View):
     """Page numbers to link; None marks a gap."""
     alerts: dict[str, list[Alert]]
     """Open alerts by job, most severe first."""
-    goodput: dict[str, float]
+    goodput: dict[str, GoodputShare]
     """Goodput of the last hour by job."""
     late: frozenset[str]
     """Jobs whose newest checkpoint is too old."""

@@ -24,6 +24,7 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.db import Database
 from holdfast_server.queries import exports, goodput, summaries, timeline
+from holdfast_server.queries.goodput import GoodputShare
 from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.records.desired_state import SETTINGS
 from holdfast_web.alerts.context import SILENCES
@@ -146,8 +147,8 @@ class JobLive(PointsPart, HistoryPart):
     alerts: list[Alert]
     silences: tuple[tuple[int, str], ...] = SILENCES
     changes: dict[str, ChangeStatus]
-    goodput: float | None
-    """Goodput of the last hour."""
+    goodput: GoodputShare | None
+    """Goodput of the last hour, or of the job if it is younger."""
 
 
 @dataclass(frozen=True, kw_only=True)

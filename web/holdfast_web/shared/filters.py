@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from datetime import UTC, datetime
 
 from holdfast.pacing import FixedInterval
@@ -11,6 +12,7 @@ from holdfast.pacing.policy import format_interval
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
+_PERCENT = re.compile(r"(\d)%")
 _DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
@@ -100,6 +102,11 @@ def share(fraction: float | None) -> str:
     if 0.99995 <= fraction < 1:
         return ">99.99 %"
     return f"{fraction * 100:.2f} %" if 0.99 <= fraction < 1 else f"{fraction * 100:.1f} %"
+
+
+def spaced(text: str) -> str:
+    """Write the percentages of a text from the agent as all others of a page: `3.5 %`."""
+    return _PERCENT.sub(r"\1 %", text)
 
 
 def amount(value: float | None) -> str:
@@ -223,6 +230,6 @@ FILTERS = {
     function.__name__: function
     for function in (
         age, amount, browser, clock, count, day, duration, facts, gpu_hours, interval, iso, iterations, metric,
-        percent, plural, polyline, rate, share, size, stamp,
+        percent, plural, polyline, rate, share, size, spaced, stamp,
     )
 }  # fmt: skip

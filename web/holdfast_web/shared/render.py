@@ -24,6 +24,11 @@ def _sees(project: str) -> bool:
     return current_principal.get().role_in(project) is not None
 
 
+def _operates(project: str) -> bool:
+    """Return whether the asker may change jobs of the project."""
+    return (current_principal.get().role_in(project) or 0) >= Role.operator
+
+
 def _module(script: str) -> Markup:
     """Return the tags that load a script and preload its imports."""
     preloads = "".join(f'<link rel="modulepreload" href="{static_url(path)}">' for path in imports_of(script))
@@ -49,7 +54,7 @@ _environment.globals["module"] = _module
 _environment.globals["term"] = _term
 _environment.globals["me"] = current_principal.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
-_environment.globals["operates"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.operator
+_environment.globals["operates"] = _environment.tests["operated"] = _operates
 _environment.globals["administers"] = lambda project: (current_principal.get().role_in(project) or 0) >= Role.admin
 
 

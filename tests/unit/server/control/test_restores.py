@@ -369,7 +369,7 @@ def test_a_restore_is_described_before_it_is_ordered(job, client):
     preview = client.get(f"{JOB}/restores/preview?checkpoint=000000000010-1").json()
     assert (preview["from_iteration"], preview["to_iteration"], preview["iterations_abandoned"]) == (30, 10, 20)
     assert preview["seconds_abandoned"] == pytest.approx(2.0)
-    assert (preview["estimated_seconds"], preview["estimated_from"]) == (0.5, "the time that writing it took")
+    assert (preview["estimated_seconds"], preview["estimated_from"]) == (0.5, "based on its write time")
     assert (preview["alive"], preview["safety_checkpoint"]) == (True, True)
     assert preview["what"] == "in place, at the next iteration boundary"
 

@@ -23,8 +23,10 @@ def life(started: float, ended: float, uid: str = "a", **fields) -> AttemptTime:
     return AttemptTime(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
 
 
-def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, reported=None):
-    sheet = timesheet(lives, spans, restores, begins_at=T + begins, ends_at=T + ends, reported=reported or {})
+def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, reported=None, overhead=0.0):
+    sheet = timesheet(
+        lives, spans, restores, begins_at=T + begins, ends_at=T + ends, reported=reported or {}, overhead=overhead
+    )
     assert sum(sheet.buckets.values()) == sheet.wall
     return {name: part / 1e6 for name, part in sheet.buckets.items() if part}, sheet
 
@@ -42,6 +44,13 @@ def test_time_is_starting_training_and_waiting_and_down():
         "down": 40,
     }  # fmt: skip
     assert (sheet.iterations, sheet.lost_iterations) == (10, 0)
+
+
+def test_the_measured_overhead_beyond_the_waits_is_slow_down():
+    found, _ = seconds_of([life(0, 100)], [span(0, 100, stall_seconds=5.0, data_seconds=10.0)], overhead=0.25)
+    assert found == {"productive": 70, "snapshot_wait": 5, "checkpoint_slowdown": 15, "data_fetch": 10}
+    found, _ = seconds_of([life(0, 100)], [span(0, 100, stall_seconds=30.0)], overhead=0.25)
+    assert found == {"productive": 70, "snapshot_wait": 30}
 
 
 def test_iterations_that_were_thrown_away_are_lost_with_their_waits():

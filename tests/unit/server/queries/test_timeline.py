@@ -264,6 +264,14 @@ def test_what_is_not_simply_durable_is_drawn_however_dense_the_others_are(job, c
     assert client.get(f"{JOB}/timeline?from=1&to=60&marks=50").json()["checkpoint_density"] is None
 
 
+def test_up_to_a_thousand_checkpoints_come_one_by_one_if_asked_for(job, client):
+    many(job)
+    timeline = client.get(f"{JOB}/timeline?points=120&marks=50&checkpoints=1000").json()
+    assert (len(timeline["checkpoints"]), timeline["checkpoint_density"]) == (300, None)
+    assert client.get(f"{JOB}/timeline?marks=50&checkpoints=299").json()["checkpoint_density"] is not None
+    assert client.get(f"{JOB}/timeline?checkpoints=1001").status_code == 422
+
+
 def test_waits_too_many_for_one_each_are_counted_by_bar_and_kind(job, client):
     many(job)
     timeline = client.get(f"{JOB}/timeline?points=120&marks=50&digits=3").json()

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { convertWindow, curveOf, interpolate, lowerBound, modelOf, nearest } from "../../../../web/holdfast_web/static/timeline/model.js";
+import { convertWindow, curveOf, emptyRanges, interpolate, lowerBound, modelOf, nearest, resolutionText, runs } from "../../../../web/holdfast_web/static/timeline/model.js";
 
 const range = (first, last) => Array.from({ length: last - first + 1 }, (_, index) => first + index);
 
@@ -71,4 +71,27 @@ test("silence takes a limited part of the time axis", () => {
   const model = modelOf(timeline({ time_window: [1002, 1040], silent_since: 1040, now: 9000 }));
   assert.equal(model.missing[0].silent, 1040);
   assert.ok(model.extent[1] < 1050);
+});
+
+test("places at a constant distance are one run, or each alone, at every zoom", () => {
+  for (const zoom of [0.001, 0.01, 0.1, 0.225, 0.4, 1, 7]) {
+    const found = runs(range(1, 200).map((one) => 40 * one * zoom), 9);
+    assert.ok(found.length === 1 || found.length === 200, `${found.length} runs at ${zoom}`);
+  }
+  assert.deepEqual(runs([], 9), []);
+  assert.deepEqual(runs([1, 2, 50, 51, 99], 9), [[0, 1], [2, 3], [4, 4]]);
+});
+
+test("a density has an empty range only where no checkpoint is for the width of a glyph", () => {
+  const width = 16;
+  const start = [...new Set(range(1, 300).map((one) => Math.floor((40 * one) / width) * width))];
+  assert.deepEqual(emptyRanges({ start, width }, 48), []);
+  assert.deepEqual(emptyRanges({ start: [0, 16, 160], width }, 48), [[32, 160]]);
+});
+
+test("a lineage that is drawn at another resolution is named", () => {
+  const coarse = { lineage: 1, iteration: range(1, 500).map((one) => 8 * one) };
+  assert.equal(resolutionText([coarse, { lineage: 2, iteration: range(3000, 3100) }]), "Each point: mean of 8 iterations; lineage 2: every iteration");
+  assert.equal(resolutionText([coarse, { lineage: 2, iteration: range(1, 20).map((one) => 8 * one) }]), "");
+  assert.equal(resolutionText([]), "");
 });

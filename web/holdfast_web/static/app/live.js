@@ -12,6 +12,10 @@ const SILENT_MS = 15000;
 /** Maximum wait for a refresh; the request of #live times out shortly after. */
 const PATIENCE_MS = 8000;
 const SLOW_MS = 15000;
+/** Least time between two states of the chip, which screen readers announce. */
+const CALM_MS = 5000;
+
+const UNREACHED = 599;
 
 class LiveConnection {
   #source = null;
@@ -24,6 +28,7 @@ class LiveConnection {
   #asked = 0;
   #refused = false;
   #panels = Date.now();
+  #changed = 0;
   /** The page was just rendered, so the first tick needs no refresh. */
   #new = true;
 
@@ -35,7 +40,8 @@ class LiveConnection {
       this.#asked = 0;
       document.hidden ? this.close() : this.open();
     });
-    document.addEventListener("htmx:error", () => this.#fail());
+    // a form that failed says so itself; the stream reports a lost server
+    document.addEventListener("htmx:error", (event) => event.detail.ctx?.sourceElement?.id === "live" && this.#answered({ status: UNREACHED }));
     document.addEventListener("htmx:after:request", (event) => event.detail.ctx.sourceElement?.id === "live" && this.#answered(event.detail.ctx.response));
     document.addEventListener("holdfast:refresh-now", () => this.#refresh());
     this.open();
@@ -114,7 +120,12 @@ class LiveConnection {
 
   /** `counts` is hidden from screen readers because it changes every second. */
   #show(state, text, counts = "") {
-    document.body.dataset.connection = this.chip.dataset.state = state;
+    const shown = this.chip.dataset.state;
+    if (state !== shown) {
+      if (shown !== "waiting" && Date.now() - this.#changed < CALM_MS) return;
+      this.#changed = Date.now();
+      document.body.dataset.connection = this.chip.dataset.state = state;
+    }
     const [, words, counter] = this.chip.children;
     if (words.textContent !== text) words.textContent = text;
     if (counter.textContent !== counts) counter.textContent = counts;
@@ -216,6 +227,9 @@ function showDraft(form, state, text) {
   line.hidden = !state;
 }
 
+/** The form whose answer is about to be swapped in was refused. */
+let refused = false;
+
 const inControls = (event) => event.detail.ctx?.sourceElement?.closest?.("#controls form[action]");
 
 function startDrafts() {
@@ -228,15 +242,37 @@ function startDrafts() {
     if (!form || event.detail.ctx.request.method !== "POST") return;
     const status = event.detail.ctx.response?.status;
     if (status >= 400 && status < 500) {
+      refused = true;
       showDraft(form, "failed", "Not saved");
       return;
     }
-    // if it was saved after all, the next refresh replaces the typed value
+    // the next refresh tells whether it was saved
+    form.dataset.unanswered = "failed";
     delete form.dataset.typed;
     showDraft(form, "failed", "No answer; the change may have been saved");
   };
   document.addEventListener("htmx:error", fail);
   document.addEventListener("htmx:response:error", fail);
+  document.addEventListener("htmx:before:request", (event) => {
+    if (event.detail.ctx.sourceElement?.id !== "live") return;
+    for (const form of document.querySelectorAll("[data-unanswered]")) form.dataset.unanswered = "asked";
+  });
+  document.addEventListener("htmx:after:request", (event) => {
+    if (event.detail.ctx.sourceElement?.id === "live" && !(event.detail.ctx.response?.status < 400)) {
+      for (const form of document.querySelectorAll("[data-unanswered]")) form.dataset.unanswered = "failed";
+    }
+  });
+}
+
+/** Resolve changes without an answer, once a later refresh shows the version: the same one means not saved. */
+function resolveUnanswered() {
+  const version = document.querySelector("[data-version]")?.dataset.version;
+  for (const form of document.querySelectorAll('[data-unanswered="asked"]')) {
+    delete form.dataset.unanswered;
+    if (form.querySelector("[name=version]")?.value !== version) continue;
+    if (form.matches("[data-guard]")) form.dataset.typed = "";
+    showDraft(form, "failed", "Not saved: apply again");
+  }
 }
 
 /** Return whether a control has unsaved input. */
@@ -244,9 +280,9 @@ const hasDraft = () => document.querySelector("#controls form[data-typed]") !== 
 
 function refreshControls() {
   const controls = document.querySelector("#controls");
-  const version = document.querySelector("[data-version]")?.dataset.version;
-  const shown = controls?.querySelector("[name=version]")?.value;
-  if (controls && version !== shown && !hasDraft()) htmx.trigger(controls, "holdfast:controls");
+  const current = document.querySelector(".job-head[data-settings]")?.dataset.settings;
+  const shown = controls?.querySelector("[data-settings]")?.dataset.settings;
+  if (controls && current !== shown && !hasDraft()) htmx.trigger(controls, "holdfast:controls");
 }
 
 export function startForms() {
@@ -266,7 +302,14 @@ export function startForms() {
     if (event.detail.ctx.sourceElement?.id === "controls" && hasDraft()) event.preventDefault();
   });
   document.addEventListener("htmx:after:swap", (event) => {
-    if (event.detail.ctx.target?.id === "controls") placeSliders();
-    else refreshControls();
+    if (event.detail.ctx.target?.id === "controls") {
+      placeSliders();
+      // a refused value is to be typed anew; htmx puts the focus back on the button first
+      if (refused) requestAnimationFrame(() => document.querySelector("#controls [aria-invalid=true]")?.focus());
+      refused = false;
+      return;
+    }
+    resolveUnanswered();
+    refreshControls();
   });
 }

@@ -210,7 +210,7 @@ function startSelected() {
     const chosen = event.target.closest("[data-select]");
     if (!chosen) return;
     document.dispatchEvent(new CustomEvent("holdfast:select", { detail: chosen.dataset.select }));
-    document.querySelector("#timeline").scrollIntoView({ block: "nearest" });
+    document.querySelector('[data-lane="lineages"]').scrollIntoView({ block: "nearest" });
   });
 }
 
@@ -231,7 +231,23 @@ const UNKNOWN = "the change may have been saved. The page shows the result once 
 const isRead = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
 const isPageRefresh = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
+/** Load a panel again whose first load failed, with the next refresh of the panels. */
+function retryLater(event) {
+  const panel = event.detail.ctx?.sourceElement;
+  if (panel?.matches?.("section[hx-get]")) panel.dataset.failed = "";
+}
+
+function retryPanels() {
+  for (const panel of document.querySelectorAll("[data-failed]")) {
+    delete panel.dataset.failed;
+    htmx.trigger(panel, "holdfast:retry");
+  }
+}
+
 function startErrors() {
+  document.addEventListener("htmx:error", retryLater);
+  document.addEventListener("htmx:response:error", retryLater);
+  document.addEventListener("holdfast:refresh-panels", retryPanels);
   document.addEventListener("htmx:error", (event) => {
     if (isPageRefresh(event)) return;
     showError(isRead(event) ? "The server cannot be reached. Try again once the page is live." : `The server cannot be reached: ${UNKNOWN}`);

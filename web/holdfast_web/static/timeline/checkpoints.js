@@ -2,6 +2,7 @@
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
 import { count, duration, sizes } from "./format.js";
+import { emptyRanges, runs } from "./model.js";
 
 const ROW = 26;
 const MOST_ROWS = 12;
@@ -180,11 +181,9 @@ export class LineageLane extends CanvasLane {
 
   #points(pen) {
     const shown = this.model.checkpoints.filter((row) => this.view.shows(row.x));
-    const dense = shown.length * DENSE_PX > this.view.plotWidth;
-    for (const row of shown) {
-      const plain = row.state === "durable" && row.kind !== "safety" && !row.pinned;
-      glyph(pen, row, this.view.x(row.x), this.#y(row.lineage, row.abandoned), dense && plain ? 2.2 : 4.5);
-    }
+    const lines = Map.groupBy(shown.filter(isPlain), (row) => `${row.state} ${this.#y(row.lineage, row.abandoned)}`);
+    for (const rows of lines.values()) this.#ribbons(pen, rows);
+    for (const row of shown) if (!isPlain(row)) glyph(pen, row, this.view.x(row.x), this.#y(row.lineage, row.abandoned), 4.5);
     const chosen = shown.find((row) => row.id === this.selected);
     if (!chosen) return;
     const [x, y] = [this.view.x(chosen.x), this.#y(chosen.lineage, chosen.abandoned)];
@@ -194,6 +193,24 @@ export class LineageLane extends CanvasLane {
     pen.beginPath();
     pen.arc(x, y, 9, 0, 7);
     pen.stroke();
+  }
+
+  /** Draw the points of one line; those that are closer than a glyph as one ribbon, so that a constant interval looks constant. */
+  #ribbons(pen, rows) {
+    const { view } = this;
+    const dense = this.model.checkpoint_density;
+    const reach = (DENSE_PX / view.plotWidth) * view.span;
+    // of very many, only some are known one by one; the density shows where there is none between two of them
+    const empty = dense ? emptyRanges(dense, reach) : [];
+    const apart = (a, b) => (dense ? empty.some(([from, to]) => from >= a.x && to <= b.x) : b.x - a.x >= reach);
+    const places = [0];
+    for (let index = 1; index < rows.length; index += 1) places.push(places[index - 1] + (apart(rows[index - 1], rows[index]) ? 1 : 0));
+    for (const [first, last] of runs(places, 1)) {
+      const [row, end] = [rows[first], rows[last]];
+      const [left, y] = [view.x(row.x), this.#y(row.lineage, row.abandoned)];
+      if (first === last) glyph(pen, row, left, y, 4.5);
+      else ribbon(pen, row, left, view.x(end.x), y);
+    }
   }
 
   /** Place focusable targets over the canvas, without overlaps. */
@@ -260,6 +277,17 @@ export class LineageLane extends CanvasLane {
   }
 }
 
+/** Durable and retired points without a mark, which can be drawn as a density. */
+const isPlain = (row) => (row.state === "durable" && row.kind !== "safety" && !row.pinned) || row.state === "missing";
+
+function ribbon(pen, row, left, right, y) {
+  const half = row.state === "missing" ? 1.3 : 4;
+  pen.globalAlpha = row.state === "missing" ? 0.55 : row.abandoned ? 0.4 : 0.75;
+  pen.fillStyle = palette.accent;
+  pen.fillRect(left - half, y - half, right - left + 2 * half, 2 * half);
+  pen.globalAlpha = 1;
+}
+
 function lostText({ iterations, seconds }) {
   return `${count(iterations)} ${iterations === 1 ? "iteration" : "iterations"}${seconds ? `, ${duration(seconds)}` : ""}`;
 }
@@ -268,21 +296,34 @@ function lostText({ iterations, seconds }) {
 
 const BAR_ROW = 13;
 const BAR = 9;
-const DENSE_TALL = 44;
+const ROWS = 3;
+const TALL = ROWS * BAR_ROW + 8;
+/** Least distance between checkpoints at which each has a bar of its own. */
+const BAR_PX = 12;
+
+const denseBars = (dense) =>
+  dense.start.map((from, index) => ({ from, to: from + dense.width, snapshot: dense.snapshot_seconds[index], persist: dense.persist_seconds[index], failed: dense.failed[index] }));
+
+const spanBar = ({ checkpoint, from }) => ({
+  from, to: from, snapshot: checkpoint.snapshot_seconds ?? 0, persist: checkpoint.persist_seconds ?? 0, failed: FAILED.includes(checkpoint.state),
+});
 
 export class PipelineLane extends CanvasLane {
+  // the same whether bars or a density are drawn, so that a zoom moves no lane
   height() {
-    if (this.model.checkpoint_density) return DENSE_TALL;
-    const rows = 1 + Math.max(0, ...this.model.spans.map((span) => span.row));
-    return rows * BAR_ROW + 8;
+    return TALL;
   }
 
   draw(pen) {
-    const { model, view } = this;
+    const { view } = this;
+    const spans = this.model.spans.filter((span) => view.shows(span.from, span.to));
+    this.dense = this.model.checkpoint_density ? denseBars(this.model.checkpoint_density) : spans.length * BAR_PX > view.plotWidth ? spans.map(spanBar) : null;
+    const longest = this.dense && Math.max(1e-9, ...this.dense.map((bar) => bar.snapshot + bar.persist));
     this.clipped(pen, () => {
-      if (model.checkpoint_density) return this.#density(pen, model.checkpoint_density);
-      for (const span of model.spans) if (view.shows(span.from, span.to)) this.#bar(pen, span);
+      if (this.dense) this.#density(pen, this.dense, longest);
+      else for (const span of spans) this.#bar(pen, span);
     });
+    if (this.dense) label(pen, duration(longest), view.gutter - 6, 10, palette.muted, palette.font, "right");
   }
 
   #none() {
@@ -295,26 +336,25 @@ export class PipelineLane extends CanvasLane {
     return `No checkpoint yet; the first is due at iteration ${count(interval)}, ${count(lastIteration)} done`;
   }
 
-  /** Draw the slowest checkpoint of each step. */
-  #density(pen, dense) {
+  /** Draw the duration of each checkpoint, or of the slowest of a step, up to the next one if that is closer than a glyph. */
+  #density(pen, bars, longest) {
     const { view } = this;
-    const total = (index) => dense.snapshot_seconds[index] + dense.persist_seconds[index];
-    const longest = Math.max(1e-9, ...dense.start.map((_, index) => total(index)));
-    const high = (seconds) => (seconds / longest) * (DENSE_TALL - 12);
-    const wide = Math.max(1, (dense.width / view.span) * view.plotWidth - 0.5);
-    dense.start.forEach((start, index) => {
-      if (!view.shows(start, start + dense.width)) return;
-      const x = view.x(start);
-      const copied = high(dense.snapshot_seconds[index]);
+    const high = (seconds) => (seconds / longest) * (TALL - 12);
+    bars.forEach((bar, index) => {
+      if (!view.shows(bar.from, bar.to)) return;
+      const x = Math.round(view.x(bar.from));
+      const own = Math.max(2, Math.round(view.x(bar.to)) - x);
+      const next = bars[index + 1] ? Math.round(view.x(bars[index + 1].from)) - x : Infinity;
+      const wide = next < own + BAR_PX ? next : own;
+      const copied = high(bar.snapshot);
       pen.fillStyle = alpha(palette.accent, 0.55);
-      pen.fillRect(x, DENSE_TALL - 4 - high(total(index)), wide, high(dense.persist_seconds[index]));
+      pen.fillRect(x, TALL - 4 - high(bar.snapshot + bar.persist), wide, high(bar.persist));
       pen.fillStyle = alpha(palette.snapshot, 0.7);
-      pen.fillRect(x, DENSE_TALL - 4 - copied, wide, copied);
-      if (!dense.failed[index]) return;
+      pen.fillRect(x, TALL - 4 - copied, wide, copied);
+      if (!bar.failed) return;
       pen.fillStyle = palette.bad;
-      pen.fillRect(x, DENSE_TALL - 3, Math.max(2, wide), 3);
+      pen.fillRect(x, TALL - 3, Math.max(2, own), 3);
     });
-    label(pen, duration(longest), view.gutter + 4, 7, palette.muted, palette.font);
   }
 
   #bar(pen, span) {
@@ -365,6 +405,7 @@ export class PipelineLane extends CanvasLane {
   note() {
     const { checkpoint_density: dense, checkpoints_total: total } = this.model;
     if (dense) return `${count(total)} checkpoints, the slowest per step shown; zoom in for bars`;
+    if (this.dense) return `${count(this.dense.length)} checkpoints; zoom in for bars`;
     return this.model.checkpoints.length ? "" : this.#none();
   }
 
@@ -373,7 +414,7 @@ export class PipelineLane extends CanvasLane {
     if (this.model.checkpoint_density) return denseHit(this.model.checkpoint_density, place);
     const slack = (5 / this.view.plotWidth) * this.view.span;
     const row = Math.floor((y - 4) / BAR_ROW);
-    const near = this.model.spans.filter((s) => s.row === row && s.from - slack <= place && s.to + slack >= place);
+    const near = this.model.spans.filter((s) => (this.dense || s.row === row) && s.from - slack <= place && s.to + slack >= place);
     const span = near.at(-1);
     return span ? describe(span, this.view.axis) : null;
   }

@@ -2,7 +2,7 @@
 
 import { alpha, CanvasLane, decades, label, palette, placeText, steps, stripes } from "./canvas.js";
 import { clock, count, zone } from "./format.js";
-import { curveOf, lowerBound, nearest } from "./model.js";
+import { curveOf, lowerBound, nearest, resolutionText, runs } from "./model.js";
 
 const FEW_POINTS = 60;
 const TOP = 8;
@@ -181,6 +181,12 @@ export class CurveLane extends CanvasLane {
     return this.zeroBased ? `${mean} · max ${this.format(high)}` : `${mean} · ${this.format(low)} to ${this.format(high)}`;
   }
 
+  note() {
+    const { axis, series } = this.model;
+    const shown = ({ iteration, at }) => iteration.length && (axis === "time" ? this.view.shows(at[0], at.at(-1)) : this.view.shows(iteration[0], iteration.at(-1)));
+    return resolutionText(series.filter(shown));
+  }
+
   hit(x) {
     const place = this.view.place(x);
     const gap = this.model.missing.find((one) => one.from <= place && one.to >= place);
@@ -198,6 +204,8 @@ export class CurveLane extends CanvasLane {
 
 const TALL = 46;
 const GRIP_PX = 9;
+/** Ticks that are closer are one line: single ones would show a pattern of the screen's pixels. */
+const TICK_GAP_PX = 4;
 
 /** Set an attribute only when it changes, since this runs with every frame. */
 function write(element, name, value) {
@@ -254,16 +262,13 @@ export class OverviewStrip {
   #checkpoints(pen) {
     const { checkpoint_density: dense, checkpoints } = this.model;
     pen.fillStyle = alpha(palette.accent, 0.7);
-    if (!dense) {
-      for (const row of checkpoints) if (row.state === "durable") pen.fillRect(this.#x(row.x), TALL - 4, 1, 4);
-      return;
-    }
     const { gutter, plotWidth } = this.view;
-    dense.start.forEach((start, index) => {
-      if (!dense.durable[index]) return;
-      const left = Math.max(gutter, this.#x(start));
-      pen.fillRect(left, TALL - 4, Math.max(1, Math.min(gutter + plotWidth, this.#x(start + dense.width)) - left), 4);
-    });
+    const durable = dense ? dense.start.filter((_, index) => dense.durable[index]) : checkpoints.filter((row) => row.state === "durable").map((row) => row.x);
+    const width = dense ? Math.max(1, this.#x(dense.width) - this.#x(0)) : 1;
+    const places = durable.map((place) => Math.max(gutter, this.#x(place)));
+    for (const [first, last] of runs(places, width + TICK_GAP_PX)) {
+      pen.fillRect(places[first], TALL - 4, Math.min(gutter + plotWidth, places[last] + width) - places[first], 4);
+    }
   }
 
   #line(pen) {

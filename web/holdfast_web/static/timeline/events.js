@@ -9,6 +9,8 @@ const ROWS = 2;
 /** Return the position of an event on the axis; pending events are at the end. */
 const place = (model, iteration, at) => (model.axis === "time" ? at : iteration) ?? model.extent[1];
 
+const spaced = (text) => text.replace(/(\d)%/g, "$1 %");
+
 function edits(model) {
   // restores have their own marks
   const settings = model.edits.filter((edit) => edit.changes.some((change) => change.field !== "restore"));
@@ -16,8 +18,8 @@ function edits(model) {
     x: place(model, edit.applied_iteration, edit.applied_at),
     mark: "edit",
     open: edit.applied_iteration == null,
-    text: `v${edit.version} ${edit.summary}`,
-    title: edit.summary,
+    text: `v${edit.version} ${spaced(edit.summary)}`,
+    title: spaced(edit.summary),
     lines: [
       `Version ${edit.version} by ${edit.who} at ${clock(edit.at)}${zone()}`,
       edit.applied_iteration == null ? "Not applied yet" : `Applied at iteration ${count(edit.applied_iteration)}`,
@@ -143,6 +145,8 @@ const CUT_FACTOR = 3;
 const CUT_GAP_PX = 70;
 const TEXT_PX = 62;
 const OUT_PX = 12;
+/** Least distance between two labels of the scale. */
+const TICK_PX = 14;
 
 /** Return the interval between checkpoints as text; undefined where there is none. */
 function every(row) {
@@ -223,7 +227,9 @@ export class OverheadLane extends CanvasLane {
 
   #scale(pen, top, y) {
     const step = roundStep(top / 2.4);
-    for (const value of [0, step, 2 * step].filter((one) => one < top)) {
+    const [first, second, ...rest] = [0, step, 2 * step].filter((one) => one < top);
+    const apart = y(first) - y(second ?? 0) >= TICK_PX;
+    for (const value of apart ? [first, second, ...rest] : [first, ...rest]) {
       pen.fillStyle = palette.grid;
       pen.fillRect(this.view.gutter, y(value), this.view.plotWidth, 1);
       label(pen, percent(value), this.view.gutter - 6, y(value), palette.muted, palette.font, "right");
@@ -289,7 +295,11 @@ export class OverheadLane extends CanvasLane {
       const at = y(row.measured_overhead);
       const room = next ? this.view.x(next.x) - x : Infinity;
       if (this.view.shows(row.x) && x > free && room > TEXT_PX) {
-        label(pen, text, x + 7, at < TALL / 2 ? at + 10 : at - 9, palette.muted, palette.font);
+        const line = at < TALL / 2 ? at + 10 : at - 9;
+        pen.font = palette.font;
+        pen.fillStyle = palette.surface;
+        pen.fillRect(x + 5, line - 6, pen.measureText(text).width + 4, 12);
+        label(pen, text, x + 7, line, palette.muted, palette.font);
         free = x + TEXT_PX;
       }
       if (!this.view.shows(row.x)) return;

@@ -10,6 +10,8 @@ const WHOLE_POINTS = 300;
 /** Pixels per sample; a finer resolution is not visible and doubles the cost. */
 const POINT_PX = 2;
 const MARK_PX = 12;
+/** The most checkpoints that the server sends one by one. */
+const CHECKPOINTS = 1000;
 const DIGITS = 5;
 
 export class TimelineFeed extends EventTarget {
@@ -73,7 +75,7 @@ export class TimelineFeed extends EventTarget {
   }
 
   #terms(points) {
-    return { x: this.view.axis, points, metric: this.metric, digits: DIGITS, marks: Math.max(60, Math.round((points * POINT_PX) / MARK_PX)) };
+    return { x: this.view.axis, points, metric: this.metric, digits: DIGITS, marks: Math.max(60, Math.round((points * POINT_PX) / MARK_PX)), checkpoints: CHECKPOINTS };
   }
 
   #query() {

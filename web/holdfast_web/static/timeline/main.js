@@ -8,7 +8,7 @@ import { TimelineFeed } from "./feed.js";
 import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
 import { modelOf, convertWindow } from "./model.js";
 import { fillTables, linkExports, Readout, saveChart, PointSelection, sentence } from "./panels.js";
-import { flushAddress, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
+import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
 const REST_MS = 120;
@@ -52,12 +52,12 @@ class TimelinePanel {
     this.points = new LineageLane(lane("lineages"), view);
     this.events = new EventLane(lane("events"), view);
     this.lanes = [
+      this.points,
       this.metricLane,
       new CurveLane(lane("seconds"), view, { metric: null, format: duration, zeroBased: true, tall: 92 }),
       new OverheadLane(lane("overhead"), view),
       new PipelineLane(lane("pipeline"), view),
       new StallLane(lane("stalls"), view),
-      this.points,
       this.events,
       new AxisLane(lane("axis"), view),
     ];
@@ -87,6 +87,7 @@ class TimelinePanel {
     document.addEventListener("visibilitychange", () => !document.hidden && feed.wake());
     new ResizeObserver(() => this.#resize()).observe(this.lanesBox);
     this.selection.addEventListener("change", () => this.#showSelection());
+    addEventListener("popstate", () => this.#goBack());
     document.addEventListener("holdfast:select", (event) => this.selection.choose(event.detail));
   }
 
@@ -128,6 +129,9 @@ class TimelinePanel {
     this.selection.describe(this.model.checkpoints);
     this.#showFolds();
     this.#showState();
+    if (!this.switching) return;
+    this.switching = false;
+    this.#switchAxis();
   }
 
   /** Switch to an existing metric if the chosen one does not exist. */
@@ -149,15 +153,34 @@ class TimelinePanel {
     if (live) view.follow(true);
   }
 
-  /** Show the same range on the other axis. */
+  /** Show the same range on the other axis; while an answer is awaited, once it is there. */
   #switchAxis() {
     const { view, model } = this;
+    if (!model) {
+      this.switching = !this.switching;
+      return;
+    }
     const axis = view.axis === "time" ? "iteration" : "time";
-    const window = view.fitted ? null : convertWindow(model, [view.from, view.to]);
+    this.#showOn(axis, view.fitted ? null : convertWindow(model, [view.from, view.to]));
+  }
+
+  #showOn(axis, window) {
+    const { view, model } = this;
     this.model = null;
     view.count(axis, axis === "time" ? model.times : [1, model.lastIteration], window);
     this.#press("axis", axis === "time");
     this.feed.forget();
+  }
+
+  /** Show the window of the address again, after the browser went back or forward. */
+  #goBack() {
+    const { view, model } = this;
+    if (!model || !isElsewhere()) return;
+    const { axis, window, live } = readAddress();
+    if (axis !== view.axis) this.#showOn(axis, window);
+    else if (window) view.show(...window);
+    else view.fit();
+    if (live) view.follow(true);
   }
 
   #receiveWhole(model) {
@@ -179,6 +202,7 @@ class TimelinePanel {
   #chooseMetric(name) {
     this.metricLane.metric = this.feed.metric = name;
     this.feed.forget();
+    this.#showState();
   }
 
   // ---- drawing ------------------------------------------------------------------------------
@@ -192,7 +216,18 @@ class TimelinePanel {
       this.overview.move();
       this.#part("window").textContent = this.model ? this.#windowText() : "";
       this.readout.refresh();
+      this.#placeSelection();
     });
+  }
+
+  /** Place the selected point's bar right below its lane, next to the point; it covers, and moves nothing. */
+  #placeSelection() {
+    const bar = this.#part("selection");
+    const place = this.model && !bar.hidden ? this.#placeOf(this.selection.id) : null;
+    if (place === null) return;
+    const below = this.points.body.getBoundingClientRect().bottom - this.lanesBox.getBoundingClientRect().top + 4;
+    const x = Math.min(Math.max(4, this.view.x(place) - bar.offsetWidth / 2), this.view.width - bar.offsetWidth - 4);
+    bar.style.transform = `translate(${Math.round(x)}px, ${Math.round(below)}px)`;
   }
 
   #windowText() {
@@ -263,6 +298,7 @@ class TimelinePanel {
 
   #showState() {
     const live = this.#button("live");
+    live.hidden = document.querySelector(".job-head").hasAttribute("data-ended");
     live.setAttribute("aria-pressed", String(this.view.live));
     if (this.view.live) live.lastElementChild.textContent = "Follow";
     writeAddress(this.view, {
@@ -316,6 +352,8 @@ class TimelinePanel {
 
   act(name) {
     const { view, selection, model } = this;
+    const always = { log: () => this.#toggleLog(), table: () => this.#toggleTables(), copy: () => this.#copy(), axis: () => this.#switchAxis() };
+    if (always[name]) return always[name]();
     if (!model) return;
     const commands = {
       fit: () => view.fit(),
@@ -324,13 +362,9 @@ class TimelinePanel {
       "pan-left": () => view.pan(-view.span / 4),
       "pan-right": () => view.pan(view.span / 4),
       live: () => this.#follow(),
-      table: () => this.#toggleTables(),
-      axis: () => this.#switchAxis(),
       branches: () => this.#toggleBranches(),
       png: () => saveChart("png", this.root, this.lanes, this.view, this.#windowText()),
       svg: () => saveChart("svg", this.root, this.lanes, this.view, this.#windowText()),
-      log: () => this.#toggleLog(),
-      copy: () => this.#copy(),
       previous: () => selection.step(model.checkpoints, -1),
       next: () => selection.step(model.checkpoints, 1),
       "stall-before": () => this.#jump(model.stalls, -1),

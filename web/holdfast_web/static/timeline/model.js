@@ -32,6 +32,36 @@ export function nearest(values, target) {
   return target - values[at - 1] <= values[at] - target ? at - 1 : at;
 }
 
+/** Join ascending places that are closer than `reach` to the one before: runs of indexes, [first, last]. */
+export function runs(places, reach) {
+  const found = [];
+  places.forEach((place, index) => {
+    if (index && place - places[index - 1] < reach) found.at(-1)[1] = index;
+    else found.push([index, index]);
+  });
+  return found;
+}
+
+/** Return the ranges without a checkpoint of a density that are wider than `reach`. */
+export function emptyRanges({ start, width }, reach) {
+  return start.slice(1).map((next, index) => [start[index] + width, next]).filter(([from, to]) => to - from >= reach);
+}
+
+/** Tell in words which lineages are drawn at another resolution than most points; empty if none is. */
+export function resolutionText(series) {
+  const each = new Map();
+  for (const { lineage, iteration } of [...series].sort((a, b) => a.iteration.length - b.iteration.length)) {
+    const step = median(iteration.slice(1).map((value, index) => value - iteration[index]));
+    if (Number.isFinite(step)) each.set(lineage, step);
+  }
+  const usual = [...each.values()].at(-1);
+  const other = [...each].filter(([, step]) => Math.max(step, usual) >= 2 * Math.min(step, usual)).sort(([a], [b]) => a - b);
+  if (!other.length) return "";
+  const words = (step) => (step > 1 ? `mean of ${step} iterations` : "every iteration");
+  const some = other.slice(-2).map(([lineage, step]) => `lineage ${lineage}: ${words(step)}`);
+  return `Each point: ${words(usual)}; ${other.length > 2 ? "other lineages differ, " : ""}${some.join(", ")}`;
+}
+
 /** Interpolate `values` at `target` in the ascending `keys`. */
 export function interpolate(keys, values, target) {
   const at = lowerBound(keys, target);

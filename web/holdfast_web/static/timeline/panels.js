@@ -97,7 +97,7 @@ export class Readout {
 
   /** Format a position on both axes. */
   #where(place) {
-    const row = this.lanes[0].at(place) ?? this.lanes[1].at(place);
+    const row = this.lanes.reduce((found, lane) => found ?? lane.at?.(place), null);
     const text = placeText(this.view.axis, place);
     if (!row) return text;
     return this.view.axis === "time" ? `${text} · iteration ${count(row.iteration)}` : `${text} · ${day(row.at)} ${clock(row.at)}${zone()}`;

@@ -181,12 +181,29 @@ function shown(view, { selected, metric, logarithmic, everything, table }) {
   return query.toString();
 }
 
-/** Update the address once the window is at rest; browsers limit the rate of changes. */
+let [written, entry] = [null, null];
+
+/** Whether the address is not the one that was written last: the browser went back or forward. */
+export function isElsewhere() {
+  if (location.search === written) return false;
+  [written, entry] = [location.search, null];
+  return true;
+}
+
+/**
+ * Update the address once the window is at rest; browsers limit the rate of changes. Another window is another entry
+ * of the history, so that going back undoes a zoom; a window that follows stays one entry.
+ */
 export function writeAddress(view, state) {
   clearTimeout(timer);
+  const window = view.fitted ? "all" : view.live ? "live" : `${Math.round(view.from)} ${Math.round(view.to)}`;
+  const now = `${view.axis} ${window}`;
+  entry ??= now;
   write = () => {
     const text = shown(view, state);
-    history.replaceState(history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
+    history[entry === now ? "replaceState" : "pushState"](history.state, "", location.pathname + (text ? `?${text}` : "") + location.hash);
+    entry = now;
+    written = location.search;
   };
   timer = setTimeout(flushAddress, WRITE_MS);
 }
@@ -225,7 +242,7 @@ export class PointerGestures {
   }
 
   #down(event) {
-    if (event.button !== 0 || event.target.closest("button, select, a, input")) return;
+    if (event.button !== 0 || event.target.closest("button, select, a, input, .selection")) return;
     if (event.pointerType === "touch") return this.#touch(event);
     const pan = event.shiftKey;
     const [startX] = this.#at(event);
