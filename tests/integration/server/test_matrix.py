@@ -31,6 +31,7 @@ JUDGED_AGAIN = {
     ("POST", "/api/v1/ingest"),
     ("POST", "/api/v1/tokens"),
     ("POST", "/settings/keys"),
+    ("POST", "/settings/password"),
     ("POST", "/login"),
 }
 """Routes that judge the body too: a report of another's job, a key that may do more than its maker, a password."""
