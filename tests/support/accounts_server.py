@@ -6,17 +6,21 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from pwdlib import PasswordHash
+from pwdlib.hashers.argon2 import Argon2Hasher
 from sqlalchemy.ext.asyncio import AsyncSession
 from starlette.testclient import TestClient
 
 from holdfast_server import models
-from holdfast_server.accounts import people, projects, sign_ins, tokens
+from holdfast_server.accounts import passwords, people, projects, sign_ins, tokens
 from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.core.principal import OPERATOR, Role, Scope
 from holdfast_server.db import Database
 
 T = TypeVar("T")
+# These tests hash passwords hundreds of times: 1 MiB and a millisecond each, not 64 MiB and a quarter of a second.
+passwords.hasher = PasswordHash([Argon2Hasher(time_cost=1, memory_cost=1024, parallelism=1)])
 
 BASE_URL = "http://127.0.0.1:7117"
 OURS = {"Origin": BASE_URL}

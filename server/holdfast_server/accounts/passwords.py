@@ -14,7 +14,7 @@ from holdfast_server.core.errors import PasswordQueueFull, WeakPassword
 
 SHORTEST, LONGEST = 8, 1024
 
-_hasher = PasswordHash.recommended()
+hasher = PasswordHash.recommended()
 _one_at_a_time = asyncio.Semaphore(1)
 """A hash takes 64 MiB and a CPU core for a quarter of a second."""
 MOST_QUEUED = 16
@@ -57,20 +57,20 @@ async def _turn() -> AsyncIterator[None]:
 async def hashed(password: str) -> str:
     """Return the Argon2id hash to store. Raises PasswordQueueFull."""
     async with _turn():
-        return await asyncio.to_thread(_hasher.hash, _bytes(password))
+        return await asyncio.to_thread(hasher.hash, _bytes(password))
 
 
 async def verify(password: str, stored: str | None) -> bool:
     """Compare with the stored hash; without one, return False after the same time. Raises PasswordQueueFull."""
     async with _turn():
         against = await asyncio.to_thread(_dummy) if stored is None else stored
-        right = await asyncio.to_thread(_hasher.verify, _bytes(password), against)
+        right = await asyncio.to_thread(hasher.verify, _bytes(password), against)
     return right and stored is not None
 
 
 @cache
 def _dummy() -> str:
-    return _hasher.hash("the hash for accounts without a password")
+    return hasher.hash("the hash for accounts without a password")
 
 
 def _bytes(password: str) -> bytes:

@@ -141,8 +141,8 @@ def test_an_unknown_name_costs_the_same_check_as_a_known_one(stage: AccountsServ
     stage.person_with_password("ada")
     stage.person("bob")  # has no password yet
     checked = []
-    real = passwords._hasher.verify
-    monkeypatch.setattr(passwords._hasher, "verify", lambda *asked: checked.append(asked[1]) or real(*asked))
+    real = passwords.hasher.verify
+    monkeypatch.setattr(passwords.hasher, "verify", lambda *asked: checked.append(asked[1]) or real(*asked))
     for name in ("ada", "bob", "nobody-at-all"):
         reply = stage.sign_in(name, "a wrong password")
         assert (reply.status_code, "Wrong name or password." in reply.text) == (401, True)
