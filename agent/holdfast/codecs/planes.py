@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .frames import Buffer, DamagedEncoding, NumberCompressor, decompress
+from holdfast.codecs.frames import Buffer, DamagedEncoding, NumberCompressor, decompress
 
 LEAST_GAIN = 0.1
 """A block that becomes smaller by a lower share is not worth encoding."""

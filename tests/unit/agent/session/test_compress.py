@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import holdfast
 from holdfast.checkpoint import restore
 from holdfast.engine.compression import PAUSED_CHECKPOINTS, Compression
 from holdfast.pacing import Controller, FixedInterval, PacingSettings
@@ -14,37 +13,19 @@ from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.persist_job import empty_run
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
+from tests.support.small_session import DurableJob
 
 pytest.importorskip("numpy")
 
 
-class Job:
-    """A dense job whose every iteration is in a durable checkpoint."""
+def dense():
+    model = torch.nn.Linear(300, 300)
+    return model, model.parameters()
 
+
+class Job(DurableJob):
     def __init__(self, store, **options):
-        torch.manual_seed(0)
-        self.model = torch.nn.Linear(300, 300)
-        self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.session = holdfast.Session(
-            "job", store=store, every=1, model=self.model, optimizer=self.optimizer, **options
-        )
-        self.session.resume()
-        self.losses = []
-
-    def run(self, iterations):
-        for _ in range(iterations):
-            self.optimizer.zero_grad()
-            loss = self.model(torch.randn(8, 300)).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.losses.append(loss.item())
-            self.session.step()
-            assert self.session._checkpoints.wait_settled(60)
-        return self
-
-    def close(self):
-        self.session.close()
-        return self
+        super().__init__(store, dense, 300, **options)
 
 
 def is_compressed(place, iteration):

@@ -5,13 +5,13 @@ import shutil
 import pytest
 import torch
 
-import holdfast
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
 from holdfast.protocol.messages import Checkpoint, Notice, checkpoint_id
 from holdfast.store import open_store
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
+from tests.support.small_session import DurableJob
 
 FIRST = checkpoint_id(1, 1)
 SHARED = f"rank-0.{FIRST}.safetensors"
@@ -27,33 +27,14 @@ class Adapted(torch.nn.Module):
         return self.adapter(self.base(batch))
 
 
-class Job:
-    """A job whose every iteration is in a durable checkpoint."""
+def adapted():
+    model = Adapted()
+    return model, model.adapter.parameters()
 
+
+class Job(DurableJob):
     def __init__(self, store, **options):
-        torch.manual_seed(0)
-        self.model = Adapted()
-        self.optimizer = torch.optim.AdamW(self.model.adapter.parameters())
-        self.session = holdfast.Session(
-            "job", store=store, every=1, model=self.model, optimizer=self.optimizer, **options
-        )
-        self.session.resume()
-        self.losses = []
-
-    def run(self, iterations):
-        for _ in range(iterations):
-            self.optimizer.zero_grad()
-            loss = self.model(torch.randn(8, 600)).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            self.losses.append(loss.item())
-            self.session.step()
-            assert self.session._checkpoints.wait_settled(60)
-        return self
-
-    def close(self):
-        self.session.close()
-        return self
+        super().__init__(store, adapted, 600, **options)
 
 
 def files_of(place, iteration, lineage=1):
