@@ -21,12 +21,13 @@ BENCH_INGEST := .venv-bench-ingest
 FRAMEWORKS := .venv-frameworks
 # torchtitan has an environment of its own: it needs Triton, and its pins conflict with those of other frameworks.
 TORCHTITAN := .venv-torchtitan
+AUDIT := .venv-audit
 PEERS := safetensors torch_checkpointing torchsnapshot nvidia-resiliency-ext lightning zipnn
 DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -101,8 +102,13 @@ pictures: setup browser  ## retake the pictures in README and docs
 wheel: setup  ## build dist/holdfast-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
 
+audit: setup $(AUDIT)/.installed  ## licences and, with a network, known vulnerabilities of the pinned dependencies
+	$(AUDIT)/bin/pip-licenses --python $(BIN)/python --from mixed --partial-match --ignore-packages text-unidecode \
+	  --fail-on 'AGPL;GPL-2;GPL-3.0-or;GNU Affero;GNU General Public' --summary
+	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
 clean:  ## remove build outputs, .venv and .demo
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) $(AUDIT) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
 browser: setup
@@ -160,4 +166,9 @@ $(BENCH_INGEST)/.installed: benchmarks/ingest/constraints.txt
 	tools/prerequisites python $(PYTHON)
 	$(PYTHON) -m venv $(BENCH_INGEST)
 	$(BENCH_INGEST)/bin/python -m pip install -qq -c benchmarks/ingest/constraints.txt mlflow trackio
+	touch $@
+
+$(AUDIT)/.installed:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/python -m pip install -qq pip-audit==2.10.1 pip-licenses==5.5.5
 	touch $@
