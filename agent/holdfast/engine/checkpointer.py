@@ -68,6 +68,7 @@ class Checkpointer:
         backend: str = "thread",
         debug: bool = False,
         parity: ParityCode | None = None,
+        compress: bool = False,
         reporter: Reporter,
         ranks: Ranks,
     ) -> None:
@@ -104,7 +105,7 @@ class Checkpointer:
         self._settled: list[CheckpointRun] = []
         """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
-        self._events = CheckpointEvents(reporter, store)
+        self._events = CheckpointEvents(reporter, store, parity, compress)
         self.listeners: list[RunListener] = []
         """Listeners of integrations to the runs of this attempt."""
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
@@ -208,9 +209,7 @@ class Checkpointer:
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
-            self._events.estimate_space(
-                self.job, captured, self._ranks.world_size, self.retention_queue.rules, self.parity
-            )
+            self._events.estimate_space(self.job, captured, self._ranks.world_size, self.retention_queue.rules)
 
     def take(
         self,
