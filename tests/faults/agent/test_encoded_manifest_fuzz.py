@@ -4,6 +4,7 @@ Of the file that this checkpoint wrote, a block is damaged in half of the cases,
 """
 
 import collections
+import contextlib
 import copy
 import os
 import random
@@ -88,10 +89,9 @@ def mutation(rng, fields, data):
         return changed_bytes(rng, data)
     mutated = copy.deepcopy(fields)
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        try:
+        # what an earlier one has left may have no place for it
+        with contextlib.suppress(LookupError, TypeError, AttributeError, ValueError):
             rng.choice([of_files, of_files, *FIELDS])(rng, mutated)
-        except (LookupError, TypeError, AttributeError, ValueError):
-            pass  # what an earlier one has left has no place for it
         if not places(mutated):
             break
     if places(mutated) and rng.random() < 0.05:
