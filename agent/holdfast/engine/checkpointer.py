@@ -73,8 +73,7 @@ class Checkpointer:
         ranks: Ranks,
     ) -> None:
         self._ranks = ranks
-        self._number = 0
-        """Number of checkpoints that this attempt began, the same on all ranks."""
+        self._number = 0  # of checkpoints that this attempt began, the same on all ranks
         self.store, self.job, self.uid, self.parity = store, job, uid, parity
         self.attempt = 0
         """0 while the store could not be written to."""
