@@ -27,7 +27,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel audit clean bench-protection
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -86,6 +86,9 @@ bench-restore: setup  ## time of restores: after a kill, in place, by order, fro
 
 bench-codecs: $(BENCH_READY)  ## sizes and costs of encoded checkpoints of real training states, beside zipnn
 	$(BENCH_PYTHON) -m benchmarks.codecs $(ARGS)
+
+bench-protection: setup  ## what bit errors and lost blocks do to a resumed training; ARGS='--seeds 3 --plot FILE'
+	$(BIN)/python -m benchmarks.bit_errors $(ARGS)
 
 bench-integrations: $(FRAMEWORKS)/.installed  ## resume after kills by each framework itself and by Holdfast
 	$(FRAMEWORKS)/bin/python -m benchmarks.integrations $(ARGS)

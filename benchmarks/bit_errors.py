@@ -1,9 +1,9 @@
-"""`python -m benchmarks.bit_errors`: what bit errors in a checkpoint do to training that resumes from it.
+"""`make bench-protection`: what bit errors and lost blocks of a checkpoint do to training that resumes from it.
 
 A small convolutional network is trained on synthetic images. Bits of its weights, or of AdamW's moments, are
 then flipped at random at some rate, and training resumes. Compared are no protection, protection of the top
-byte of each number (the sign and seven of eight exponent bits), and of all bytes. The table is printed;
-`--plot` names an SVG file.
+byte of each number (the sign and seven of eight exponent bits), and of all bytes. In a second table, runs of
+numbers are lost: their low three bytes, or all bytes. The tables are printed; `--plot` names an SVG file.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import copy
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,6 +26,15 @@ RATES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 PROTECTED_BITS = {"none": 0, "top byte": 8, "all bytes": 32}
 TARGETS = ("weights", "moments")
 CLASSES, SIDE = 10, 16
+SHARES = (0.01, 0.1, 0.5, 1.0)
+"""Of the numbers, that are lost in runs."""
+RUN_NUMBERS = 256
+LOST = {
+    "all bytes, zeros": (-1, 0),
+    "low 3 bytes, zeros": (0xFFFFFF, 0),
+    "low 3 bytes, middle": (0xFFFFFF, 0x800000),
+}
+"""The bits of a number that are lost, and what replaces them: the middle is that of the logarithms."""
 TRAIN_ITERATIONS, RESUMED_ITERATIONS = 300, 50
 
 
@@ -104,7 +115,16 @@ def flip_bits(tensor: Tensor, rate: float, protected_bits: int, generator: torch
         numbers[place] ^= torch.tensor(1, dtype=torch.int32) << bit
 
 
-def restored(trained: Training, target: str, rate: float, protection: str, seed: int) -> Outcome:
+def lose_runs(tensor: Tensor, share: float, lost: str, generator: torch.Generator) -> None:
+    """Replace bits of the numbers in a share of all runs."""
+    bits, replacement = LOST[lost]
+    numbers = tensor.view(-1).view(torch.int32)
+    runs = torch.rand(-(-len(numbers) // RUN_NUMBERS), generator=generator) < share
+    places = runs.repeat_interleave(RUN_NUMBERS)[: len(numbers)]
+    numbers[places] = numbers[places] & ~bits | replacement
+
+
+def restored(trained: Training, target: str, seed: int, damage: Callable[..., None]) -> Outcome:
     training = copy.copy(trained)
     training.model = copy.deepcopy(trained.model)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
@@ -113,7 +133,7 @@ def restored(trained: Training, target: str, rate: float, protection: str, seed:
     training.generator.set_state(trained.generator.get_state())
     generator = torch.Generator().manual_seed(seed)
     for tensor in training.tensors(target):
-        flip_bits(tensor, rate, PROTECTED_BITS[protection], generator)
+        damage(tensor, generator=generator)
     accuracy = training.accuracy()
     loss = training.iterate(RESUMED_ITERATIONS)
     return Outcome(accuracy, training.accuracy(), loss)
@@ -139,8 +159,16 @@ def main() -> None:
             rows = found[target, protection] = []
             for rate in RATES:
                 seeds = range(1 if protection == "all bytes" else options.seeds)
-                rows.append([restored(trained, target, rate, protection, seed) for seed in seeds])
+                damage = partial(flip_bits, rate=rate, protected_bits=PROTECTED_BITS[protection])
+                rows.append([restored(trained, target, seed, damage) for seed in seeds])
                 print(f"{target:<9} {protection:<10} {rate:6.0e}  {_summary(rows[-1])}", flush=True)
+    print(f"\n{'lost of':<9} {'lost':<20} {'share':>6}{heads}  not finite")
+    for target in TARGETS:
+        for lost in LOST:
+            for share in SHARES:
+                damage = partial(lose_runs, share=share, lost=lost)
+                row = [restored(trained, target, seed, damage) for seed in range(options.seeds)]
+                print(f"{target:<9} {lost:<20} {share:6.0%}  {_summary(row)}", flush=True)
     if options.plot is not None:
         options.plot.write_text(plot(found))
     figures = {

@@ -143,7 +143,7 @@ class Session:
         self._checkpoints = Checkpointer(
             open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
             max_in_flight=options.max_in_flight, backend=options.backend, debug=options.debug,
-            parity=options.parity, reporter=self._reporter, ranks=self._ranks,
+            parity=options.parity, compress=options.compress, reporter=self._reporter, ranks=self._ranks,
         )  # fmt: skip
         console_log.open()
         self._orders = Orders(

@@ -231,7 +231,7 @@ class DeterministicMultiRankJob:
 
     def __init__(
         self, store: Path | str, *, kind: str, seed: int = 0, samples: int = QUIET_SAMPLES, tail: Any = "pad",
-        dropout: float = 0.0,
+        dropout: float = 0.0, **options: Any,
     ) -> None:  # fmt: skip
         seeded(seed)
         self.model = DeterministicModel(dropout)
@@ -244,7 +244,7 @@ class DeterministicMultiRankJob:
         )  # fmt: skip
         self.session = holdfast.Session(
             "job", store=store, model=self.trained, optimizer=self.optimizer, schedule=self.schedule,
-            every=1, keep=1000, max_in_flight=2, backend="thread",
+            every=1, keep=1000, max_in_flight=2, backend="thread", **options,
         )  # fmt: skip
         self.samples: list[list[int]] = []
         self.losses: list[float] = []

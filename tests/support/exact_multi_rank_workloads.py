@@ -131,7 +131,7 @@ def estimated(stage: WorkloadChannel, store: str, *, kind: str) -> int:
             break
     job.settle()
     dist.barrier()
-    size_bytes = estimate_checkpoint_bytes(job.session._training.outline(), dist.get_world_size())
+    size_bytes, _ = estimate_checkpoint_bytes(job.session._training.outline(), dist.get_world_size())
     job.crash()
     return size_bytes
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Self
 
@@ -11,7 +13,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, decode_block
 from holdfast.store.base import FileReader
-from holdfast.system.host_memory import fresh_memory
+from holdfast.system.host_memory import fresh_memory, populate
 
 
 def decoded(file: fmt.File, reader: FileReader) -> FileReader:
@@ -26,13 +28,36 @@ def block_ranges(file: fmt.File) -> Iterator[fmt.DigestRange]:
         yield fmt.DigestRange(None, start, start + block.stored_bytes, block.digest)
 
 
+class _ThreadMemory(threading.local):
+    """Memory of each thread to read stored blocks into: new memory takes as long as decoding."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def of_thread(self, size_bytes: int) -> memoryview:
+        if len(self._memory) < size_bytes:
+            self._memory = memoryview(fresh_memory(size_bytes))
+        return self._memory[:size_bytes]
+
+
+def _shared_memory() -> _ThreadMemory:
+    """Return the memory that all open files share; it is freed with the last of them."""
+    global _memory_of_files
+    memory = _memory_of_files() or _ThreadMemory()
+    _memory_of_files = weakref.ref(memory)
+    return memory
+
+
+_memory_of_files = weakref.ref(_ThreadMemory())
+
+
 class _DecodingReader:
     """A `FileReader` of a plain file. Each read decodes all blocks that it touches."""
 
     def __init__(self, file: fmt.File, encoding: Encoding, reader: FileReader) -> None:
         self._file, self._encoding, self._reader = file, encoding, reader
         self.size_bytes = encoding.raw_bytes
-        self._of_thread = threading.local()
+        self._memory = _shared_memory()
 
     def read_into(self, start: int, target: memoryview) -> None:
         if not len(target):
@@ -40,8 +65,9 @@ class _DecodingReader:
         end, raw, places = start + len(target), self._encoding.raw_starts, self._encoding.stored_starts
         first, last = bisect.bisect_right(raw, start) - 1, bisect.bisect_left(raw, end)
         aligned = places[first] // fmt.BLOCK_BYTES * fmt.BLOCK_BYTES
-        stored = self._scratch(places[last] - aligned)
+        stored = self._memory.of_thread(places[last] - aligned)
         self._reader.read_into(aligned, stored)
+        populate(ctypes.addressof(ctypes.c_char.from_buffer(target)), len(target))  # fewer page faults
         for number in range(first, last):
             data = stored[places[number] - aligned : places[number + 1] - aligned]
             opens, closes = raw[number] - start, raw[number + 1] - start
@@ -52,13 +78,6 @@ class _DecodingReader:
                 self._decode(number, data, out)
                 at, to = max(0, opens), min(closes, len(target))
                 target[at:to] = out[at - opens : to - opens]
-
-    def _scratch(self, size_bytes: int) -> memoryview:
-        """Return memory of this thread, used again for each read: new memory takes as long as decoding."""
-        memory: memoryview = getattr(self._of_thread, "memory", memoryview(b""))
-        if len(memory) < size_bytes:
-            memory = self._of_thread.memory = memoryview(fresh_memory(size_bytes))
-        return memory[:size_bytes]
 
     def _decode(self, number: int, data: memoryview, out: memoryview) -> None:
         if reason := decode_block(self._encoding.blocks[number], data, out):

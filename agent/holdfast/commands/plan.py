@@ -42,6 +42,9 @@ _Job = _option(_JOB, "JOB", "A running job: use its measurements instead of the 
 _Ranks = _option(_CLUSTER, "COUNT", "Number of GPUs; they share the state.", least=1, most=MAX_RANKS)
 _Copy = _option(_CLUSTER, "SPEED", "Copy speed of one rank from GPU to host memory: 10GB/s.")
 _Write = _option(_CLUSTER, "SPEED", "Write speed of one rank to the store: 500MB/s.")
+_Parity = _option(_JOB, "CODE", "Parity in each checkpoint: 10+2.")
+_Compress = typer.Option("--compress", help="Checkpoints are compressed.", rich_help_panel=_JOB)
+_Unchanged = _option(_JOB, "SHARE", "Share of the state that is never trained, and not written again: 90%.")
 _Mtbf = _option(_CLUSTER, "TIME", "Mean time between failures of the whole job: 3h.")
 _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continues: 3min.")
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
@@ -59,6 +62,9 @@ def plan(
     iteration: Annotated[_Text, _Iteration] = None,
     stall: Annotated[_Text, _Stall] = None,
     lag: Annotated[_Text, _Lag] = None,
+    parity: Annotated[_Text, _Parity] = None,
+    compress: Annotated[bool, _Compress] = False,
+    unchanged: Annotated[_Text, _Unchanged] = None,
     job: Annotated[_Text, _Job] = None,
     ranks: Annotated[int | None, _Ranks] = None,
     copy_bandwidth: Annotated[_Text, _Copy] = None,
@@ -91,6 +97,7 @@ def plan(
         state=state, parameters=parameters, bytes_per_parameter=bytes_per_parameter, ranks=ranks,
         iteration=iteration, copy_bandwidth=copy_bandwidth, write_bandwidth=write_bandwidth, stall=stall, lag=lag,
         mtbf=mtbf, restart=restart, budget=budget, every=every, policy=policy,
+        parity=parity, compress=compress or None, unchanged=unchanged,
     )  # fmt: skip
     try:
         report = _plan_new_job(options) if job is None else _plan_running_job(job, options, server, token)
@@ -124,6 +131,7 @@ def _plan_new_job(options: PlanOptions) -> PlanReport:
 
 MEASURED_OPTIONS = (
     "state", "parameters", "iteration", "stall", "lag", "copy_bandwidth", "write_bandwidth", "policy",
+    "parity", "compress", "unchanged",
 )  # fmt: skip
 """Options that contradict --job."""
 

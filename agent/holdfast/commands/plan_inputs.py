@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.commands.console import percent
+from holdfast.format.parity_file import StripeLayout, parse_parity
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,
@@ -39,6 +40,11 @@ COPY_BYTES_PER_SECOND = 10e9
 """Copy of one GPU to pinned host memory over PCIe, beside other traffic."""
 WRITE_BYTES_PER_SECOND = 500e6
 ITERATION_SECONDS = 1.0
+COMPRESSION_RATIO = 1.2
+"""Of weights and moments in fp32 and bf16, in measurements."""
+COMPRESSED_BYTES_PER_SECOND = 450e6
+PARITY_BYTES_PER_SECOND = 2e9
+"""Bytes of data for which one core computes a parity block per stripe; 10+2 takes twice the time."""
 INTERFERENCE = 0.05
 """Assumed share by which training is slower while a checkpoint is copied and written."""
 MAX_BYTES_PER_RANK = 4e12
@@ -62,6 +68,9 @@ class PlanOptions:
     budget: str | None = None
     every: str | None = None
     policy: str | None = None
+    parity: str | None = None
+    compress: bool | None = None
+    unchanged: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +125,10 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
     iteration = _parse(options.iteration, "--iteration", parse_positive_seconds, ITERATION_SECONDS)
     copy = _parse(options.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
     write = _parse(options.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
-    snapshot, persist = (state_bytes / (options.ranks or 1) / speed for speed in (copy, write))
+    snapshot = state_bytes / (options.ranks or 1) / copy
+    writing: list[PlanInput] = []
+    new_bytes, encoding = _written(options, state_bytes / (options.ranks or 1), writing)
+    persist = encoding + new_bytes / write
     if options.lag is not None:
         durable_seconds = parse_seconds(options.lag, "--lag")
         snapshot = min(snapshot, durable_seconds)
@@ -130,6 +142,7 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
     if state_bytes:
         inputs.append(_input("copying", f"{format_bytes(round(copy))}/s a rank", options.copy_bandwidth))
         inputs.append(_input("writing", f"{format_bytes(round(write))}/s a rank", options.write_bandwidth))
+        inputs.extend(writing)
     slower = f"assumed: {percent(INTERFERENCE)} slower until it is durable"
     inputs.append(_input("cost of one", duration(cost), options.stall, slower))
     follows = "follows from size and speeds" if state_bytes else "assumed: at once"
@@ -141,6 +154,44 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
         checkpoint_bytes=round(state_bytes),
         cost_seconds=cost,
     )
+
+
+def _written(options: PlanOptions, rank_bytes: float, inputs: list[PlanInput]) -> tuple[float, float]:
+    """Return the bytes that a rank writes, and the seconds of encoding them."""
+    seconds = 0.0
+    if options.unchanged is not None:
+        share = _share(options.unchanged)
+        rank_bytes *= 1 - share
+        inputs.append(PlanInput(name="unchanged", value=percent(share), origin="given: not written again"))
+    if options.compress:
+        seconds += rank_bytes / COMPRESSED_BYTES_PER_SECOND
+        rank_bytes /= COMPRESSION_RATIO
+        speed = f"{format_bytes(round(COMPRESSED_BYTES_PER_SECOND))}/s a rank"
+        inputs.append(
+            PlanInput(name="compressing", value=speed, origin=f"assumed, 1/{COMPRESSION_RATIO} of the size")
+        )
+    code = None if options.parity is None else parse_parity(options.parity)
+    if code is not None:
+        seconds += rank_bytes * code.parity_blocks / PARITY_BYTES_PER_SECOND
+        parity_bytes = StripeLayout(code, round(rank_bytes)).size_bytes
+        speed = f"{format_bytes(round(PARITY_BYTES_PER_SECOND / code.parity_blocks))}/s a rank"
+        inputs.append(
+            PlanInput(
+                name="parity", value=speed, origin=f"assumed, {code} is {percent(parity_bytes / rank_bytes)} more"
+            )
+        )
+        rank_bytes += parity_bytes
+    return rank_bytes, seconds
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        raise ValueError(f"--unchanged {text!r} is not a share: write 90% or 0.9") from None
+    if not 0 <= share < 1:
+        raise ValueError(f"--unchanged {text!r} is outside 0% to 100%: write 90% or 0.9")
+    return share
 
 
 def _state_bytes(options: PlanOptions, inputs: list[PlanInput]) -> float:

@@ -68,12 +68,12 @@ class Checkpointer:
         backend: str = "thread",
         debug: bool = False,
         parity: ParityCode | None = None,
+        compress: bool = False,
         reporter: Reporter,
         ranks: Ranks,
     ) -> None:
         self._ranks = ranks
-        self._number = 0
-        """Number of checkpoints that this attempt began, the same on all ranks."""
+        self._number = 0  # of checkpoints that this attempt began, the same on all ranks
         self.store, self.job, self.uid, self.parity = store, job, uid, parity
         self.attempt = 0
         """0 while the store could not be written to."""
@@ -104,7 +104,7 @@ class Checkpointer:
         self._settled: list[CheckpointRun] = []
         """Runs that have settled since `drain`."""
         self._damaged: set[str] = set()
-        self._events = CheckpointEvents(reporter, store)
+        self._events = CheckpointEvents(reporter, store, parity, compress)
         self.listeners: list[RunListener] = []
         """Listeners of integrations to the runs of this attempt."""
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
@@ -208,9 +208,7 @@ class Checkpointer:
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
-            self._events.estimate_space(
-                self.job, captured, self._ranks.world_size, self.retention_queue.rules, self.parity
-            )
+            self._events.estimate_space(self.job, captured, self._ranks.world_size, self.retention_queue.rules)
 
     def take(
         self,

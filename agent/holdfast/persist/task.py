@@ -85,8 +85,12 @@ def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
     if not names:
         return set()
     found = {slot.name: slot.end - slot.start for slot in contents.slots if slot.name in names}
-    is_enough = sum(found.values()) >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * contents.size_bytes)
-    return set(found) if is_enough else set()
+    return set(found) if is_worth_sharing(sum(found.values()), contents.size_bytes) else set()
+
+
+def is_worth_sharing(unchanged_bytes: int, size_bytes: int) -> bool:
+    """Return whether so much of a state of `size_bytes` is worth a file that later checkpoints share."""
+    return unchanged_bytes >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * size_bytes)
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):

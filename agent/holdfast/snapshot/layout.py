@@ -165,10 +165,14 @@ def _cuda_devices(captured: CapturedState) -> list[torch.device]:
     return sorted({t.device for t in captured.tensors.values() if t.is_cuda}, key=lambda device: device.index or 0)
 
 
-def estimate_checkpoint_bytes(captured: CapturedState, world_size: int) -> int:
-    """Return about how large a checkpoint of all ranks is: each has as much state of its own as this rank."""
+def estimate_checkpoint_bytes(captured: CapturedState, world_size: int) -> tuple[int, int]:
+    """Return about how large a checkpoint of all ranks is: each has as much state of its own as this rank.
+
+    The second number is how much of it no optimizer trains, so that checkpoints may share it.
+    """
     tensors: dict[str, torch.Tensor] = {}
     for found in reversed(captured.whole.maps):  # a lookup in all of them per tensor takes ten times as long
         tensors.update(found)
     own_bytes = sum(tensors[name].nbytes for name in captured.rank_local if name in tensors)
-    return sum(tensor.nbytes for tensor in tensors.values()) + (world_size - 1) * own_bytes
+    frozen_bytes = sum(tensors[name].nbytes for name in captured.frozen if name in tensors)
+    return sum(tensor.nbytes for tensor in tensors.values()) + (world_size - 1) * own_bytes, frozen_bytes

@@ -8,13 +8,14 @@ import time
 
 from holdfast.format.parity_file import ParityCode, StripeLayout
 from holdfast.pacing.quantities import format_bytes
+from holdfast.persist.task import is_worth_sharing
 from holdfast.protocol import messages
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, checkpoint_id
 from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.state.registry import CapturedState
-from holdfast.store import Store
+from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter, text
 
@@ -33,8 +34,11 @@ REPORTED: dict[RunState, CheckpointState] = {
 class CheckpointEvents:
     """Listens to runs. For any thread."""
 
-    def __init__(self, reporter: Reporter, store: Store) -> None:
+    def __init__(
+        self, reporter: Reporter, store: Store, parity: ParityCode | None = None, compress: bool = False
+    ) -> None:
         self._reporter, self._store = reporter, store
+        self._parity, self._compress = parity, compress
         self._lock = threading.Lock()
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
@@ -73,9 +77,7 @@ class CheckpointEvents:
         if is_new:
             self._reporter.notice("warning", "checkpoint", f"{reason}; {consequence}")
 
-    def estimate_space(
-        self, job: str, captured: CapturedState, world_size: int, rules: Retention, parity: ParityCode | None
-    ) -> None:
+    def estimate_space(self, job: str, captured: CapturedState, world_size: int, rules: Retention) -> None:
         """Report once, on a background thread, how much space the checkpoints will take."""
         if self._space_estimated:
             return
@@ -83,35 +85,49 @@ class CheckpointEvents:
 
         def report() -> None:
             try:
-                size_bytes = estimate_checkpoint_bytes(captured, world_size)
-                if parity is not None:
-                    size_bytes += StripeLayout(parity, size_bytes).size_bytes
-                self.report_space(job, size_bytes, rules)
+                size_bytes, frozen_bytes = estimate_checkpoint_bytes(captured, world_size)
+                if not isinstance(self._store, LocalStore) or not is_worth_sharing(frozen_bytes, size_bytes):
+                    frozen_bytes = 0
+                if self._parity is not None:
+                    size_bytes += StripeLayout(self._parity, size_bytes).size_bytes
+                    frozen_bytes += StripeLayout(self._parity, frozen_bytes).size_bytes
+                self.report_space(job, size_bytes, rules, shared_bytes=frozen_bytes)
             except Exception as error:  # an estimate must not fail anything
                 logger.debug("%s: the space for checkpoints is not estimated: %s", job, error)
 
         io_pool.submit(report)
 
-    def report_space(self, job: str, checkpoint_bytes: int, rules: Retention) -> None:
+    def report_space(self, job: str, checkpoint_bytes: int, rules: Retention, *, shared_bytes: int = 0) -> None:
         """Log how much space the checkpoints will take, and warn if the store has less. For any thread.
 
         Those in the store already count as large as the next one.
+
+        Args:
+            job: the job.
+            checkpoint_bytes: size of one, before compression.
+            rules: how many are kept.
+            shared_bytes: how much of it all of them share.
         """
         free_bytes, url, most = self._free_bytes(), self._store.url, rules.most_kept
-        kept_bytes = _kept_bytes(checkpoint_bytes, rules)
+        kept_bytes = _kept_bytes(checkpoint_bytes, shared_bytes, rules)
         one, free = format_bytes(checkpoint_bytes), "an unknown amount"
         if free_bytes is not None:
             free = format_bytes(free_bytes)
         keeps = "sets no limit" if kept_bytes is None else f"keeps up to {format_bytes(kept_bytes)}"
         count = f" ({most} checkpoints)" if most is not None and most > 1 else ""
-        message = "%s: a checkpoint takes about %s; retention '%s' %s%s; %s has %s free"
-        logger.info(message, job, one, rules, keeps, count, url, free)
+        shared = f", {format_bytes(shared_bytes)} of which all of them share" if shared_bytes else ""
+        before = " before compression" if self._compress else ""
+        message = "%s: a checkpoint takes about %s%s%s; retention '%s' %s%s; %s has %s free"
+        logger.info(message, job, one, before, shared, rules, keeps, count, url, free)
         if free_bytes is None:
             return
         least_bytes = kept_bytes or checkpoint_bytes
-        present_bytes = min(least_bytes, checkpoint_bytes * len(self._store.checkpoints(job)))
-        peak_bytes = least_bytes + checkpoint_bytes
+        present_bytes = min(
+            least_bytes, _bytes_of(len(self._store.checkpoints(job)), checkpoint_bytes, shared_bytes)
+        )
+        peak_bytes = least_bytes + checkpoint_bytes - shared_bytes
         if peak_bytes - present_bytes > free_bytes:
+            one += before + shared
             kept = f"{most} checkpoints of {one}" if count else f"checkpoints of {one}"
             present = f", {format_bytes(present_bytes)} of which is in use," if present_bytes else ""
             self._reporter.notice(
@@ -194,12 +210,16 @@ class CheckpointEvents:
         return None if free is None else min(free, MAX_FREE_BYTES)
 
 
-def _kept_bytes(checkpoint_bytes: int, rules: Retention) -> int | None:
+def _kept_bytes(checkpoint_bytes: int, shared_bytes: int, rules: Retention) -> int | None:
     """Return the most bytes that the rules keep; `None` if they set no limit."""
     limits = [] if rules.size_bytes is None else [round(rules.size_bytes)]
     if rules.most_kept is not None:
-        limits.append(checkpoint_bytes * rules.most_kept)
+        limits.append(_bytes_of(rules.most_kept, checkpoint_bytes, shared_bytes))
     return min(limits, default=None)
+
+
+def _bytes_of(count: int, checkpoint_bytes: int, shared_bytes: int) -> int:
+    return min(count, 1) * shared_bytes + count * (checkpoint_bytes - shared_bytes)
 
 
 def not_writable(store: Store, error: Exception) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from holdfast.checkpoint import restore
+from holdfast.store import open_store
 from tests.support.exact_multi_rank_job import EPOCHS, QUIET_BATCH, QUIET_SAMPLES
 
 BATCHES = EPOCHS * QUIET_SAMPLES // QUIET_BATCH
@@ -70,6 +72,21 @@ def test_each_start_goes_on_with_the_next_sample_from_the_numbers_that_were_left
         assert sorted(epoch) == list(range(QUIET_SAMPLES))
     assert losses == pytest.approx(fixed[1], rel=1e-4)
     assert padded == 0
+
+
+def test_compressed_checkpoints_with_parity_are_resharded_like_plain_ones(fixed, ranks, tmp_path):
+    pytest.importorskip("numpy")
+    chain = [("fsdp", 2), ("ddp", 3), ("fsdp", 2)]
+    # a budget that a job this small keeps: compression pauses otherwise
+    options = {"compress": True, "parity": "10+2", "budget": 1.0}
+    samples, losses, _ = go_through(ranks, tmp_path, chain, **options)
+    assert samples == fixed[0]
+    assert losses == pytest.approx(fixed[1], rel=1e-4)
+    store = open_store(str(tmp_path))
+    found = [restore.manifest(store, "job", each) for each in store.checkpoints("job")]
+    encoded = {manifest.world_size for manifest in found if any(file.encoding for file in manifest.files)}
+    assert encoded == {2, 3}
+    assert all(file.parity for manifest in found for file in manifest.files)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.checkpoint import restore
 from holdfast.store import open_store
 from tests.support.exact_job import SAMPLES
 from tests.support.exact_multi_rank_job import EPOCHS, batches_of
@@ -102,6 +104,32 @@ def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undis
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind, backend=backend)
 
 
+@pytest.mark.parametrize(("kind", "damaged"), [("ddp", False), ("fsdp", True)])
+def test_compressed_checkpoints_with_parity_resume_exactly_also_repaired(
+    kind, damaged, ranks, undisturbed_ranks, tmp_path
+):
+    pytest.importorskip("numpy")
+    # a budget that a job this small keeps: compression pauses otherwise
+    options = {"kind": kind, "compress": True, "parity": "10+2", "budget": 1.0, "every": 2}
+    death = PlannedRankKill("SIGKILL", 1, 6, "backward")
+    newest = []
+
+    def damage() -> None:
+        store = open_store(str(tmp_path))
+        checkpoint = store.checkpoints("job")[-1]
+        manifest = restore.manifest(store, "job", checkpoint)
+        newest.append(manifest.iteration)
+        assert {file.name.partition(".")[0] for file in manifest.files if file.encoding} == {"rank-0", "rank-1"}
+        for file in manifest.files if damaged else ():
+            path = store.root / "job" / checkpoint / file.name
+            data = bytearray(path.read_bytes())
+            data[5000] ^= 1
+            path.write_bytes(data)
+
+    begun = judge(ranks, tmp_path, undisturbed_ranks(kind, 2), [death], between=damage, **options)
+    assert begun == [1, newest[0] + 1]
+
+
 @pytest.mark.parametrize(("kind", "world_size"), [("ddp", 3), ("fsdp", 2)])
 def test_checkpoints_of_each_iteration_change_no_bit(kind, world_size, ranks, undisturbed_ranks, tmp_path):
     """Beside a run that knows nothing of Holdfast."""
@@ -176,9 +204,18 @@ def test_twenty_deaths_change_no_bit(kind, world_size, ranks, undisturbed_ranks,
 
 
 def judge(
-    launcher: RankLauncher, place: Path, expected: list[Log], plan: list[PlannedRankKill], **options: Any
-) -> None:
-    """Put a job through these deaths and to its end, each start in new processes with other random numbers."""
+    launcher: RankLauncher,
+    place: Path,
+    expected: list[Log],
+    plan: list[PlannedRankKill],
+    between: Callable[[], None] = lambda: None,
+    **options: Any,
+) -> list[int]:
+    """Put a job through these deaths and to its end, each start in new processes with other random numbers.
+
+    `between` is called after each death. Returns the first iteration after each start.
+    """
+    begun = []
     seen: list[Log] = [{} for _ in expected]
     for number, death in enumerate([*plan, None]):
         orders = {"start": number, "death": asdict(death) if death is not None else None}
@@ -188,8 +225,12 @@ def judge(
             account = "\n".join(rank.account() for rank in ranks)
             logs = [dict(map(json.loads, rank.said("iteration "))) for rank in ranks]
         assert (statuses[death.rank] != 0) if death is not None else not any(statuses), account
+        begun.append(min(logs[0], default=0))
         for rank, log in enumerate(logs):
             difference = first_difference(expected[rank], log)
             assert difference is None, f"rank {rank}: {difference}; start {number} of {plan} with {options}"
             seen[rank] |= log
+        if death is not None:
+            between()
     assert seen == expected
+    return begun

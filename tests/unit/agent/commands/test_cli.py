@@ -34,9 +34,9 @@ SURFACE = {
     "pause-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "pin": ["JOB", "CHECKPOINT", "--json", "--no-wait", "--server", "--token"],
     "plan": [
-        "--budget", "--bytes-per-parameter", "--copy-bandwidth", "--every", "--interval", "--iteration", "--job",
-        "--json", "--lag", "--mtbf", "--parameters", "--policy", "--ranks", "--restart", "--server", "--simulate",
-        "--stall", "--state", "--token", "--write-bandwidth",
+        "--budget", "--bytes-per-parameter", "--compress", "--copy-bandwidth", "--every", "--interval",
+        "--iteration", "--job", "--json", "--lag", "--mtbf", "--parameters", "--parity", "--policy", "--ranks",
+        "--restart", "--server", "--simulate", "--stall", "--state", "--token", "--unchanged", "--write-bandwidth",
     ],
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
     "probe": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],

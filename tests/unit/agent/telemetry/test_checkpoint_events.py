@@ -97,6 +97,35 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path: Path, caplog: py
     assert "need about 4 GB, 2 GB of which is in use, and" in warning
 
 
+def test_what_all_checkpoints_share_counts_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "holdfast")
+    events(tmp_path, 13 * GB).report_space(JOB, 10 * GB, parse_retention("last 3"), shared_bytes=9 * GB)
+    (line,), warnings = lines(caplog)
+    assert "about 10 GB, 9 GB of which all of them share; retention 'last 3' keeps up to 12 GB (3 " in line
+    assert warnings == []
+    events(tmp_path, 12 * GB).report_space(JOB, 10 * GB, parse_retention("last 3"), shared_bytes=9 * GB)
+    (warning,) = lines(caplog)[1]
+    assert "one being written need about 13 GB and" in warning
+
+
+def test_a_session_counts_frozen_weights_once_and_says_that_sizes_are_those_before_compression(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "holdfast")
+    model = torch.nn.Sequential(torch.nn.Linear(700, 700).requires_grad_(False), torch.nn.Linear(700, 1))
+    optimizer = torch.optim.AdamW(model[1].parameters())
+    with holdfast.Session(
+        "job", store=tmp_path, backend="thread", keep=4, compress=True, model=model, optimizer=optimizer
+    ) as session:
+        model(torch.ones(2, 700)).sum().backward()
+        optimizer.step()
+        session.step()
+        eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
+    (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
+    size = "about 1.99 MB before compression, 1.96 MB of which all of them share; retention 'spaced 4' keeps up to"
+    assert f"{size} 2.06 MB" in line
+
+
 def test_where_the_free_space_is_unknown_nothing_is_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,7 +152,7 @@ def test_a_session_reports_it_once_with_the_size_that_its_checkpoints_have(
             optimizer.zero_grad()
             session.step()
             assert session._checkpoints.wait_settled(300)
-        estimate = estimate_checkpoint_bytes(session._training.outline(), 1)
+        estimate, _ = estimate_checkpoint_bytes(session._training.outline(), 1)
         eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
     (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
     assert line.startswith(f"job: a checkpoint takes about {size}; retention 'spaced 4' keeps up to {kept} (4 ")
