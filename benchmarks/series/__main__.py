@@ -126,7 +126,9 @@ def learn(codec: Codec, wave: Wave) -> None:
     states = []
     for share in TRAINING_COLUMNS:
         shot = _shot(wave.survey, share)
-        states += [state.clone() for number, state in enumerate(forward_states(shot, wave)) if not number % LEARN_EVERY]
+        states += [
+            state.clone() for number, state in enumerate(forward_states(shot, wave)) if not number % LEARN_EVERY
+        ]
     codec.fit(states)
     print(f"{codec.name} learned from {len(states)} states in {codec.training_seconds:.1f} s", flush=True)
 
@@ -223,7 +225,9 @@ def print_strange(method: Method) -> None:
     )
 
 
-def _point(method: Method, revolve: dict[int, Recomputation], survey: Survey) -> tuple[str, float, float, float, float]:
+def _point(
+    method: Method, revolve: dict[int, Recomputation], survey: Survey
+) -> tuple[str, float, float, float, float]:
     at_equal_memory = revolve[slots_in(method.memory_bytes, survey)]
     seconds = statistics.median(method.seconds), statistics.median(at_equal_memory.seconds)
     return method.name, method.compression, method.error, *seconds

@@ -9,11 +9,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from holdfast.series.blocks import BLOCK, SIDE, BlockCodec, BlockCovariance
 
-CROP_BLOCKS = 8
-"""Training uses pieces of 8 × 8 blocks, so that its cost does not grow with the states."""
-CROPS_PER_STATE = 4
-MAX_CROPS = 512
-BATCH = 32
+CROP_BLOCKS = 16
+"""Training uses pieces of 16 × 16 blocks, so that its cost does not grow with the states."""
+MAX_CROPS = 256
+BATCH = 8
 LEARNING_RATE = 3e-3
 RATE_WEIGHT = 0.1
 """Weight of the size of coefficients in the loss, against the squared error in units of the tolerance."""
@@ -56,10 +55,9 @@ class Autoencoder(BlockCodec):
 
     def observe(self, blocks: Tensor) -> None:
         self._covariance.add(blocks)
-        for _ in range(CROPS_PER_STATE):
-            if len(self._crops) == MAX_CROPS:
-                del self._crops[self._draw(MAX_CROPS)]
-            self._crops.append(self._crop(blocks))
+        if len(self._crops) == MAX_CROPS:
+            del self._crops[self._draw(MAX_CROPS)]
+        self._crops.append(self._crop(blocks))
 
     def learn(self) -> list[Tensor]:
         directions = self._covariance.leading_directions(self.latents)
@@ -119,4 +117,4 @@ class Autoencoder(BlockCodec):
 
 def _neighborhood(coefficients: Tensor, weight: Tensor) -> Tensor:
     """Convolve over the grid of blocks; the last dimension holds the channels."""
-    return F.gelu(F.conv2d(coefficients.permute(0, 3, 1, 2), weight, padding=1)).permute(0, 2, 3, 1)
+    return F.relu(F.conv2d(coefficients.permute(0, 3, 1, 2), weight, padding=1)).permute(0, 2, 3, 1)

@@ -1,7 +1,7 @@
-"""What the learned codecs share: states as blocks of 64 elements, and integers for what is left of each block.
+"""What the learned codecs share: blocks of 64 elements, mapped to fewer coefficients, which are stored as bytes.
 
-The last two dimensions are cut into blocks of 8 × 8; a vector is cut into blocks of 64. A codec maps a block to fewer
-coefficients, which are rounded to multiples of one step, stored as bytes and compressed by Zstandard.
+The last two dimensions of a state are cut into blocks of 8 × 8, and a vector into blocks of 64. Coefficients are
+rounded to multiples of one step and compressed by Zstandard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast.codecs.frames import NumberCompressor, decompress
-from holdfast.series.codecs import Codec, Payload, checked_tolerance
+from holdfast.series.codecs import Codec, Payload, StateFormat, checked_tolerance
 
 SIDE = 8
 BLOCK = SIDE * SIDE
@@ -101,25 +101,25 @@ class BlockCodec(Codec):
             raise ValueError("fit() needs at least one state that is finite and not zero everywhere")
         self._train()
 
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload | None:
+    def encode(self, state: Tensor, form: StateFormat) -> Payload | None:
         if self._device is None:
-            self._observe(state, scale)
+            self._observe(state, form.scale)
             if self._seen >= self.train_states:
                 self._train()
             return None
-        coefficients = self.analyze(to_blocks(state.to(self._device, torch.float32) / scale))
+        coefficients = self.analyze(to_blocks(state.to(self._device, torch.float32) / form.scale))
         step = self.tolerance * SIDE * self.step_share
         step = max(step, float(coefficients.abs().max()) / _MOST)
         whole = torch.round(coefficients / step).to(torch.int8).cpu()
         return struct.pack("<f", step) + self._compressor.compress(whole.numpy().tobytes())
 
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
         assert isinstance(payload, bytes)
         (step,) = struct.unpack_from("<f", payload)
-        grid = (*block_grid(shape), self.latents)
+        grid = (*block_grid(form.shape), self.latents)
         content = bytearray(decompress(memoryview(payload)[4:], math.prod(grid)))
         whole = torch.frombuffer(content, dtype=torch.int8).view(grid).to(self._device, torch.float32)
-        return from_blocks(self.synthesize(whole * step), shape).mul_(scale)
+        return from_blocks(self.synthesize(whole * step), form.shape).mul_(form.scale)
 
     def _observe(self, state: Tensor, scale: float) -> None:
         started = time.perf_counter()

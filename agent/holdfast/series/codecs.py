@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import importlib
 import math
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -17,12 +18,21 @@ HALF_TOLERANCE = 2.0**-11
 _MOST_DIMENSIONS = 3
 
 
-class Codec(abc.ABC):
-    """Encodes one state at a time. The store checks the error, so that a codec may miss its tolerance.
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """What is known of a state without its elements."""
 
-    `scale` is the largest magnitude of a state, which is positive and finite, and `limit` the largest error that is
-    allowed at any of its elements.
-    """
+    shape: Size
+    dtype: torch.dtype
+    """Single or double precision, in which it is encoded."""
+    scale: float = 1.0
+    """Its largest magnitude."""
+    limit: float = 0.0
+    """Largest error of an element that is allowed."""
+
+
+class Codec(abc.ABC):
+    """Encodes one state at a time. The store checks the error, so that a codec may miss its tolerance."""
 
     name: str
     tolerance: float
@@ -32,12 +42,12 @@ class Codec(abc.ABC):
     training_seconds = 0.0
 
     @abc.abstractmethod
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload | None:
-        """Return the payload of a state in single or double precision; `None` while the codec learns from states."""
+    def encode(self, state: Tensor, form: StateFormat) -> Payload | None:
+        """Return the payload of a state; `None` while the codec learns from states."""
 
     @abc.abstractmethod
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
-        """Return the state, in any precision and on any device."""
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
+        """Return the state as a new tensor, in any precision and on any device."""
 
 
 class Raw(Codec):
@@ -46,11 +56,11 @@ class Raw(Codec):
     name = "raw"
     tolerance = 0.0
 
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload:
+    def encode(self, state: Tensor, form: StateFormat) -> Payload:
         return state.clone(memory_format=torch.contiguous_format)
 
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
-        return _tensor(payload, dtype).view(shape)
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
+        return _tensor(payload, form.dtype).clone().view(form.shape)
 
 
 class Half(Codec):
@@ -59,13 +69,12 @@ class Half(Codec):
     name = "half"
     tolerance = HALF_TOLERANCE
 
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload:
-        return _times_power_of_two(state, -math.frexp(scale)[1]).half().contiguous()
+    def encode(self, state: Tensor, form: StateFormat) -> Payload:
+        return _times_power_of_two(state, -math.frexp(form.scale)[1]).half().contiguous()
 
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        half = _tensor(payload, torch.half).view(shape)
-        return _times_power_of_two(half.to(wide), math.frexp(scale)[1])
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
+        half = _tensor(payload, torch.half).view(form.shape)
+        return _times_power_of_two(half.to(form.dtype), math.frexp(form.scale)[1])
 
 
 class Zfp(Codec):
@@ -77,11 +86,11 @@ class Zfp(Codec):
         self.tolerance = checked_tolerance(tolerance)
         self._zfpy = required_library("zfpy", self.name)
 
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload:
-        return bytes(self._zfpy.compress_numpy(_field(state).numpy(), tolerance=limit))
+    def encode(self, state: Tensor, form: StateFormat) -> Payload:
+        return bytes(self._zfpy.compress_numpy(_field(state).numpy(), tolerance=form.limit))
 
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
-        return torch.from_numpy(self._zfpy.decompress_numpy(payload)).view(shape)
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
+        return torch.from_numpy(self._zfpy.decompress_numpy(payload)).view(form.shape)
 
 
 class Sz3(Codec):
@@ -93,26 +102,25 @@ class Sz3(Codec):
         self.tolerance = checked_tolerance(tolerance)
         self._pysz = required_library("pysz", self.name)
 
-    def encode(self, state: Tensor, scale: float, limit: float) -> Payload:
+    def encode(self, state: Tensor, form: StateFormat) -> Payload:
         field = _field(state)
         settings = self._pysz.szConfig(tuple(field.shape))
-        settings.errorBoundMode = self._pysz.szErrorBoundMode.ABS
-        settings.absErrorBound = limit
+        settings.errorBoundMode, settings.absErrorBound = self._pysz.szErrorBoundMode.ABS, form.limit
         return bytes(self._pysz.sz.compress(field.numpy(), settings)[0])
 
-    def decode(self, payload: Payload, shape: Size, dtype: torch.dtype, scale: float, limit: float) -> Tensor:
-        numpy = required_library("numpy", self.name)
-        stored = numpy.frombuffer(payload, dtype=numpy.uint8).copy()
-        wide = numpy.float64 if dtype == torch.float64 else numpy.float32
-        return torch.from_numpy(self._pysz.sz.decompress(stored, wide, _field_shape(shape))[0]).view(shape)
+    def decode(self, payload: Payload, form: StateFormat) -> Tensor:
+        stored = torch.frombuffer(bytearray(payload), dtype=torch.uint8).numpy()  # type: ignore[arg-type]
+        dtype = torch.empty(0, dtype=form.dtype).numpy().dtype
+        return torch.from_numpy(self._pysz.sz.decompress(stored, dtype, _field_shape(form.shape))[0]).view(
+            form.shape
+        )
 
 
 def checked_tolerance(tolerance: float) -> float:
     """Return it; ValueError unless it is greater than 0 and below 1."""
     if not 0 < tolerance < 1:
         raise ValueError(
-            f"tolerance={tolerance!r} must be greater than 0 and less than 1: it is relative to the largest magnitude "
-            "of a state; for exact states use Raw()"
+            f"tolerance={tolerance!r} must be greater than 0 and less than 1; Raw() stores exact states"
         )
     return float(tolerance)
 

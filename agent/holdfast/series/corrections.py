@@ -1,44 +1,41 @@
 """Elements that a codec misses, stored beside its payload: a few of them need not cost a whole state.
 
-A correction is a multiple of the largest error that is allowed, so that half of that error remains. Its bytes are a
-Zstandard frame of the distances between corrected elements, as four byte planes, and of the multiples.
+A correction is a multiple of the largest error that is allowed, so that half of that error remains. Stored are the
+number of bytes of a distance, the distances between corrected elements, and the multiples.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from holdfast.codecs.frames import NumberCompressor, decompress
-
-_ELEMENT_BYTES = 5
-_COUNT_BYTES = 4
+_DISTANCES = (np.uint8, np.uint16, np.uint32, np.uint64)
 _MOST = 127
 
 
-def corrections(state: Tensor, decoded: Tensor, limit: float) -> bytes | None:
-    """Return what brings each element of `decoded` within `limit` of `state`; `None` if that is no small change."""
-    missing = (state - decoded).reshape(-1).div_(limit)
-    places = (missing.abs() > 1).nonzero().view(-1)
-    multiples = missing[places].round_()
-    count = len(places)
-    if count * _ELEMENT_BYTES > state.numel() or (count and not bool((multiples.abs() <= _MOST).all())):
-        return None
-    distances = torch.diff(places, prepend=places.new_zeros(1)).to(torch.int32).cpu()
-    planes = distances.view(torch.uint8).view(-1, 4).T.contiguous().numpy().tobytes()
-    codes = multiples.to(torch.int8).cpu().numpy().tobytes()
-    return count.to_bytes(_COUNT_BYTES, "little") + NumberCompressor().compress(planes + codes)
+def corrections(error: Tensor, limit: float) -> bytes:
+    """Return what brings each element of an error within `limit`; nothing if that takes too much space."""
+    found = error.reshape(-1).cpu().numpy()
+    places = np.flatnonzero(np.abs(found) > limit)
+    multiples = np.rint(found[places] / limit)
+    if 5 * len(places) > len(found) or not (np.abs(multiples) <= _MOST).all():
+        return b""
+    distances = np.diff(places, prepend=0)
+    width = next(kind for kind in _DISTANCES if int(distances.max()) <= np.iinfo(kind).max)
+    stored = distances.astype(width)
+    return bytes([stored.itemsize]) + stored.tobytes() + multiples.astype(np.int8).tobytes()
 
 
 def apply_corrections(decoded: Tensor, stored: bytes, limit: float) -> Tensor:
-    """Correct `decoded` in place, and return it."""
+    """Return the corrected state; it may be `decoded`, changed in place."""
     if not stored:
         return decoded
-    count = int.from_bytes(stored[:_COUNT_BYTES], "little")
-    content = bytearray(decompress(stored[_COUNT_BYTES:], count * _ELEMENT_BYTES))
-    planes = torch.frombuffer(content, dtype=torch.uint8, count=4 * count).view(4, -1)
-    distances = planes.T.reshape(-1).view(torch.int32)
-    codes = torch.frombuffer(content, dtype=torch.int8, offset=4 * count)
-    places = distances.cumsum(0).to(decoded.device)
-    decoded.view(-1).index_add_(0, places, codes.to(decoded) * limit)
+    decoded = decoded.contiguous()
+    width = stored[0]
+    count = (len(stored) - 1) // (width + 1)
+    distances = np.frombuffer(stored, dtype=f"u{width}", count=count, offset=1)
+    multiples = np.frombuffer(stored, dtype=np.int8, offset=1 + count * width)
+    places = torch.from_numpy(np.cumsum(distances, dtype=np.int64)).to(decoded.device)
+    decoded.view(-1).index_add_(0, places, torch.from_numpy(multiples * limit).to(decoded))
     return decoded

@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from holdfast.errors import HoldfastError
 from holdfast.pacing.quantities import parse_bytes
 from holdfast.series.autoencoder import Autoencoder
-from holdfast.series.codecs import Codec, Half, Payload, Raw, Sz3, Zfp
+from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp
 from holdfast.series.corrections import apply_corrections, corrections
 from holdfast.series.pca import StreamingPCA
 from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
@@ -88,20 +88,18 @@ class SeriesReport:
 
 @dataclass(frozen=True, slots=True)
 class _StoredState:
-    codec: Codec | None
-    """Codec of the payload; `None` for a state of zeros, which has none."""
-    payload: StoredPayload | None
-    correction_bytes: int
-    """Size of the corrections at the end of the payload."""
     like: Tensor
     """An empty tensor with the type and the device of the state."""
-    shape: Size
-    scale: float
-    limit: float
+    form: StateFormat
+    codec: Codec | None = None
+    """`None` for a state of zeros, which has no payload."""
+    payload: StoredPayload | None = None
+    correction_bytes: int = 0
+    """Size of the corrections at the end of the payload."""
 
     @property
     def raw_bytes(self) -> int:
-        return math.prod(self.shape) * self.like.element_size()
+        return math.prod(self.form.shape) * self.like.element_size()
 
 
 @dataclass(eq=False, slots=True)
@@ -142,7 +140,12 @@ class SeriesStore:
         store: str | os.PathLike[str] | None = None,
         device_memory: str | None = None,
     ) -> None:
-        self._codec = codec_named(codec) if isinstance(codec, str) else codec
+        if isinstance(codec, str) and codec not in CODECS:
+            known = ", ".join(CODECS)
+            raise ValueError(
+                f"codec={codec!r} is unknown: write one of {known}; zfp and sz3 need the extra `series`"
+            )
+        self._codec = CODECS[codec]() if isinstance(codec, str) else codec
         device_bytes = 0 if device_memory is None else int(parse_bytes(device_memory, "device_memory"))
         self._tiers = Tiers(int(parse_bytes(memory, "memory")), device_bytes, store)
         self._raw, self._half = Raw(), Half()
@@ -270,64 +273,66 @@ class SeriesStore:
             return self._exact(state)
         wide = state.to(_WIDE[state.dtype])
         scale = float(wide.abs().max())
+        form = StateFormat(state.shape, wide.dtype, scale, MARGIN * codec.tolerance * scale)
         if scale == 0:
-            return _StoredState(None, None, 0, state.new_empty(0), state.shape, 0, 0)
-        limit = MARGIN * codec.tolerance * scale
-        if not torch.finfo(wide.dtype).tiny < limit < math.inf:  # among denormal numbers it cannot be checked
+            return _StoredState(state.new_empty(0), form)
+        if not torch.finfo(wide.dtype).tiny < form.limit < math.inf:  # among denormal numbers it cannot be checked
             return self._exact(state)
-        payload = codec.encode(wide, scale, limit)
+        payload = codec.encode(wide, form)
+        is_miss = payload is not None
         if payload is None:
             report.learned_from += 1
-        elif kept := self._checked(codec, payload, wide, state, scale, limit):
+        elif kept := self._checked(codec, payload, wide, state, form):
             return kept
-        missed = payload is not None
         if state.element_size() > 2 and codec.name != self._half.name:
-            half = self._half.encode(wide, scale, limit)
-            if kept := self._checked(self._half, half, wide, state, scale, limit):
-                report.half_fallbacks += missed
+            if kept := self._checked(self._half, self._half.encode(wide, form), wide, state, form):
+                report.half_fallbacks += is_miss
                 return kept
-        report.raw_fallbacks += missed
-        return self._kept(self._raw, self._raw.encode(state, scale, limit), state, scale, limit)
+        report.raw_fallbacks += is_miss
+        return self._kept(self._raw, self._raw.encode(state, form), state)
 
     def _exact(self, state: Tensor) -> _StoredState:
         self._report.exact += 1
-        return self._kept(self._raw, self._raw.encode(state, 0, 0), state, 0, 0)
+        return self._kept(self._raw, self._raw.encode(state, StateFormat(state.shape, state.dtype)), state)
 
     def _checked(
-        self, codec: Codec, payload: Payload, wide: Tensor, state: Tensor, scale: float, limit: float
+        self, codec: Codec, payload: Payload, wide: Tensor, state: Tensor, form: StateFormat
     ) -> _StoredState | None:
         """Decode what was encoded, correct single elements, and keep it if each is within the limit."""
-        decoded = codec.decode(payload, state.shape, wide.dtype, scale, limit).to(wide)
-        error, corrected = _largest_error(wide, decoded.to(state.dtype)), b""
-        if error > limit and isinstance(payload, bytes):
-            corrected = corrections(wide, decoded, limit) or b""
-            error = _largest_error(wide, apply_corrections(decoded, corrected, limit).to(state.dtype))
+        decoded = codec.decode(payload, form).to(wide)
+        missing, corrected = wide - decoded.to(state.dtype), b""
+        error = float(missing.abs().max())
+        if error > form.limit and isinstance(payload, bytes) and (corrected := corrections(missing, form.limit)):
             payload += corrected
-        if not error <= limit:
+            missing = wide - apply_corrections(decoded, corrected, form.limit).to(state.dtype)
+            error = float(missing.abs().max())
+        if not error <= form.limit:
             return None
         self._report.corrected += bool(corrected)
-        self._report.largest_error = max(self._report.largest_error, error / scale)
-        return self._kept(codec, payload, state, scale, limit, len(corrected))
+        self._report.largest_error = max(self._report.largest_error, error / form.scale)
+        return self._kept(codec, payload, state, form, len(corrected))
 
     def _kept(
-        self, codec: Codec, payload: Payload, state: Tensor, scale: float, limit: float, correction_bytes: int = 0
+        self,
+        codec: Codec,
+        payload: Payload,
+        state: Tensor,
+        form: StateFormat | None = None,
+        correction_bytes: int = 0,
     ) -> _StoredState:
-        kept, like = self._tiers.add(payload), state.new_empty(0)
-        return _StoredState(codec, kept, correction_bytes, like, state.shape, scale, limit)
+        form = form or StateFormat(state.shape, state.dtype)
+        return _StoredState(state.new_empty(0), form, codec, self._tiers.add(payload), correction_bytes)
 
     @torch.no_grad()
     def _load(self, stored: _StoredState) -> Tensor:
         if stored.codec is None or stored.payload is None:
-            return stored.like.new_zeros(stored.shape)
-        started, dtype = time.perf_counter(), stored.like.dtype
+            return stored.like.new_zeros(stored.form.shape)
+        started = time.perf_counter()
         content, corrected = self._tiers.read(stored.payload), b""
         if isinstance(content, bytes) and stored.correction_bytes:
             content, corrected = content[: -stored.correction_bytes], content[-stored.correction_bytes :]
-        wide = dtype if stored.codec is self._raw else _WIDE[dtype]
-        state = stored.codec.decode(content, stored.shape, wide, stored.scale, stored.limit)
-        state = apply_corrections(state.to(stored.like.device, wide), corrected, stored.limit).to(dtype)
-        if isinstance(content, Tensor) and state.data_ptr() == content.data_ptr():
-            state = state.clone()  # the caller may change it
+        state = stored.codec.decode(content, stored.form).to(stored.like.device, stored.form.dtype)
+        state = apply_corrections(state, corrected, stored.form.limit).to(stored.like.dtype)
         self._report.decode_seconds += time.perf_counter() - started
         return state
 
@@ -348,19 +353,4 @@ class SeriesStore:
     def _require_writable(self) -> None:
         self._require_open()
         if os.getpid() != self._process:
-            raise SeriesStoreClosed(
-                "the series store belongs to the process that made it: a forked child may read it; make one in the child"
-            )
-
-
-def codec_named(name: str) -> Codec:
-    """Return the codec of that name, with its defaults."""
-    if name not in CODECS:
-        raise ValueError(
-            f"codec={name!r} is unknown: write one of {', '.join(CODECS)}. `zfp` and `sz3` need the extra `series`"
-        )
-    return CODECS[name]()
-
-
-def _largest_error(state: Tensor, decoded: Tensor) -> float:
-    return float((decoded.to(state.dtype) - state).abs_().max())
+            raise SeriesStoreClosed("the series store is of the parent process: a forked child may only read it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import tempfile
@@ -31,7 +30,7 @@ class StoredPayload:
 
 
 class Tiers:
-    """Keeps payloads within budgets. Those on the host that were stored first are written first: they are read last."""
+    """Keeps payloads within budgets. The oldest ones on the host go to the disk first: they are read last."""
 
     def __init__(self, memory_bytes: int, device_bytes: int, directory: str | os.PathLike[str] | None) -> None:
         self._limits = {"device": device_bytes, "host": memory_bytes}
@@ -82,8 +81,7 @@ class Tiers:
         if self._file is None:
             limit = format_bytes(self._limits["host"])
             raise SeriesStoreFull(
-                f"memory={limit} of the series store is full: raise it, give a directory as store=, or choose a codec "
-                "that needs less"
+                f"memory={limit} of the series store is full: raise it, or give store= a directory"
             )
         assert payload.content is not None
         payload.offset = self._file.append(_bytes_of(payload.content))
@@ -131,8 +129,6 @@ class SpillFile:
         """Use the space again if it is at the end, as it is when an adjoint gives back the newest state first."""
         if offset + size_bytes == self._end:
             self._end = offset
-            with contextlib.suppress(OSError):  # only the size of the file depends on it
-                os.ftruncate(self._file.fileno(), offset)
 
     def close(self) -> None:
         self._file.close()
