@@ -35,14 +35,14 @@ class Autoencoder(BlockCodec):
     """
 
     name = "autoencoder"
-    step_share = 0.5
+    step_share = 0.3
 
     def __init__(
         self,
         tolerance: float = 3e-2,
         *,
         latents: int = 16,
-        hidden: int = 48,
+        hidden: int = 32,
         train_states: int = 64,
         iterations: int = 400,
         seed: int = 0,

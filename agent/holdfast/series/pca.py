@@ -17,7 +17,7 @@ class StreamingPCA(BlockCodec):
     """
 
     name = "pca"
-    step_share = 0.3
+    step_share = 0.2
 
     def __init__(self, tolerance: float = 3e-2, *, latents: int = 16, train_states: int = 64) -> None:
         super().__init__(tolerance, latents, train_states)
