@@ -88,7 +88,9 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
             error = (velocity.detach() - truth).square().mean().sqrt()
-            print(f"iteration {iteration}: misfit {total:.4g}, states compressed {ratio:.1f}×, error {error:.1f} m/s")
+            print(
+                f"iteration {iteration}: misfit {total:.4g}, states compressed {ratio:.1f}×, error {error:.1f} m/s"
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""`make bench-series`: gradients of a wave inversion from compressed states, against recomputation at equal memory.
+"""`make bench-series`: gradients of a wave inversion from compressed states, and from recomputed ones.
 
-The gradient of a 2-D acoustic inversion needs the forward states newest first. They are stored by each codec, or
-recomputed from as many snapshots as fit into the memory that the codec takes (revolve). Learned codecs learn from
-some sources, and all figures are those of other ones; errors are the worst of these, relative to the gradient with
-all states in full. Compression counts what a codec learned. Seconds are CPU time of one core for a gradient, medians
-of rounds in which all methods take turns, without the training of a codec, which is a column of its own.
-`--plot` names an SVG file.
+The gradient of a 2-D acoustic inversion needs the forward states newest first. They are stored by each codec,
+or recomputed from as many snapshots as fit into the memory that the codec takes (revolve). Learned codecs learn
+from some sources, and all figures are those of other ones; errors are the worst of these, relative to the
+gradient with all states in full. Compression counts what a codec learned. Seconds are CPU time of one core for
+a gradient, medians of rounds in which all methods take turns, without the training of a codec, which is a
+column of its own. `--plot` names an SVG file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.series import Autoencoder, Codec, Half, Raw, SeriesStore, Streamin
 from holdfast.series.blocks import BlockCodec
 
 from .gradient import Shot, forward_states, recomputed_gradient, snapshot_bytes, stored_gradient
-from .plot import plot
+from .plot import Point, plot
 from .revolve import least_advances
 from .wave import Survey, Wave
 
@@ -203,7 +203,8 @@ def strange_source(survey: Survey, codec: Codec) -> Method:
 
 def print_table(compared: list[Method], revolve: dict[int, Recomputation], survey: Survey) -> None:
     print(
-        f"\n{'states':<28} {'memory MB':>9} {'compression':>11} {'error':>8} {'cosine':>8} {'s':>6} {'revolve s':>9} "
+        f"\n{'states':<28} {'memory MB':>9} {'compression':>11} {'error':>8} {'cosine':>8} {'s':>6} "
+        f"{'revolve s':>9} "
         f"{'slots':>6} {'solved':>7} {'fallbacks':>9} {'corrected':>9} {'training s':>10}"
     )
     for method in compared:
@@ -225,9 +226,7 @@ def print_strange(method: Method) -> None:
     )
 
 
-def _point(
-    method: Method, revolve: dict[int, Recomputation], survey: Survey
-) -> tuple[str, float, float, float, float]:
+def _point(method: Method, revolve: dict[int, Recomputation], survey: Survey) -> Point:
     at_equal_memory = revolve[slots_in(method.memory_bytes, survey)]
     seconds = statistics.median(method.seconds), statistics.median(at_equal_memory.seconds)
     return method.name, method.compression, method.error, *seconds

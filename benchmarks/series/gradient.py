@@ -65,7 +65,7 @@ def snapshot_bytes(survey: Survey) -> int:
 
 
 def recomputed_gradient(shot: Shot, wave: Wave, slots: int) -> tuple[Tensor, int]:
-    """Return the gradient, and how many steps were solved, with `slots` snapshots, the initial zeros among them."""
+    """Return the gradient and the number of steps solved, with `slots` snapshots, the initial zeros included."""
     now, before = wave.zeros(), wave.zeros()
     snapshots: list[tuple[Tensor, Tensor]] = []
     residuals: list[Tensor] = []

@@ -29,8 +29,8 @@ def plot(points: Sequence[Point]) -> str:
     parts.append(f'<polyline points="{line}" fill="none" stroke="#555" stroke-width="2" stroke-dasharray="5 4"/>')
     ratio, value = ordered[-1]
     parts.append(
-        f'<text x="{_x(1, ratio, most) - 6:.1f}" y="{_y(value, seconds) + 16:.1f}" text-anchor="end">revolve at equal '
-        "memory</text>"
+        f'<text x="{_x(1, ratio, most) - 6:.1f}" y="{_y(value, seconds) + 16:.1f}" '
+        'text-anchor="end">revolve at equal memory</text>'
     )
     parts += [_dot(1, point, most, point[3], seconds) for point in points]
     return "\n".join([*parts, "</svg>"]) + "\n"

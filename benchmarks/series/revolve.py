@@ -1,8 +1,8 @@
 """Binomial checkpointing (Griewank and Walther, 2000): reverse a chain of steps from few snapshots.
 
-The number of steps that are advanced to reverse `steps` of them with `slots` snapshots, that of the start included,
-is the least possible: r * steps - C(slots + r, slots + 1), where r is the least number with C(slots + r, slots) >=
-steps.
+The number of steps that are advanced to reverse `steps` of them with `slots` snapshots, that of the start
+included, is the least possible: r * steps - C(slots + r, slots + 1). Here r is the least number with C(slots +
+r, slots) >= steps.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ RATE_WEIGHT = 0.1
 class Autoencoder(BlockCodec):
     """An autoencoder of some 20,000 parameters, trained once on the first states, on their device.
 
-    It starts from the principal components of the blocks. Convolutions over the neighbors of a block then learn what
-    these leave out. Each process trains its own; nothing is communicated. The result depends on the states and on
+    It starts from the principal components of the blocks. Convolutions over neighbors then learn what these leave
+    out. Each process trains its own; nothing is communicated. The result depends on the states and on
     `seed` only.
 
     Args:

@@ -116,16 +116,15 @@ class _SavedTensor:
 class SeriesStore:
     """States of a time series, put in order and read newest first.
 
-    Threads may share a store; they take turns. After a fork, the child may read what the store holds and put nothing.
-    No thread may use the store at the moment of the fork.
+    Threads may share a store; they take turns. After a fork, the child may read what the store holds and put
+    nothing. No thread may use the store at the moment of the fork.
 
     Args:
         codec: a codec, or the name of one with its defaults: `raw`, `half`, `zfp`, `sz3`, `pca`, `autoencoder`. A
             codec that learned may serve several stores, one after the other.
         memory: budget of host memory for states, such as `"2GB"`. The oldest states beyond it go to the disk.
         store: a directory for these. Its file has no name, and is removed with the process or by `close`.
-        device_memory: budget for raw and half-precision states on the device that they come from; without one, they
-            are moved to the host.
+        device_memory: budget for raw and half-precision states on their device; without one, they go to the host.
 
     Raises:
         ValueError: an argument has no meaning.
@@ -284,10 +283,10 @@ class SeriesStore:
             report.learned_from += 1
         elif kept := self._checked(codec, payload, wide, state, form):
             return kept
-        if state.element_size() > 2 and codec.name != self._half.name:
-            if kept := self._checked(self._half, self._half.encode(wide, form), wide, state, form):
-                report.half_fallbacks += is_miss
-                return kept
+        may_be_half = state.element_size() > 2 and codec.name != self._half.name
+        if may_be_half and (kept := self._checked(self._half, self._half.encode(wide, form), wide, state, form)):
+            report.half_fallbacks += is_miss
+            return kept
         report.raw_fallbacks += is_miss
         return self._kept(self._raw, self._raw.encode(state, form), state)
 

@@ -55,7 +55,9 @@ def test_the_example_inverts() -> None:
     assert misfits[-1] < misfits[0]
 
 
-def test_the_benchmark_prints_its_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_prints_its_figures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = [method for method in bench.methods() if not method.name.startswith("every 8th")]
     small[-1].codec.iterations = small[-2].codec.iterations = 3  # type: ignore[attr-defined]
     monkeypatch.setattr(bench, "methods", lambda: small)

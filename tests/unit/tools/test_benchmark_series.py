@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def test_the_gradient_passes_the_taylor_test(shot: Shot, wave: Wave) -> None:
         abs(misfit(shot, Wave(SMALL, wave.squared + step * direction)) - value - step * slope_expected)
         for step in steps
     ]
-    slopes = torch.tensor([larger / smaller for larger, smaller in zip(left, left[1:], strict=False)]).log2()
+    slopes = torch.tensor([larger / smaller for larger, smaller in itertools.pairwise(left)]).log2()
     assert slopes == pytest.approx(torch.full((3,), 2.0), abs=0.1)
 
 

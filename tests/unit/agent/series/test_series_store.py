@@ -103,7 +103,7 @@ def test_space_on_the_disk_is_used_again(tmp_path: Path) -> None:
 def test_a_full_store_says_what_to_do_and_keeps_what_it_has() -> None:
     with SeriesStore(memory="5kB") as store:
         store.put(0, wave(0))
-        with pytest.raises(SeriesStoreFull, match="memory=5 kB .* store="):
+        with pytest.raises(SeriesStoreFull, match=r"memory=5 kB .* store="):
             store.put(1, wave(1))
         assert [step for step, _ in reversed(store)] == [0]
         assert store.report().memory_bytes == 4096
@@ -116,7 +116,7 @@ def test_a_full_disk_is_an_error_of_the_store(tmp_path: Path, monkeypatch: pytes
     with SeriesStore(memory="5kB", store=tmp_path) as store:
         store.put(0, wave(0))
         monkeypatch.setattr(os, "pwrite", fail)
-        with pytest.raises(SeriesStoreFull, match=f"no space left .* store='{tmp_path}'"):
+        with pytest.raises(SeriesStoreFull, match=rf"no space left .* store='{tmp_path}'"):
             store.put(1, wave(1))
         assert torch.equal(store.get(0), wave(0))
         assert len(store) == 1
@@ -146,13 +146,13 @@ def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
         SeriesStore(codec="zip")
     with pytest.raises(ValueError, match="memory"):
         SeriesStore(memory="much")
-    with pytest.raises(ValueError, match="store=.* is no directory"):
+    with pytest.raises(ValueError, match=r"store=.* is no directory"):
         SeriesStore(store=tmp_path / "none")
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zfpy", None)
-    with pytest.raises(ImportError, match="codec 'zfp' needs zfpy: pip install zfpy, .*extra `series`"):
+    with pytest.raises(ImportError, match=r"codec 'zfp' needs zfpy: pip install zfpy, .*extra `series`"):
         SeriesStore(codec="zfp")
 
 
