@@ -166,8 +166,8 @@ def _violations(store: SeriesStore, states: object, tolerance: float, every: int
 
 
 def slots_in(memory_bytes: int, survey: Survey) -> int:
-    """Return how many snapshots fit; that of the start is all zeros, and takes no memory."""
-    return min(memory_bytes // snapshot_bytes(survey) + 1, survey.steps)
+    """Return how many snapshots fit, at least two; that of the start is all zeros, and takes no memory."""
+    return max(2, min(memory_bytes // snapshot_bytes(survey) + 1, survey.steps))
 
 
 def take_turns(
