@@ -83,8 +83,8 @@ def methods() -> list[Method]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", type=int, default=272, help="grid points of a side; the water takes 16 of them")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--side", type=int, default=144, help="grid points of a side; the water takes 16 of them")
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--plot", type=Path, help="write a plot there")
     options = parser.parse_args()

@@ -100,7 +100,7 @@ class Autoencoder(BlockCodec):
             rate = torch.log1p((coefficients / step).square()).mean() * self.latents / BLOCK
             loss = error.square().mean() + RATE_WEIGHT * rate
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
 

@@ -149,4 +149,5 @@ class BlockCovariance:
     def leading_directions(self, count: int) -> Tensor:
         """Return the `count` directions with the most energy, as columns."""
         assert self._sum is not None
-        return torch.linalg.eigh(self._sum.double())[1].flip(1)[:, :count].float().contiguous()
+        directions: Tensor = torch.linalg.eigh(self._sum.double())[1]
+        return directions.flip(1)[:, :count].float().contiguous()

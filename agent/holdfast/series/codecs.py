@@ -109,7 +109,7 @@ class Sz3(Codec):
         return bytes(self._pysz.sz.compress(field.numpy(), settings)[0])
 
     def decode(self, payload: Payload, form: StateFormat) -> Tensor:
-        stored = torch.frombuffer(bytearray(payload), dtype=torch.uint8).numpy()  # type: ignore[arg-type]
+        stored = torch.frombuffer(bytearray(payload), dtype=torch.uint8).numpy()
         dtype = torch.empty(0, dtype=form.dtype).numpy().dtype
         return torch.from_numpy(self._pysz.sz.decompress(stored, dtype, _field_shape(form.shape))[0]).view(
             form.shape

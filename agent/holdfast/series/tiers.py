@@ -137,4 +137,4 @@ class SpillFile:
 def _bytes_of(content: Payload) -> memoryview:
     if isinstance(content, bytes):
         return memoryview(content)
-    return memoryview(content.contiguous().reshape(-1).view(torch.uint8).numpy())
+    return content.contiguous().reshape(-1).view(torch.uint8).numpy().data
