@@ -27,7 +27,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-integrations bench-torchtitan docs pictures wheel audit clean bench-protection
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -95,6 +95,9 @@ bench-integrations: $(FRAMEWORKS)/.installed  ## resume after kills by each fram
 
 bench-torchtitan: $(TORCHTITAN)/.installed  ## the same for torchtitan, whose environment takes 1 GB
 	$(TORCHTITAN)/bin/python -m benchmarks.integrations --only torchtitan $(ARGS)
+
+bench-series: setup  ## gradients of a wave inversion from compressed states, and by recomputation; ARGS='--plot f.svg'
+	$(BIN)/python -m benchmarks.series $(ARGS)
 
 docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
