@@ -65,6 +65,9 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/api/v1/jobs/{job}/goodput"): VIEW,
     ("GET", "/api/v1/jobs/{job}/ranks"): VIEW,
     ("GET", "/api/v1/jobs/{job}/forks"): VIEW,
+    ("GET", "/api/v1/jobs/{job}/attempts"): VIEW,
+    ("GET", "/api/v1/jobs/{job}/attempts/{attempt}/configuration"): VIEW,
+    ("GET", "/api/v1/jobs/{job}/attempts/{attempt}/output"): VIEW,
     ("GET", "/api/v1/jobs/{job}/plan"): VIEW,
     ("GET", "/api/v1/jobs/{job}/checkpoints"): VIEW,
     ("PATCH", "/api/v1/jobs/{job}/checkpoints/{checkpoint}"): OPERATE,
@@ -146,6 +149,8 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/jobs/{job}/checkpoints/{checkpoint}/verification"): VIEW,
     ("GET", "/jobs/{job}/plan"): VIEW,
     ("GET", "/jobs/{job}/ranks"): VIEW,
+    ("GET", "/jobs/{job}/attempts"): VIEW,
+    ("GET", "/jobs/{job}/attempts/{attempt}"): VIEW,
     ("GET", "/jobs/{job}/plan/answer"): VIEW,
     ("GET", "/jobs/{job}/restore"): RESTORE,  # so that the dialog, not its last step, asks for the password
     ("POST", "/jobs/{job}/budget"): OPERATE,
