@@ -13,7 +13,7 @@ MASK = "<hidden>"
 LEAST_SECRET_CHARACTERS = 8
 """Shorter values of secret environment variables are not searched for: they occur in ordinary text."""
 _WORDS = frozenset(
-    ("token", "secret", "secrets", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "auth")
+    ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "auth")
 )
 _KEYS = frozenset(("api", "access", "private", "secret", "account", "signing", "encryption"))
 """Words that make a secret of a `key` behind them."""
@@ -72,6 +72,7 @@ def _masked_words(words: Iterable[str]) -> Iterator[str]:
 
 @functools.cache
 def _secrets_of_environment() -> tuple[str, ...]:
-    found = {value for name, value in os.environ.items() if is_secret(name)}
+    # a path, as in SSH_AUTH_SOCK, names a secret and is none
+    found = {value for name, value in os.environ.items() if is_secret(name) and not value.startswith("/")}
     # longest first: one may be a part of another
     return tuple(sorted((each for each in found if len(each) >= LEAST_SECRET_CHARACTERS), key=len, reverse=True))

@@ -151,6 +151,7 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/jobs/{job}/ranks"): VIEW,
     ("GET", "/jobs/{job}/attempts"): VIEW,
     ("GET", "/jobs/{job}/attempts/{attempt}"): VIEW,
+    ("GET", "/jobs/{job}/attempts/{attempt}/output"): VIEW,
     ("GET", "/jobs/{job}/plan/answer"): VIEW,
     ("GET", "/jobs/{job}/restore"): RESTORE,  # so that the dialog, not its last step, asks for the password
     ("POST", "/jobs/{job}/budget"): OPERATE,

@@ -119,6 +119,9 @@ def test_a_failed_job_shows_the_exception_first_and_the_page_of_the_attempt_all_
     full = client.get(f"{JOB}/attempts/1").text
     assert '<mark id="exception">RuntimeError: &lt;boom&gt;</mark>' in full
     assert "The last 5 lines" in words(full)
+    part = client.get(f"{JOB}/attempts/1/output").text
+    assert "<html" not in part
+    assert part in full, "the page refreshes this part"
 
 
 def test_only_the_last_lines_are_kept(client: TestClient, agent: FakeAgent) -> None:

@@ -38,12 +38,20 @@ class AttemptsPart(View):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputPart(View):
+    template: ClassVar[str] = "job/_output.html"
+    job: str
+    attempt: int
+    output: AttemptOutput
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptPage(View):
     template: ClassVar[str] = "job/attempt.html"
     job: str
     attempt: AttemptSummary
     found: AttemptConfiguration
-    output: AttemptOutput
+    output: OutputPart
     against: str
     """What it is compared with: the number of an attempt, `origin` or `none`."""
     shared: list[tuple[str, dict[str, str]]]
@@ -98,9 +106,14 @@ async def attempt_page(
         found = await attempts.configuration(
             db, job, attempt, against="" if against == NOTHING else against, visible=visible
         )
-        output = await attempts.output(db, job, attempt)
+        output = OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt))
     page = AttemptPage(
         job=job, output=output, attempt=this, found=found, against=against, shared=_shared(found),
         choices=[*choices, (NOTHING, "nothing")], now=clock(),
     )  # fmt: skip
     return page.response()
+
+
+@router.get("/jobs/{job}/attempts/{attempt}/output")
+async def attempt_output(job: str, attempt: AttemptNumber, db: Db) -> Response:
+    return OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt)).response()

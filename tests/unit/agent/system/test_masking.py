@@ -47,9 +47,12 @@ def test_ordinary_text_is_left(text: str) -> None:
 
 def test_the_value_of_a_secret_variable_is_masked_wherever_it_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "a-long-secret")
+    monkeypatch.setenv("PWD", "in-this-folder")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
     masking._secrets_of_environment.cache_clear()
     try:
         assert mask_text("logged in with a-long-secret.") == f"logged in with {MASK}."
+        assert mask_text("in-this-folder /run/agent") == "in-this-folder /run/agent"
     finally:
         masking._secrets_of_environment.cache_clear()
 
