@@ -119,6 +119,20 @@ for _name, _summary in (
     _add_server_command(_name, _summary, _SERVER)
 
 
+_Hang = Annotated[
+    float,
+    typer.Option(
+        min=0, metavar="N", help="Restart a trainer after N usual iteration times without an iteration; 0: never."
+    ),
+]
+_Stay = Annotated[
+    str,
+    typer.Option(
+        metavar="WHEN", help="When to wait for a restore request after the last start: never, failure, always."
+    ),
+]
+
+
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The training command, after `--`.")],
@@ -138,22 +152,13 @@ def run(
     grace: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long the trainer may take to end after a signal.")
     ] = 30.0,
-    hang: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            metavar="N",
-            help="Restart a trainer after N usual iteration times without an iteration; 0: never.",
-        ),
-    ] = 50.0,
-    stay: Annotated[
-        str,
-        typer.Option(
-            metavar="WHEN", help="When to wait for a restore request after the last start: never, failure, always."
-        ),
-    ] = "failure",
+    hang: _Hang = 50.0,
+    stay: _Stay = "failure",
     memory_tier: Annotated[
         bool, typer.Option(help="Keep the newest snapshot in memory that outlives the trainer (Linux).")
+    ] = True,
+    capture_output: Annotated[
+        bool, typer.Option(help="Send the last 1,000 lines of output to the server; secrets are masked.")
     ] = True,
 ) -> None:
     """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
@@ -170,7 +175,7 @@ def run(
 
     The supervisor holds the newest snapshot in its memory. When the trainer dies, the supervisor makes the
     snapshot durable, and the next start resumes from it without reading the store (--no-memory-tier turns this
-    off).
+    off). The last lines of the trainer's output go to the server as well (--no-capture-output turns this off).
 
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """
@@ -190,7 +195,12 @@ def run(
             raise ValueError(f"stay {stay!r}: give one of {', '.join(STAYS)}")
         limits = RestartLimits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
         status = Supervisor(
-            command, limits=limits, environment=environment, stay=stay, memory_tier=memory_tier
+            command,
+            limits=limits,
+            environment=environment,
+            stay=stay,
+            memory_tier=memory_tier,
+            capture_output=capture_output,
         ).run()
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
@@ -200,7 +210,8 @@ def run(
 
 
 _OPERATIONS = (
-    questions.jobs, questions.show, questions.checkpoints, questions.goodput,
+    questions.jobs, questions.show, questions.config, questions.logs,
+    questions.checkpoints, questions.goodput,
     control.budget, control.every, control.policy, control.retention,
     control.pause_checkpoints, control.resume_checkpoints,
     requests.checkpoint, requests.probe, requests.restore, requests.undo,

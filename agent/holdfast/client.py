@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal
 
+from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.jobs import (
     CheckpointInfo,
     Edit,
@@ -272,6 +273,23 @@ class Client(Administration):
     def forks(self, job: str) -> ForkFamily:
         """Return the job that this job was forked from, and its own forks. Raises NotFound."""
         return self._fetch(ForkFamily, "GET", "/jobs/{job}/forks", job)
+
+    def attempts(self, job: str, *, limit: int | None = None) -> list[AttemptSummary]:
+        """Return the attempts of a job, newest first. Raises NotFound."""
+        return self._rows(AttemptSummary, "attempts", "/jobs/{job}/attempts", job, query={"limit": limit})
+
+    def configuration(self, job: str, attempt: int, *, against: int | str | None = None) -> AttemptConfiguration:
+        """Return the configuration and environment of an attempt.
+
+        `against`: number of an attempt to compare with, or "origin": the attempt that a fork was copied from.
+        Raises NotFound and Invalid.
+        """
+        path = "/jobs/{job}/attempts/{attempt}/configuration"
+        return self._fetch(AttemptConfiguration, "GET", path, job, attempt, query={"against": against})
+
+    def output(self, job: str, attempt: int) -> AttemptOutput:
+        """Return the last lines of output of an attempt. Raises NotFound."""
+        return self._fetch(AttemptOutput, "GET", "/jobs/{job}/attempts/{attempt}/output", job, attempt)
 
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
         """Compare checkpoint intervals.

@@ -33,6 +33,7 @@ from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import RunListener
 from holdfast.store import open_store
 from holdfast.system.preemption import PreemptionHandler
+from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
@@ -278,6 +279,22 @@ class Session:
             **metrics: numbers to show with it.
         """
         self._reporter.mark(name, metrics)
+
+    def config(self, values: object = None, /, **others: Any) -> None:
+        """Report the configuration of the attempt, such as hyper-parameters, for the job's page.
+
+        Further calls add to it. Of several ranks, that of rank 0 counts. Values whose names are those of secrets,
+        such as `api_key`, are masked.
+
+        Args:
+            values: a mapping, an `argparse.Namespace` or a dataclass; names of nested values are joined by dots.
+            **others: further values by name.
+
+        Raises:
+            TypeError: `values` has no names.
+        """
+        if self._ranks.leads:
+            self._reporter.configure(({} if values is None else flatten(values)) | flatten(others))
 
     def checkpoint(self) -> None:
         """Take a checkpoint at the end of this iteration, whatever the interval.

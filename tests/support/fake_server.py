@@ -14,6 +14,7 @@ from msgspec import inspect
 from typer.testing import Result
 
 from holdfast.pacing.quantities import parse_seconds
+from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
 from holdfast.protocol.jobs import CheckpointInfo, Edit, Fleet, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import Goodput, JobPlan
 
@@ -98,6 +99,10 @@ class FakeServer(ThreadingHTTPServer):
                 return 200, {"edits": self._edits()}
             case "GET", [_, "notices"]:
                 return 200, {"notices": self._notices()}
+            case "GET", [_, "attempts"]:
+                return 200, {"attempts": [{"attempt": 3}]}
+            case "GET", [_, "attempts", attempt, "configuration"]:
+                return 200, self._configuration(int(attempt), path.partition("against=")[2])
             case "GET", [_, "plan"]:
                 return 200, self.plan
             case "GET", [_, "goodput"]:
@@ -138,6 +143,10 @@ class FakeServer(ThreadingHTTPServer):
             case "GET", [_, "checkpoints" | "edits" | "notices" | "restores" as listed]:
                 kinds = {"checkpoints": CheckpointInfo, "edits": Edit, "notices": NoticeInfo}
                 return dict[str, list[kinds.get(listed, Order)]]  # type: ignore[misc]
+            case "GET", [_, "attempts"]:
+                return dict[str, list[AttemptSummary]]
+            case "GET", [_, "attempts", *_]:
+                return AttemptConfiguration
             case "GET", [_, "plan"]:
                 return JobPlan
             case "GET", [_, "goodput"]:
@@ -147,6 +156,17 @@ class FakeServer(ThreadingHTTPServer):
             case _, [_, "restores", *_]:
                 return Order
         return None
+
+    def _configuration(self, attempt: int, against: str) -> dict[str, Any]:
+        lr = {"section": "configuration", "name": "lr", "before": "0.1", "after": "0.01"}
+        return {
+            "job": "gpt",
+            "attempt": attempt,
+            "configuration": {"lr": "0.01"},
+            "environment": {"torch": "2.9"},
+            "against": {"job": "gpt", "attempt": int(against)} if against else None,
+            "differences": [lr] if against == "2" else [],
+        }
 
     def _edits(self) -> list[dict[str, Any]]:
         """Newest first."""

@@ -1,4 +1,4 @@
-"""The commands `jobs`, `show`, `checkpoints` and `goodput`, which print what the server knows."""
+"""The commands `jobs`, `show`, `config`, `logs`, `checkpoints` and `goodput`: what the server knows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
-from holdfast.commands.console import counted, percent, print_json, print_table, seconds, with_client
+from holdfast.commands.console import counted, fail, percent, print_json, print_table, seconds, with_client
 from holdfast.commands.options import JobName, Json
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.quantities import format_bytes
+
+AttemptNumber = Annotated[
+    int | None, typer.Option("--attempt", min=0, metavar="N", help="Number of the attempt. Default: the newest.")
+]
 
 
 @with_client
@@ -98,6 +102,64 @@ def goodput(
             ("BUCKET", "TIME", "SHARE", "MEANING"),
             [(row.name, seconds(row.seconds), percent(row.share), row.definition) for row in found.buckets],
         )
+
+
+@with_client
+def config(
+    client: Client,
+    job: JobName,
+    attempt: AttemptNumber = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ATTEMPT",
+            help="Show only what differs from this attempt, or from the `origin` of a fork.",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show the configuration and environment of an attempt, or how they differ from another attempt's.
+
+    Example: holdfast config char-gpt-fork --against origin
+    """
+    attempt = _newest_attempt(client, job) if attempt is None else attempt
+    found = client.configuration(job, attempt, against=against)
+    if json:
+        print_json(found)
+    elif found.against is not None:
+        other = f"attempt {found.against.attempt} of {found.against.job}"
+        rows = [(row.name, _value(row.before), _value(row.after)) for row in found.differences]
+        if rows:
+            print_table(("NAME", other.upper(), f"ATTEMPT {attempt}"), rows)
+        else:
+            print(f"attempt {attempt} does not differ from {other}")
+    else:
+        print_table(("NAME", "VALUE"), [*found.configuration.items(), *found.environment.items()])
+
+
+@with_client
+def logs(client: Client, job: JobName, attempt: AttemptNumber = None, json: Json = False) -> None:
+    """Print the last lines of output of an attempt under `holdfast run`, at most 1,000.
+
+    Example: holdfast logs char-gpt --attempt 2 | tail
+    """
+    found = client.output(job, _newest_attempt(client, job) if attempt is None else attempt)
+    if json:
+        print_json(found)
+    else:
+        for line in found.lines:
+            print(line)
+
+
+def _newest_attempt(client: Client, job: str) -> int:
+    newest = client.attempts(job, limit=1)
+    if not newest:
+        fail(f"{job} has no attempt yet")
+    return newest[0].attempt
+
+
+def _value(value: str | None) -> str:
+    return "-" if value is None else value
 
 
 def _row(job: JobSummary) -> tuple[str, ...]:

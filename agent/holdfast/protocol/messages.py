@@ -15,6 +15,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from holdfast.protocol.attempt_reports import ConfigurationReport as ConfigurationReport
+from holdfast.protocol.attempt_reports import OutputReport as OutputReport
+from holdfast.protocol.attempt_reports import RankTotals as RankTotals
+
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
 MAX_PINS = 64  # per job
@@ -38,6 +42,8 @@ SUPERVISOR_RANK = 1 << 20
 """Rank number of the supervisor's reports."""
 RESCUE_RANK = SUPERVISOR_RANK + 1
 """Rank number of reports on snapshots that were saved from memory after a crash."""
+OUTPUT_RANK = SUPERVISOR_RANK + 2
+"""Rank number of reports of output."""
 
 Lane = Literal["control", "samples"]
 """Control: events, which are never dropped. Samples: measurements, which are thinned under overload."""
@@ -322,28 +328,6 @@ class VerificationReport(msgspec.Struct, kw_only=True, tag="verified"):
     tensors: TensorNorms | None = None
 
 
-class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
-    """Totals of one of several ranks since its last report.
-
-    Of rank 0 only the barrier counts: it also sends samples per iteration.
-    """
-
-    at: float
-    """Time at which the last of these iterations ended."""
-    lineage: int
-    first_iteration: int
-    last_iteration: int
-    iterations: int
-    seconds: float
-    longest_seconds: float
-    stall_seconds: float = 0.0
-    data_seconds: float = 0.0
-    barrier_iterations: int = 0
-    """Number of iterations whose barrier was measured."""
-    barrier_seconds: float = 0.0
-    """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
-
-
 class Notice(TrainingEvent, kw_only=True, tag="notice"):
     """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
 
@@ -365,6 +349,8 @@ Event = (
     | Inventory
     | VerificationReport
     | RankTotals
+    | ConfigurationReport
+    | OutputReport
     | Notice
 )
 

@@ -12,7 +12,6 @@ import logging
 import os
 import random
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -25,8 +24,10 @@ import msgspec
 
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SupervisorMemory
+from holdfast.supervisor import output_capture
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.system import processes, supervisor_channel
+from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Supervisor:
         environment: variables in addition to those of this process.
         stay: when to wait for a restore request after the last start, if the trainer has a server.
         memory_tier: hold memory for snapshots that outlives the trainer.
+        capture_output: send the last lines of the trainer's output to the server.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         stay: Stay = "failure",
         memory_tier: bool = True,
+        capture_output: bool = True,
     ) -> None:
         if not command:
             raise ValueError("no command to run: holdfast run -- python train.py")
@@ -107,7 +110,7 @@ class Supervisor:
         self.limits = limits or RestartLimits()
         self.environment = dict(environment or {})
         self.stay = stay
-        self.memory_tier = memory_tier
+        self.memory_tier, self.capture_output = memory_tier, capture_output
         self.log = supervisor_channel.log_line
         self.starts = 0
         self._progress = RestartProgress()
@@ -119,7 +122,8 @@ class Supervisor:
         self._reporter: SupervisorReporter | None = None
         self._dashboard_logged = False
         self._not_ours: frozenset[int] = frozenset()
-        """Children that this process had before."""
+        """Children that this process had before, and the processes that relay output."""
+        self._relay: subprocess.Popen[bytes] | None = None
         self._held: SupervisorMemory | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
         """Process that saves the last start's snapshot from memory."""
@@ -134,7 +138,7 @@ class Supervisor:
             try:
                 return self._supervise(signals)
             finally:
-                self._await_rescue(signals)
+                self._await_helpers(signals)
                 if self._held is not None:
                     self._held.close()
 
@@ -200,10 +204,13 @@ class Supervisor:
         except OSError as error:
             self.log(f"cannot save the snapshot in memory before the next start: {error}", logging.WARNING)
 
-    def _await_rescue(self, signals: processes.PendingSignals) -> None:
-        """Wait until the snapshot is saved, or for another signal."""
-        stops = len(signals.stops)
-        while self._rescue is not None and self._rescue.poll() is None and len(signals.stops) == stops:
+    def _await_helpers(self, signals: processes.PendingSignals) -> None:
+        """Wait until the snapshot is saved and the last output is reported, or for another signal."""
+        stops, until = len(signals.stops), time.monotonic() + output_capture.REPORT_SECONDS
+        while len(signals.stops) == stops and (
+            (self._rescue is not None and self._rescue.poll() is None)
+            or (self._relay is not None and self._relay.poll() is None and time.monotonic() < until)
+        ):
             signals.sleep(self.limits.poll_seconds)
 
     def _replaced_by(self, status: int) -> str | None:
@@ -294,18 +301,29 @@ class Supervisor:
         if self._held is not None:
             self._held.release_claims()
         with progress_file(self._folder / "progress") as progress:
-            trainer = self._start(self._folder / "progress", previous_exit)
-            self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+            output = (
+                output_capture.begin(self._folder, os.environ | self.environment) if self.capture_output else None
+            )
+            if output is not None:
+                self._relay, self._not_ours = output.relay, self._not_ours | {output.relay.pid}
             try:
-                self._watch(trainer, signals, progress)
+                trainer = self._start(self._folder / "progress", previous_exit, output)
+                self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+                try:
+                    self._watch(trainer, signals, progress)
+                finally:
+                    if left := processes.kill_descendants(trainer.pid, self._not_ours):
+                        self.log(f"processes alive after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
+                    status = trainer.wait()
             finally:
-                if left := processes.kill_descendants(trainer.pid, self._not_ours):
-                    self.log(f"processes alive after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
-                status = trainer.wait()
+                if output is not None:
+                    output.trainer_ended()
             self._progress.update(*read_progress(progress))
         return status
 
-    def _start(self, progress_path: Path, previous_exit: str | None) -> subprocess.Popen[bytes]:
+    def _start(
+        self, progress_path: Path, previous_exit: str | None, output: output_capture.OutputCapture | None
+    ) -> subprocess.Popen[bytes]:
         environment = os.environ | self.environment
         environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
         environment[supervisor_channel.VARIABLE] = str(self._folder)
@@ -314,14 +332,20 @@ class Supervisor:
         environment.pop(supervisor_channel.PREVIOUS_EXIT, None)
         if previous_exit is not None:
             environment[supervisor_channel.PREVIOUS_EXIT] = previous_exit
-        return subprocess.Popen(  # noqa: S603
-            self.command,
-            env=environment,
-            stdin=subprocess.DEVNULL,  # reading the terminal would stop a background process group
-            process_group=0,
-            # a supervisor that is killed must not leave a trainer that nothing watches
-            preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
-        )
+        try:
+            return subprocess.Popen(  # noqa: S603
+                self.command,
+                env=environment,
+                stdin=subprocess.DEVNULL,  # reading the terminal would stop a background process group
+                stdout=None if output is None else output.stdout,
+                stderr=None if output is None else output.stderr,
+                process_group=0,
+                # a supervisor that is killed must not leave a trainer that nothing watches
+                preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
+            )
+        finally:
+            if output is not None:
+                output.trainer_started()
 
     def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.PendingSignals, progress: int) -> None:
         """Forward signals and detect hangs until the trainer's main process has ended."""
@@ -334,7 +358,7 @@ class Supervisor:
             if signals.stops and not was_stopped:
                 signum, was_stopped = signals.stops[0][0], True
                 grace = f"{self.limits.grace_seconds:g}"
-                self.log(f"{_name(signum)}: forwarded to the trainer, which has {grace} s to end")
+                self.log(f"{processes.signal_name(signum)}: forwarded to the trainer, which has {grace} s to end")
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(trainer.pid, signum)
             reason = self._kill_reason(signals.stops)
@@ -399,23 +423,6 @@ class Supervisor:
         if time.monotonic() - first > self.limits.grace_seconds:
             return f"the trainer did not end within {self.limits.grace_seconds:g} s: killed"
         return None
-
-
-def describe_exit(status: int) -> str:
-    """Describe a return code of subprocess: `killed by SIGKILL` or `exit status 1`."""
-    return f"killed by {_name(-status)}" if status < 0 else f"exit status {status}"
-
-
-def shell_status(status: int) -> int:
-    """Return what a shell reports for a return code of subprocess."""
-    return 128 - status if status < 0 else status
-
-
-def _name(signum: int) -> str:
-    try:
-        return signal.Signals(signum).name
-    except ValueError:  # a real-time signal
-        return f"signal {signum}"
 
 
 def _newer_attempt(attempt: supervisor_channel.PublishedAttempt, own: Collection[str] = ()) -> str | None:

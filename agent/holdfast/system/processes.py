@@ -198,3 +198,20 @@ def _is_helper(pid: int) -> bool:
 def running_helpers() -> list[int]:
     """Return the descendants that are writing a checkpoint."""
     return [pid for pid in descendants(os.getpid()) if _is_helper(pid)]
+
+
+def describe_exit(status: int) -> str:
+    """Describe a return code of subprocess: `killed by SIGKILL` or `exit status 1`."""
+    return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+
+
+def shell_status(status: int) -> int:
+    """Return what a shell reports for a return code of subprocess."""
+    return 128 - status if status < 0 else status
+
+
+def signal_name(signum: int) -> str:
+    try:
+        return signal.Signals(signum).name
+    except ValueError:  # a real-time signal
+        return f"signal {signum}"

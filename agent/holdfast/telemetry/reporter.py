@@ -11,17 +11,19 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from itertools import islice
 from typing import Any, Literal
 
 from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
+from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, ConfigurationSection
 from holdfast.protocol.jobs import MARK
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
-from holdfast.system import supervisor_channel
-from holdfast.telemetry import fingerprint
+from holdfast.system import io_pool, supervisor_channel
+from holdfast.telemetry import configuration, fingerprint
 from holdfast.telemetry.iteration_clock import DATA_STALLS, Iteration
 
 logger = logging.getLogger("holdfast")
@@ -73,6 +75,8 @@ class Reporter:
         """The interval for which a pending change was logged."""
         self._durable_logged_at = -math.inf
         self._marks = 0
+        self._configuration: dict[str, str] = {}
+        self._has_begun = False
 
     @property
     def has_server(self) -> bool:
@@ -125,6 +129,36 @@ class Reporter:
             )
         )
         self.inventory(committed, pinned)
+        self._has_begun = True
+        if self.has_server:
+            if self._configuration:
+                self._report_configuration("configuration", self._configuration)
+            self._report_environment()
+
+    def configure(self, values: Mapping[str, str]) -> None:
+        """Add values to the configuration of the attempt, and report it once the attempt has begun."""
+        before = self._configuration
+        self._configuration = dict(islice((before | dict(values)).items(), MAX_CONFIGURATION_ENTRIES))
+        if self._has_begun and self.has_server and self._configuration != before:
+            self._report_configuration("configuration", self._configuration)
+
+    def _report_configuration(self, section: ConfigurationSection, values: Mapping[str, str]) -> None:
+        self.event(messages.ConfigurationReport(at=time.time(), section=section, values=dict(values)))
+
+    def _report_environment(self) -> None:
+        """Report the environment, and once more when git has answered."""
+
+        def report_changes() -> None:
+            if changes := configuration.code_changes():
+                self._report_configuration("environment", found | changes)
+
+        try:
+            found = configuration.environment()
+            self._report_configuration("environment", found)
+            if "code" in found:
+                io_pool.submit(report_changes)
+        except Exception:  # training goes on without this report
+            logger.debug("%s: the environment cannot be reported", self.job, exc_info=True)
 
     def inventory(
         self, checkpoints: list[str], pinned: Iterable[str], deleted: Mapping[str, str] | None = None

@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from holdfast_server.api import (
     accounts,
     alerts,
+    attempts,
     checkpoints,
     desired_state,
     exports,
@@ -22,7 +23,9 @@ router = APIRouter()
 # The first route, because routes are matched in order and reports are by far the most frequent requests.
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
-for part in (jobs, exports, desired_state, checkpoints, restores, alerts, report_retention, stream, accounts):
+for part in (
+    jobs, attempts, exports, desired_state, checkpoints, restores, alerts, report_retention, stream, accounts,
+):  # fmt: skip
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

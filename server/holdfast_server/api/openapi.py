@@ -40,7 +40,8 @@ def body(kind: Any) -> dict[str, Any]:
 
 
 _ROWS = {
-    "Alert": "alerts", "AlertChannel": "channels", "CheckpointInfo": "checkpoints", "AlertDelivery": "deliveries",
+    "Alert": "alerts", "AlertChannel": "channels", "AttemptSummary": "attempts",
+    "CheckpointInfo": "checkpoints", "AlertDelivery": "deliveries",
     "Edit": "edits", "AuditEntry": "entries", "NoticeInfo": "notices", "Order": "restores", "Person": "people",
     "AlertRule": "rules", "Token": "tokens",
 }  # fmt: skip

@@ -32,6 +32,14 @@ class UnknownJob(ResourceNotFound):
         super().__init__(f"job {job!r} not found: no agent has reported under this name")
 
 
+class UnknownAttempt(ResourceNotFound):
+    code, details = "unknown_attempt", ("job",)
+
+    def __init__(self, job: str, what: str) -> None:
+        self.job = job
+        super().__init__(f"job {job!r} has no {what}")
+
+
 class UnknownOrder(ResourceNotFound):
     code, details = "unknown_order", ("job", "order")
 

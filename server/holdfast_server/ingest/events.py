@@ -12,6 +12,7 @@ from holdfast.protocol.messages import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
 from holdfast_server.records import (
+    attempt_reports,
     checkpoints,
     desired_state,
     job_position,
@@ -88,6 +89,10 @@ async def record(source: EventSource, event: messages.Event) -> None:
         case messages.RestoreModeReport() if source.rank == 0:
             attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
             attempt.start_seconds = event.start_seconds
+        case messages.ConfigurationReport() if source.rank == 0:
+            await attempt_reports.record_configuration(session, attempt, event)
+        case messages.OutputReport():
+            await attempt_reports.record_output(session, attempt, event)
         case messages.Notice():
             notice(session, job.name, event)
 

@@ -27,9 +27,11 @@ from holdfast_server.models.checkpoints import OrderTransitionRecord as OrderTra
 from holdfast_server.models.checkpoints import RestoreOrderRecord as RestoreOrderRecord
 from holdfast_server.models.checkpoints import VerificationRecord as VerificationRecord
 from holdfast_server.models.jobs import DEFAULT_PROJECT as DEFAULT_PROJECT
+from holdfast_server.models.jobs import AttemptConfigurationRecord as AttemptConfigurationRecord
 from holdfast_server.models.jobs import AttemptRecord as AttemptRecord
 from holdfast_server.models.jobs import JobRecord as JobRecord
 from holdfast_server.models.jobs import LineageRecord as LineageRecord
+from holdfast_server.models.jobs import OutputRecord as OutputRecord
 from holdfast_server.models.jobs import ProjectRecord as ProjectRecord
 from holdfast_server.models.jobs import SettingsVersionRecord as SettingsVersionRecord
 from holdfast_server.models.reports import BatchRecord as BatchRecord

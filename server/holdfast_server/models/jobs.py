@@ -136,6 +136,33 @@ class AttemptRecord(Base):
     """Time from the start of its processes to its first iteration."""
 
 
+class AttemptConfigurationRecord(Base):
+    """One section of the configuration of an attempt: `protocol.ConfigurationSection`."""
+
+    __tablename__ = "attempt_configurations"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    uid: Mapped[str] = mapped_column(primary_key=True)
+    section: Mapped[str] = mapped_column(primary_key=True)
+    contents: Mapped[bytes]
+    """Values by name in msgpack, compressed."""
+
+
+class OutputRecord(Base):
+    """Lines of an attempt's output, of one report."""
+
+    __tablename__ = "attempt_output"
+
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
+    uid: Mapped[str] = mapped_column(primary_key=True)
+    first: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """Number of the first line."""
+    end: Mapped[int]
+    """Number behind the last line."""
+    contents: Mapped[bytes]
+    """List of lines in msgpack, compressed."""
+
+
 class LineageRecord(Base):
     __tablename__ = "lineages"
     __table_args__ = (

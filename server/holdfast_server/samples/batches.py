@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 import msgspec
 
 from holdfast.protocol import messages
+from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, Event
 from holdfast_server.core.errors import RequestRefused
 from holdfast_server.samples import sample_codec
@@ -29,6 +30,8 @@ MAX_ENTRIES = 200
 """Most entries of a mapping in an event."""
 MAX_CHECKPOINTS = 100_000
 """Most checkpoints of a store: every tenth of a million iterations."""
+_MOST_ENTRIES = {"deleted": MAX_CHECKPOINTS, "values": MAX_CONFIGURATION_ENTRIES}
+"""Most entries of the mappings that may have more."""
 MAX_LABEL = 64
 DIGEST_BYTES = 16
 
@@ -199,7 +202,7 @@ def _validate_event(event: messages.Event) -> None:
         elif isinstance(value, str):
             setattr(event, field.name, value[:MAX_TEXT])
         elif isinstance(value, dict):
-            most = MAX_CHECKPOINTS if field.name == "deleted" else MAX_ENTRIES
+            most = _MOST_ENTRIES.get(field.name, MAX_ENTRIES)
             setattr(event, field.name, dict(islice(_shortened(value), most)))
     if isinstance(event, messages.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
-from holdfast.supervisor.supervisor import RestartLimits, describe_exit, shell_status
+from holdfast.supervisor.supervisor import RestartLimits
 from holdfast.system import supervisor_channel
+from holdfast.system.processes import describe_exit, shell_status
 from tests.support.eventually import eventually
 from tests.support.foreign_servers import other_server
 

@@ -11,6 +11,7 @@ from holdfast.pacing import planner
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
+from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
@@ -23,7 +24,7 @@ from holdfast_server.core.errors import (
     VersionConflict,
 )
 from holdfast_server.db import Database
-from holdfast_server.queries import exports, goodput, summaries, timeline
+from holdfast_server.queries import attempts, exports, goodput, summaries, timeline
 from holdfast_server.queries.goodput import GoodputShare
 from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.records.desired_state import SETTINGS
@@ -147,6 +148,8 @@ class JobLive(PointsPart, HistoryPart):
     alerts: list[Alert]
     silences: tuple[tuple[int, str], ...] = SILENCES
     changes: dict[str, ChangeStatus]
+    output: AttemptOutput | None
+    """Last output of a job that failed or was stopped."""
     goodput: GoodputShare | None
     """Goodput of the last hour, or of the job if it is younger."""
 
@@ -261,11 +264,14 @@ async def job_live(
         history = await history_part(db, job, now=now, limit=edits_limit, edits=edits)
         alerts = await incidents.open_of_jobs(db, [name], now=now)
         shares = await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)
+        ended_early = job.has_ended and job.status != "finished"
+        output = await attempts.output(db, name, job.attempt) if ended_early else None
     return JobLive(
         **values(points) | values(history),
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
         order=shown_order(history.orders, now),
         alerts=alerts.get(name, []),
+        output=output,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
     )

@@ -24,6 +24,7 @@ SURFACE = {
     "budget": ["JOB", "BUDGET", "--json", "--no-wait", "--server", "--token"],
     "checkpoint": ["JOB", "--json", "--no-wait", "--server", "--timeout", "--token"],
     "checkpoints": ["JOB", "--all", "--json", "--limit", "--server", "--token"],
+    "config": ["JOB", "--against", "--attempt", "--json", "--server", "--token"],
     "db": [],
     "delete": ["JOB", "--server", "--token", "--yes", "-y"],
     "every": ["JOB", "INTERVAL", "--for", "--json", "--no-wait", "--server", "--token"],
@@ -31,6 +32,7 @@ SURFACE = {
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],
     "jobs": ["--json", "--server", "--token"],
     "label": ["JOB", "CHECKPOINT", "TEXT", "--json", "--server", "--token"],
+    "logs": ["JOB", "--attempt", "--json", "--server", "--token"],
     "pause-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "pin": ["JOB", "CHECKPOINT", "--json", "--no-wait", "--server", "--token"],
     "plan": [
@@ -48,7 +50,8 @@ SURFACE = {
     "resume-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],
     "run": [
-        "COMMAND", "--budget", "--grace", "--hang", "--memory-tier", "--server", "--starts", "--stay", "--store",
+        "COMMAND", "--budget", "--capture-output", "--grace", "--hang", "--memory-tier", "--server", "--starts",
+        "--stay", "--store",
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],

@@ -53,6 +53,15 @@ def test_show_names_the_restore_that_is_under_way(holdfast: Holdfast, server: Fa
     assert "to 200: delivered, requested by bo (request o7)" in holdfast("show", "gpt").stdout
 
 
+def test_config_shows_the_newest_attempt_or_what_differs_from_another(holdfast: Holdfast) -> None:
+    rows = [line.split() for line in holdfast("config", "gpt").stdout.splitlines()]
+    assert rows == [["NAME", "VALUE"], ["lr", "0.01"], ["torch", "2.9"]]
+    rows = [line.split() for line in holdfast("config", "gpt", "--against", "2").stdout.splitlines()]
+    assert rows[1:] == [["lr", "0.1", "0.01"]]
+    output = holdfast("config", "gpt", "--attempt", "3", "--against", "1").stdout
+    assert output == "attempt 3 does not differ from attempt 1 of gpt\n"
+
+
 def test_a_name_with_odd_characters_stays_one_segment(holdfast: Holdfast, server: FakeServer) -> None:
     assert holdfast("show", "../jobs?x=1").exit_code == 1
     assert server.requests == [("GET", "/api/v1/jobs/..%2Fjobs%3Fx%3D1", None)]

@@ -1,0 +1,59 @@
+"""Events about the processes of an attempt: totals of its ranks, its configuration, its output."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MAX_CONFIGURATION_ENTRIES = 500
+"""Most names of a configuration or an environment."""
+MAX_CONFIGURATION_NAME, MAX_CONFIGURATION_VALUE = 120, 1000
+"""Characters of a name and of a value."""
+
+ConfigurationSection = Literal["configuration", "environment"]
+"""Configuration: what the script reports, such as hyper-parameters. Environment: what the agent collects."""
+
+
+class ConfigurationReport(msgspec.Struct, kw_only=True, tag="configuration"):
+    """One section of an attempt's configuration; it replaces an earlier report of that section."""
+
+    at: float
+    section: ConfigurationSection
+    values: dict[str, str] = {}
+    """Values by name, with the names of nested values joined by dots; secrets are masked."""
+
+
+MAX_OUTPUT_LINES, MAX_OUTPUT_CHARACTERS = 1000, 1000
+"""Lines of an attempt's output that are kept, and characters of each."""
+
+
+class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
+    """Lines of an attempt's output, without escape sequences; secrets are masked."""
+
+    at: float
+    first: int
+    """Number of the first line, from 0 at the start of the processes; lines between two reports may be missing."""
+    lines: list[str] = []
+
+
+class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
+    """Totals of one of several ranks since its last report.
+
+    Of rank 0 only the barrier counts: it also sends samples per iteration.
+    """
+
+    at: float
+    """Time at which the last of these iterations ended."""
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    iterations: int
+    seconds: float
+    longest_seconds: float
+    stall_seconds: float = 0.0
+    data_seconds: float = 0.0
+    barrier_iterations: int = 0
+    """Number of iterations whose barrier was measured."""
+    barrier_seconds: float = 0.0
+    """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""

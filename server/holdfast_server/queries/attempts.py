@@ -1,0 +1,158 @@
+"""The attempts of a job: their output, their configuration, and how two of them differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import get_args
+
+import msgspec
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.attempt_reports import ConfigurationSection
+from holdfast.protocol.attempts import (
+    AttemptConfiguration,
+    AttemptName,
+    AttemptOutput,
+    AttemptSummary,
+    ValueDifference,
+)
+from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.errors import InvalidSetting, UnknownAttempt
+from holdfast_server.db import Database
+from holdfast_server.queries import summaries
+from holdfast_server.records.attempt_reports import configuration_of, output_of
+
+ORIGIN = "origin"
+"""Compares with the attempt whose checkpoint a fork copied."""
+_PREFIX = re.compile(r"\[[\w.]*\d+\]:\s?")
+_TRACEBACK = re.compile(rf"(?P<prefix>(?:{_PREFIX.pattern})?)\s*(?:\| )?Traceback \(most recent call last\):\s*")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
+FORKED = "forked"
+"""End of the attempt as which a fork is stored; it trained nothing."""
+
+
+async def attempts(db: Database, job: str, *, limit: int) -> list[AttemptSummary]:
+    """Return the attempts of a job, newest first. Raises UnknownJob."""
+    rows = models.AttemptRecord
+    async with db.read() as session:
+        await summaries.find_job(session, job)
+        query = (
+            select(rows)
+            .where(rows.job == job, rows.finished.is_distinct_from(FORKED))
+            .order_by(rows.started_at.desc())
+            .limit(limit)
+        )
+        return [answer_from(row, AttemptSummary) for row in await session.scalars(query)]
+
+
+async def configuration(
+    db: Database, job: str, attempt: int, *, against: str = "", visible: Collection[str] | None = None
+) -> AttemptConfiguration:
+    """Return the configuration of an attempt, compared with that of another one.
+
+    Args:
+        db: where it is stored.
+        job: name of the job.
+        attempt: number of the attempt.
+        against: number of another attempt of the job, or `origin`; without one, nothing is compared.
+        visible: projects that the user may see; `None`: all.
+
+    Raises:
+        UnknownJob.
+        UnknownAttempt: the job has no such attempt, or no origin that the user may see.
+        InvalidSetting: `against` is neither a number nor `origin`.
+    """
+    async with db.read() as session:
+        await summaries.find_job(session, job)
+        values = await configuration_of(session, job, await _uid(session, job, attempt))
+        found = AttemptConfiguration(
+            job=job,
+            attempt=attempt,
+            configuration=values.get("configuration", {}),
+            environment=values.get("environment", {}),
+        )
+        if not against:
+            return found
+        other = await _other(session, job, against, visible)
+        before = await configuration_of(session, other.job, await _uid(session, other.job, other.attempt))
+        return msgspec.structs.replace(found, against=other, differences=list(_differences(before, values)))
+
+
+async def output(db: Database, job: str, attempt: int) -> AttemptOutput:
+    """Return the last lines of output of an attempt. Raises UnknownJob and UnknownAttempt."""
+    async with db.read() as session:
+        await summaries.find_job(session, job)
+        first, lines = await output_of(session, job, await _uid(session, job, attempt))
+    return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception_in(lines))
+
+
+def exception_in(lines: Sequence[str]) -> int | None:
+    """Return the position of the line that names the exception of the last traceback, before that of a launcher.
+
+    Lines of ranks begin with a prefix, as in `[rank0]: `; the lines of a traceback are those with its prefix.
+    """
+    found: int | None = None
+    for start, line in enumerate(lines):
+        if (begins := _TRACEBACK.fullmatch(line)) is None:
+            continue
+        prefix = begins["prefix"]
+        for position in range(start + 1, len(lines)):
+            text = lines[position]
+            if not text.startswith(prefix) or text[len(prefix) :].startswith((" ", "\t")):
+                continue
+            if _EXCEPTION.match(text, len(prefix)):
+                is_of_launcher = "ChildFailedError" in text
+                found = found if found is not None and is_of_launcher else position
+                break
+            if not prefix and not _PREFIX.match(text):
+                break
+    return found
+
+
+async def _uid(session: AsyncSession, job: str, attempt: int) -> str:
+    """Return the newest attempt of that number: after a deleted store, numbers repeat."""
+    rows = models.AttemptRecord
+    query = select(rows.uid).where(rows.job == job, rows.attempt == attempt).order_by(rows.started_at.desc())
+    uid = await session.scalar(query.limit(1))
+    if uid is None:
+        raise UnknownAttempt(job, f"attempt {attempt}")
+    return uid
+
+
+async def _other(session: AsyncSession, job: str, against: str, visible: Collection[str] | None) -> AttemptName:
+    if against == ORIGIN:
+        return await _origin(session, job, visible)
+    if not against.isascii() or not against.isdigit() or len(against) > 9:
+        raise InvalidSetting("against", f"against={against!r}: give the number of an attempt, or `{ORIGIN}`")
+    return AttemptName(job=job, attempt=int(against))
+
+
+async def _origin(session: AsyncSession, job: str, visible: Collection[str] | None) -> AttemptName:
+    """Return the attempt that wrote the checkpoint which the fork copied, else the newest one of that job."""
+    origin = await summaries.origin(session, job)
+    hidden = origin is not None and visible is not None and origin.project not in visible
+    if origin is None or origin.job is None or origin.project is None or hidden:
+        raise UnknownAttempt(job, "origin that you may see")
+    found = await session.get(models.CheckpointRecord, (origin.job, origin.checkpoint))
+    rows = models.AttemptRecord
+    known = select(rows.attempt).where(rows.job == origin.job)
+    if found is not None:
+        attempt = await session.scalar(known.where(rows.attempt == found.attempt).limit(1))
+        if attempt is not None:
+            return AttemptName(job=origin.job, attempt=attempt)
+    newest = await session.scalar(known.order_by(rows.started_at.desc()).limit(1))
+    return AttemptName(job=origin.job, attempt=newest or 0)
+
+
+def _differences(
+    before: Mapping[ConfigurationSection, Mapping[str, str]],
+    after: Mapping[ConfigurationSection, Mapping[str, str]],
+) -> Iterator[ValueDifference]:
+    for section in get_args(ConfigurationSection):
+        old, new = before.get(section, {}), after.get(section, {})
+        for name in [*new, *(name for name in old if name not in new)]:
+            if old.get(name) != new.get(name):
+                yield ValueDifference(section=section, name=name, before=old.get(name), after=new.get(name))

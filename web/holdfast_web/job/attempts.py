@@ -1,0 +1,119 @@
+"""The attempts of a job: the panel that lists them, and a page for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
+from holdfast_server.api.attempts import AttemptNumber
+from holdfast_server.core.errors import UnknownAttempt
+from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.queries import attempts, summaries
+from holdfast_web.shared.render import View
+from holdfast_web.shared.routing import Htmx, PageRoute
+
+SHOWN, MOST = 5, 200
+"""Number of attempts in the panel and on the page of all attempts, newest first."""
+NOTHING = "none"
+"""Compare with no attempt."""
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptsPart(View):
+    template: ClassVar[str] = "job/_attempts.html"
+    page_template: ClassVar[str] = "job/panel.html"
+    panel: str = "attempts"
+    job: str
+    attempts: list[AttemptSummary]
+    has_more: bool
+    origin: bool
+    """Whether the job is a fork whose origin the user may see."""
+    now: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputPart(View):
+    template: ClassVar[str] = "job/_output.html"
+    job: str
+    attempt: int
+    output: AttemptOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptPage(View):
+    template: ClassVar[str] = "job/attempt.html"
+    job: str
+    attempt: AttemptSummary
+    found: AttemptConfiguration
+    output: OutputPart
+    against: str
+    """What it is compared with: the number of an attempt, `origin` or `none`."""
+    shared: list[tuple[str, dict[str, str]]]
+    """The values of each section that do not differ."""
+    choices: list[tuple[str, str]]
+    """Values and labels of what it can be compared with."""
+    now: float
+
+
+def _shared(found: AttemptConfiguration) -> list[tuple[str, dict[str, str]]]:
+    """Return the values of each section that do not differ, which are all without a comparison."""
+    differing = {(each.section, each.name) for each in found.differences}
+    sections = (("configuration", found.configuration), ("environment", found.environment))
+    return [
+        (section, {name: value for name, value in values.items() if (section, name) not in differing})
+        for section, values in sections
+    ]
+
+
+@router.get("/jobs/{job}/attempts")
+async def job_attempts(job: str, db: Db, clock: Clock, asker: Asker, htmx: Htmx = False) -> Response:
+    most = SHOWN if htmx else MOST
+    async with db.one_view():
+        found = await attempts.attempts(db, job, limit=most + 1)
+        family = await summaries.family(db, job, visible=asker.visible_projects)
+    part = AttemptsPart(
+        job=job, attempts=found[:most], has_more=len(found) > most, now=clock(),
+        origin=family.origin is not None and family.origin.project is not None,
+    )  # fmt: skip
+    return part.response() if htmx else part.page()
+
+
+@router.get("/jobs/{job}/attempts/{attempt}")
+async def attempt_page(
+    job: str, attempt: AttemptNumber, db: Db, clock: Clock, asker: Asker, against: str = ""
+) -> Response:
+    visible = asker.visible_projects
+    async with db.one_view():
+        known = await attempts.attempts(db, job, limit=MOST)
+        family = await summaries.family(db, job, visible=visible)
+        this = next((row for row in known if row.attempt == attempt), None)
+        if this is None:
+            raise UnknownAttempt(job, f"attempt {attempt}")
+        others = [row.attempt for row in known if row is not this]
+        choices = [(str(number), f"attempt {number}") for number in others]
+        origin = family.origin
+        if origin is not None and origin.project is not None:
+            choices.append((attempts.ORIGIN, f"its origin {origin.job}"))
+        earlier = next((str(number) for number in others if number < attempt), None)
+        default = earlier or (attempts.ORIGIN if origin is not None and origin.project is not None else NOTHING)
+        against = against or default
+        found = await attempts.configuration(
+            db, job, attempt, against="" if against == NOTHING else against, visible=visible
+        )
+        output = OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt))
+    page = AttemptPage(
+        job=job, output=output, attempt=this, found=found, against=against, shared=_shared(found),
+        choices=[*choices, (NOTHING, "nothing")], now=clock(),
+    )  # fmt: skip
+    return page.response()
+
+
+@router.get("/jobs/{job}/attempts/{attempt}/output")
+async def attempt_output(job: str, attempt: AttemptNumber, db: Db) -> Response:
+    return OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt)).response()
