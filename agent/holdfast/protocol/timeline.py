@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
+from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, Order
 from holdfast.protocol.messages import StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
@@ -165,8 +165,8 @@ class Timeline(Struct, kw_only=True, frozen=True):
     orders: list[Order]
     paced: list[IntervalInfo]
     gaps: list[SampleGapInfo] = []
-    marked: list[NoticeInfo] = []
-    """Newest events of training that the script marked, on the path to the current iteration."""
+    annotations: list[Annotation] = []
+    """Newest annotations in the window, of people and of the script, oldest first."""
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):

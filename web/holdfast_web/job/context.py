@@ -11,10 +11,10 @@ from holdfast.pacing import planner
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
-from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
+from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
-from holdfast_server.control import control, plans, previews
+from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
     CheckpointNotFound,
     InvalidSetting,
@@ -35,7 +35,7 @@ from holdfast_web.shared.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
 EDITS_SHOWN, EDITS_MOST = 8, 200
-NOTICES_SHOWN = 8
+NOTICES_SHOWN, MARKS_SHOWN, ANNOTATIONS_MOST = 8, 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long the banner of a completed and of a failed restore stays on the page."""
 FAILURES = ("failed", "expired")
@@ -124,7 +124,7 @@ class PointsPart(View):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPart(View):
-    """Edited settings, restores and notices."""
+    """Edited settings, restores, notices and annotations."""
 
     template: ClassVar[str] = "job/_history.html"
     job: JobSummary
@@ -133,6 +133,8 @@ class HistoryPart(View):
     edits_limit: int
     more_edits: bool
     notices: list[NoticeInfo]
+    annotations: list[Annotation]
+    """All of people and the newest of the script, those of the latest iterations first."""
     now: float
 
 
@@ -240,6 +242,8 @@ async def history_part(
         for edit in edits
         if any(change.field != "restore" and change.before != change.after for change in edit.changes)
     ]
+    by_people = await iteration_annotations.list_annotations(db, job.job, limit=ANNOTATIONS_MOST, by_people=True)
+    by_script = await iteration_annotations.list_annotations(db, job.job, limit=MARKS_SHOWN, by_people=False)
     return HistoryPart(
         job=job,
         orders=await timeline.orders(db, job.job),
@@ -247,6 +251,7 @@ async def history_part(
         edits_limit=limit,
         more_edits=len(changed) > limit,
         notices=await timeline.notices(db, job.job, limit=NOTICES_SHOWN),
+        annotations=sorted(by_people + by_script, key=lambda row: (row.iteration, row.id), reverse=True),
         now=now,
     )
 

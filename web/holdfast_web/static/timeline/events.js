@@ -56,19 +56,32 @@ function orders(model) {
   }));
 }
 
-function marks(model) {
-  return model.marked.map((row) => ({
+/** Annotations; those of the script on abandoned lineages only in time, because other iterations replaced them. */
+function annotations(model) {
+  const shown = model.annotations.filter((row) => row.who || !row.abandoned || model.axis === "time");
+  return shown.map((row) => ({
     x: row.x,
-    mark: "tick",
-    text: row.message,
-    title: row.message,
-    lines: [`At iteration ${count(row.iteration)}, ${clock(row.at)}${zone()}`],
+    mark: row.who ? "note" : "tick",
+    open: row.abandoned,
+    text: row.text,
+    title: row.text,
+    lines: [
+      `At iteration ${count(row.iteration)}, ${clock(row.at)}${zone()}`,
+      `By ${row.who ?? "the script"}${row.abandoned ? `, on abandoned lineage ${row.lineage}` : ""}`,
+    ],
   }));
+}
+
+function flag(pen, x, y) {
+  pen.moveTo(x - 3, y + 6);
+  pen.lineTo(x - 3, y - 5);
+  pen.lineTo(x + 5, y - 2);
+  pen.lineTo(x - 3, y + 1);
 }
 
 export class EventLane extends CanvasLane {
   setModel(model) {
-    this.events = [...marks(model), ...edits(model), ...attempts(model), ...orders(model)]
+    this.events = [...annotations(model), ...edits(model), ...attempts(model), ...orders(model)]
       .map((event) => ({ ...event, x: Math.max(event.x, model.extent[0]) }))
       .sort((a, b) => a.x - b.x);
     super.setModel(model);
@@ -107,13 +120,14 @@ export class EventLane extends CanvasLane {
   }
 
   #mark(pen, event, x, y) {
-    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info, tick: palette.muted }[event.mark];
+    const color = { edit: palette.budget, start: palette.accent, crash: palette.bad, restore: palette.info, tick: palette.muted, note: palette.text }[event.mark];
     pen.fillStyle = event.open ? palette.surface : color;
     pen.strokeStyle = color;
     pen.lineWidth = 1.5;
     pen.beginPath();
     if (event.mark === "edit") pen.rect(x - 3.5, y - 3.5, 7, 7);
     else if (event.mark === "tick") pen.rect(x - 0.5, y - 5, 1, 10);
+    else if (event.mark === "note") flag(pen, x, y);
     else if (event.mark === "restore") {
       pen.arc(x, y, 4, Math.PI * 0.9, Math.PI * 2.5);
       pen.stroke();

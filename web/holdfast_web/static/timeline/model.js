@@ -258,7 +258,7 @@ export function modelOf(timeline) {
     end: axis === "time" ? end : timeline.extent[1],
     lastIteration: timeline.extent[1],
     spans: assignRows(spans, 3),
-    marked: timeline.marked.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
+    annotations: timeline.annotations.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     lineages: placeLineages(timeline.lineages, timeline, axis),
     // by iteration, only current decisions; by time, all

@@ -103,6 +103,12 @@ export class Readout {
     return this.view.axis === "time" ? `${text} · iteration ${count(row.iteration)}` : `${text} · ${day(row.at)} ${clock(row.at)}${zone()}`;
   }
 
+  /** Show the values at a position, as if the pointer were there. */
+  pointAt(place) {
+    this.#x = this.view.x(place);
+    this.refresh();
+  }
+
   leave() {
     this.#x = null;
     this.crosshair.hidden = true;
@@ -199,7 +205,7 @@ function iterations(model, view, metric) {
 export function fillTables(target, model, view, metric) {
   const shown = model.checkpoints.filter((row) => view.shows(row.x));
   const stalls = model.stalls.filter((row) => view.shows(row.x));
-  const marked = model.marked.filter((row) => view.shows(row.x));
+  const notes = model.annotations.filter((row) => view.shows(row.x));
   const { checkpoints: all, stalls: allStalls } = counted(model, view);
   target.replaceChildren(
     table(
@@ -212,8 +218,8 @@ export function fillTables(target, model, view, metric) {
       ["Iteration", "Lineage", "Kind", "Length"],
       thinned(stalls).map((row) => [count(row.iteration), row.lineage, row.kind, duration(row.seconds)]),
     ),
-    ...(marked.length
-      ? [table(`Marked events in this window: ${outOf(Math.min(marked.length, MOST_ROWS), marked.length)}`, ["Iteration", "Event"], thinned(marked).map((row) => [count(row.iteration), row.message]))]
+    ...(notes.length
+      ? [table(`Annotations in this window: ${outOf(Math.min(notes.length, MOST_ROWS), notes.length)}`, ["Iteration", "Lineage", "By", "Annotation"], thinned(notes).map((row) => [count(row.iteration), row.lineage, row.who ?? "script", row.text]))]
       : []),
     iterations(model, view, metric),
   );
