@@ -19,7 +19,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, locked_job, named_jobs
-from holdfast_server.records import audit
+from holdfast_server.records import audit, checkpoints
 
 Step = Literal[
     "begin", "discard", "fire", "replace", "keep_firing", "end_silence", "update", "start_clearing", "resolve"
@@ -92,6 +92,11 @@ async def fire(
     session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
 ) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
+    if result.iteration is not None:
+        row.iteration, row.lineage = result.iteration, result.lineage
+        job = await session.get_one(models.JobRecord, row.job)
+        good = await checkpoints.last_good(session, job, result.iteration)
+        row.last_good = None if good is None else good.id
     row.fired_at, row.severity = now, rule.severity
     row.message = result.message[:MAX_MESSAGE]
     row.value = result.value if result.value is not None and math.isfinite(result.value) else None

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.protocol.administration import Alert
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
@@ -40,7 +41,10 @@ def details(message: AlertMessage) -> str:
         return "This channel receives the alerts of the project."
     if message.event == "resolved":
         return f"{alert.resolved_why or 'Resolved'} (was: {alert.message})"
-    return alert.message
+    if alert.last_good is None:
+        return alert.message
+    iteration, _ = parse_checkpoint_id(alert.last_good)
+    return f"{alert.message}. Last good checkpoint before: iteration {iteration:,}"
 
 
 def link(message: AlertMessage, address: str) -> str:

@@ -21,12 +21,13 @@ from holdfast_server.records import audit
 MAX_LIMIT = 1e12
 MAX_FOR_SECONDS = 7 * 86400.0
 MAX_PATTERN = 200
+MIN_WINDOW, MAX_WINDOW = 20, 1000
 MAX_RULES = 100
 """Custom rules of a project: each is evaluated for each of its jobs, every few seconds."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_STORED = ("kind", "enabled", "severity", "for_seconds", "jobs", "changed_at", "changed_by")
+_STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "changed_at", "changed_by")
 """Fields that a row has under the same name."""
-_AUDITED = ("name", "kind", "enabled", "severity", "limit", "for_seconds", "jobs")
+_AUDITED = ("name", "kind", "enabled", "severity", "limit", "window", "for_seconds", "jobs")
 
 
 class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +38,7 @@ class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     enabled: bool | UnsetType = UNSET
     severity: str | UnsetType = UNSET
     limit: float | UnsetType = UNSET
+    window: int | UnsetType = UNSET
     for_seconds: float | UnsetType = UNSET
     jobs: str | UnsetType = UNSET
 
@@ -120,6 +122,7 @@ def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
         enabled=True,
         severity=kind.severity,
         limit=kind.limit,
+        window=kind.window,
         for_seconds=kind.for_seconds,
         jobs="*",
     )
@@ -157,6 +160,12 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         if not 0 <= changes.limit <= MAX_LIMIT:
             raise InvalidSetting("limit", f"limit {changes.limit:g} is outside 0 to {MAX_LIMIT:g}")
         row.limit_value = changes.limit
+    if changes.window is not UNSET:
+        if not KINDS[row.kind].window:
+            raise InvalidSetting("window", f"a rule of kind {row.kind} has no window")
+        if not MIN_WINDOW <= changes.window <= MAX_WINDOW:
+            raise InvalidSetting("window", f"window {changes.window} is outside {MIN_WINDOW} to {MAX_WINDOW:,}")
+        row.window = changes.window
     if changes.for_seconds is not UNSET:
         if not 0 <= changes.for_seconds <= MAX_FOR_SECONDS:
             raise InvalidSetting("for_seconds", f"for_seconds {changes.for_seconds:g} is outside 0 to 7 days")

@@ -234,6 +234,7 @@ async def timeline(
             paced=await timeline_annotations.paced(session, job, reach, ancestry),
             gaps=await timeline_annotations.gaps(session, job, reach),
             annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
+            troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
     # Off the event loop: a window may have many thousands of numbers.

@@ -120,12 +120,13 @@ class RuleForm(NamedTuple):
     limit: str
     for_seconds: str
     jobs: str
+    window: str
 
 
 def _rule_form(
-    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*"
+    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*", window: Text = ""
 ) -> RuleForm:
-    return RuleForm(severity, limit, for_seconds, jobs)
+    return RuleForm(severity, limit, for_seconds, jobs, window)
 
 
 Fields = Annotated[RuleForm, Depends(_rule_form)]
@@ -173,6 +174,7 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
         enabled=enabled,
         severity=form.severity,
         limit=limit,
+        window=round(forms.number("window", form.window)) if form.window.strip() else UNSET,
         for_seconds=forms.seconds("for_seconds", form.for_seconds),
         jobs=form.jobs.strip(),
     )

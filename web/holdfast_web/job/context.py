@@ -14,7 +14,8 @@ from holdfast.protocol.administration import Alert
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
-from holdfast_server.control import control, iteration_annotations, plans, previews
+from holdfast_server.control import control, iteration_annotations, plans, previews, troubles
+from holdfast_server.control.troubles import Trouble
 from holdfast_server.core.errors import (
     CheckpointNotFound,
     InvalidSetting,
@@ -147,6 +148,8 @@ class JobLive(PointsPart, HistoryPart):
     order: Order | None
     """The restore that the banner shows."""
     alerts: list[Alert]
+    trouble: Trouble | None
+    """Of a job that has ended: the newest wrong loss on its path."""
     silences: tuple[tuple[int, str], ...] = SILENCES
     changes: dict[str, ChangeStatus]
     goodput: GoodputShare | None
@@ -271,18 +274,34 @@ async def job_live(
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
         order=shown_order(history.orders, now),
         alerts=alerts.get(name, []),
+        trouble=await troubles.newest(db, name) if job.has_ended else None,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
     )
 
 
 async def restore_dialog(
-    db: Database, name: str, *, now: float, checkpoint: str = "", asked: str = "", refusal: str = ""
+    db: Database,
+    name: str,
+    *,
+    now: float,
+    checkpoint: str = "",
+    asked: str = "",
+    before: int | None = None,
+    refusal: str = "",
 ) -> RestoreDialog:
-    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one."""
+    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
+
+    `before`: an iteration with a wrong loss, to restore the last good checkpoint before it.
+    """
     job = await summaries.job_summary(db, name, now=now)
     nearest = None
     try:
+        if before is not None and not checkpoint:
+            good = await control.last_good(db, name, before)
+            if good is None:
+                raise NotRestorable(f"no sound checkpoint from before iteration {before:,} is left")
+            checkpoint = good.id
         if asked:
             checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
         preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None

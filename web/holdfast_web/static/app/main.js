@@ -125,7 +125,7 @@ function startDialogs() {
   });
   document.addEventListener("holdfast:restore-requested", () => restore()?.close());
   document.addEventListener("holdfast:restore", (event) => {
-    openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?checkpoint=${event.detail}`);
+    openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?${event.detail}`);
   });
   document.addEventListener("holdfast:annotate", (event) => {
     const link = document.querySelector("#annotate");

@@ -3,12 +3,13 @@
 import { AxisLane, FAILED, placeText, readPalette } from "./canvas.js";
 import { LineageLane, PipelineLane } from "./checkpoints.js";
 import { CurveLane, OverviewStrip } from "./curves.js";
-import { EventLane, OverheadLane, StallLane } from "./events.js";
+import { EventLane, StallLane } from "./events.js";
 import { TimelineFeed } from "./feed.js";
 import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
 import { startKeys } from "./keys.js";
 import { modelOf, convertWindow } from "./model.js";
-import { fillTables, linkExports, Readout, saveChart, PointSelection, sentence } from "./panels.js";
+import { OverheadLane } from "./overhead.js";
+import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence } from "./panels.js";
 import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
@@ -100,8 +101,9 @@ class TimelinePanel {
       leave: () => readout.leave(),
       zone: (from, to) => readout.zone(from, to),
       click: (event) => {
-        const point = readout.hit(event)?.checkpoint;
-        this.selection.choose(point?.id ?? null);
+        const { checkpoint, before } = readout.hit(event) ?? {};
+        if (before != null) this.#restoreBefore(before);
+        else this.selection.choose(checkpoint?.id ?? null);
       },
     });
     this.root.addEventListener("click", (event) => {
@@ -320,6 +322,19 @@ class TimelinePanel {
     this.#showState();
   }
 
+  #restoreBefore(iteration) {
+    document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: `before=${iteration}` }));
+  }
+
+  #showTrouble() {
+    const button = this.#part("trouble");
+    if (!button) return;
+    const iteration = newestTrouble(this.model, this.view, this.metricLane.curve);
+    button.hidden = iteration === null;
+    button.textContent = iteration === null ? "" : `Restore to before iteration ${count(iteration)}…`;
+    button.value = iteration ?? "";
+  }
+
   /** Move the window to an iteration, and point at it. */
   #pointAt({ iteration, at }) {
     const place = this.view.axis === "time" ? at : iteration;
@@ -351,6 +366,7 @@ class TimelinePanel {
 
   #updateSummary() {
     if (!this.model) return;
+    this.#showTrouble();
     linkExports(this.root, this.view, this.model);
     this.#setSummary(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
     const tables = this.#part("tables");
@@ -381,8 +397,9 @@ class TimelinePanel {
       "note-before": () => this.#jump(model.annotations, -1),
       "note-after": () => this.#jump(model.annotations, 1),
       annotate: () => document.dispatchEvent(new CustomEvent("holdfast:annotate", { detail: selection.iteration })),
-      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...this.events.events.filter((event) => event.mark === "crash")], 1),
-      restore: () => selection.id && document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: selection.id })),
+      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...this.events.events.filter((event) => ["crash", "trouble"].includes(event.mark))], 1),
+      restore: () => selection.id && document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: `checkpoint=${selection.id}` })),
+      "restore-before": () => this.#restoreBefore(this.#part("trouble").value),
       clear: () => selection.choose(null),
     };
     commands[name]?.();

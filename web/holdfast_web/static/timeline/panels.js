@@ -139,7 +139,7 @@ export class Readout {
 
   #describe(thing, x, y) {
     const { tip } = this;
-    this.box.dataset.hand = thing?.checkpoint ? "point" : "";
+    this.box.dataset.hand = thing?.checkpoint || thing?.before ? "point" : "";
     tip.hidden = !thing;
     if (!thing) return;
     const title = document.createElement("strong");
@@ -255,6 +255,12 @@ export function sentence(model, view, { metric, mean }) {
     last != null ? `Newest ${metric} ${asMetric(last)}.` : "",
     model.silent_since ? `No report since ${clock(model.silent_since)}${zone()}.` : "",
   ].join(" ").trim();
+}
+
+/** Return the newest iteration of the window, on the path to the current one, from which the loss is wrong; or null. */
+export function newestTrouble(model, view, curve) {
+  const rows = [...model.troubles.filter((row) => !row.abandoned), ...curve.nonFinite.map((row) => ({ ...row, x: row.from }))];
+  return rows.filter((row) => view.shows(row.x)).sort((a, b) => a.x - b.x).at(-1)?.iteration ?? null;
 }
 
 // ---- exports: links to files of the window, and images of the canvas
