@@ -13,9 +13,9 @@ from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
-from holdfast_server.alerts import incidents
-from holdfast_server.control import control, iteration_annotations, plans, previews, troubles
-from holdfast_server.control.troubles import Trouble
+from holdfast_server.alerts import incidents, troubles
+from holdfast_server.alerts.troubles import Trouble
+from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
     CheckpointNotFound,
     InvalidSetting,

@@ -9,7 +9,7 @@ import { capitalized, clock, count, duration, metric as asMetric, zone } from ".
 import { startKeys } from "./keys.js";
 import { modelOf, convertWindow } from "./model.js";
 import { OverheadLane } from "./overhead.js";
-import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence } from "./panels.js";
+import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence, troubleText } from "./panels.js";
 import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
@@ -331,7 +331,7 @@ class TimelinePanel {
     if (!button) return;
     const iteration = newestTrouble(this.model, this.view, this.metricLane.curve);
     button.hidden = iteration === null;
-    button.textContent = iteration === null ? "" : `Restore to before iteration ${count(iteration)}…`;
+    button.textContent = iteration === null ? "" : troubleText(this.model, this.view, iteration);
     button.value = iteration ?? "";
   }
 

@@ -263,6 +263,13 @@ export function newestTrouble(model, view, curve) {
   return rows.filter((row) => view.shows(row.x)).sort((a, b) => a.x - b.x).at(-1)?.iteration ?? null;
 }
 
+/** Name the restore before an iteration, with the checkpoint where all of them are known. */
+export function troubleText(model, view, iteration) {
+  const known = !model.checkpoint_density && view.fitted;
+  const good = known && model.checkpoints.filter((row) => row.restorable && !row.abandoned && row.iteration <= iteration - 2).at(-1);
+  return good ? `Restore to ${count(good.iteration)}, before iteration ${count(iteration)}…` : `Restore to before iteration ${count(iteration)}…`;
+}
+
 // ---- exports: links to files of the window, and images of the canvas
 
 export function linkExports(root, view, model) {
