@@ -25,7 +25,7 @@ from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import find_spikes
 
 WINDOW = KINDS["loss_spike"].window
-LIMITS = (5.0, 8.0, KINDS["loss_spike"].limit, 20.0)
+LIMITS = (4.0, KINDS["loss_spike"].limit, 8.0)
 DEFECTS = ("learning rate", "batch")
 HIGHER_RATE, HIGHER_FOR = 30.0, 5
 AFTERWARDS, DETECTED_WITHIN = 40, 20
@@ -139,43 +139,49 @@ def trainings() -> dict[str, Callable[[], Training]]:
     }
 
 
-def detected(losses: list[float], limit: float, after: int) -> int | None:
-    """Return the first spiking iteration after an iteration, counted from 0."""
-    found = find_spikes(np.arange(len(losses)), np.array(losses), limit=limit, window=WINDOW, after=after)
-    return found[0].iteration if found else None
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The losses of a training without a defect, and of ones that continue with a defect, by kind."""
+
+    losses: list[float]
+    defective: dict[str, list[list[float]]]
 
 
-def measure(make: Callable[[], Training], iterations: int, defects: int) -> dict[str, dict[str, object]]:
-    """Return by limit the false alarms, and by defect the detected share and the median delay."""
+def train(make: Callable[[], Training], iterations: int, defects: int) -> Curves:
     torch.manual_seed(1)
     training, losses = make(), []
-    at = set(range(iterations // 3, iterations, max(1, 2 * iterations // 3 // defects)))
-    continued: dict[str, list[list[float]]] = {defect: [] for defect in DEFECTS}
+    at = {iterations // 3 + number * (2 * iterations // 3) // defects for number in range(defects)}
+    defective: dict[str, list[list[float]]] = {defect: [] for defect in DEFECTS}
     for iteration in range(iterations):
         if iteration in at:
             for defect in DEFECTS:
-                continued[defect].append([*losses, *_with(defect, copy.deepcopy(training))])
+                defective[defect].append([*losses, *_with(defect, copy.deepcopy(training))])
         losses.append(training.iterate())
-    found: dict[str, dict[str, object]] = {}
-    for limit in LIMITS:
-        spikes = find_spikes(np.arange(iterations), np.array(losses), limit=limit, window=WINDOW)
-        row: dict[str, object] = {"false_alarms": len(spikes), "iterations": iterations}
-        for defect, runs in continued.items():
-            begins = [len(run) - AFTERWARDS for run in runs]
-            firsts = [detected(run, limit, begin - 1) for run, begin in zip(runs, begins, strict=True)]
-            delays = [
-                first - begin
-                for first, begin in zip(firsts, begins, strict=True)
-                if first is not None and first - begin <= DETECTED_WITHIN
-            ]
-            row[defect] = {
-                "detected": len(delays),
-                "of": len(runs),
-                "delay": statistics.median(delays) if delays else None,
-                "longest": max(delays, default=None),
-            }
-        found[f"{limit:g}"] = row
-    return found
+    return Curves(losses, defective)
+
+
+def spikes(losses: list[float], limit: float, after: int = 0) -> list[int]:
+    """Return the first iterations of spikes, counted from 0, after the warm-up and an iteration."""
+    found = find_spikes(np.arange(len(losses)), np.array(losses), limit=limit, window=WINDOW, after=after)
+    return [spike.iteration for spike in found if spike.iteration > max(after, WINDOW)]
+
+
+def measure(curves: Curves, limit: float) -> dict[str, object]:
+    """Return the false alarms, and by defect the number of detected ones and the delays in iterations."""
+    row: dict[str, object] = {
+        "false_alarms": len(spikes(curves.losses, limit)), "iterations": len(curves.losses),
+    }  # fmt: skip
+    for defect, runs in curves.defective.items():
+        delays = []
+        for run in runs:
+            begin = len(run) - AFTERWARDS
+            first = next((at - begin for at in spikes(run, limit, begin - 1)), AFTERWARDS)
+            delays.extend([first] if first <= DETECTED_WITHIN else [])
+        row[defect] = {
+            "detected": len(delays), "of": len(runs), "delay": statistics.median(delays) if delays else None,
+            "longest": max(delays, default=None),
+        }  # fmt: skip
+    return row
 
 
 def _with(defect: str, training: Training) -> list[float]:
@@ -193,7 +199,8 @@ def main() -> None:
     torch.set_num_threads(1)
     figures = {}
     for name, make in trainings().items():
-        figures[name] = measure(make, asked.iterations, asked.defects)
+        curves = train(make, asked.iterations, asked.defects)
+        figures[name] = {f"{limit:g}": measure(curves, limit) for limit in LIMITS}
         for limit, row in figures[name].items():
             print(f"{name:32} limit {limit:>3}: {row}", flush=True)
     print("figures:", json.dumps(figures))

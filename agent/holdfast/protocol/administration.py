@@ -8,6 +8,8 @@ from msgspec import Struct
 
 Severity = Literal["info", "warning", "critical"]
 AlertState = Literal["firing", "acknowledged", "silenced", "resolved"]
+AlertFilter = Literal["open", "firing", "acknowledged", "silenced", "resolved", "all"]
+"""Open: not resolved."""
 DeliveryState = Literal["waiting", "delivered", "failed"]
 LimitUnit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", "spreads", ""]
 
@@ -76,7 +78,7 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     project: str
     name: str
     kind: str
-    """email, webhook, slack or discord."""
+    """email, webhook, slack, teams, discord or pagerduty."""
     target: str
     """Mail addresses, or the host of the URL."""
     least_severity: Severity

@@ -219,7 +219,7 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "loss_spike", "Loss spike", "Most spreads that the loss may be above the median of the iterations before it",
-    unit="spreads", limit=12, window=200, while_training=True,
+    unit="spreads", limit=6, window=200, while_training=True,
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.losses is None:
@@ -248,7 +248,7 @@ def _restore_failed(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "restore_finished", "Restore finished", "How long the alert for a completed restore is open",
-    unit="seconds", limit=600, severity="info",
+    unit="seconds", limit=600, severity="info", built_in=False,
 )  # fmt: skip
 def _restore_finished(facts: JobFacts, limit: float) -> RuleResult | None:
     order = facts.order

@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Literal
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, Select, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.administration import Alert, AlertRule, AlertState
+from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
 from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
@@ -145,8 +145,9 @@ async def list_alerts(
     visible_projects: Collection[str] | None = None,
     project: str | None = None,
     job: str | None = None,
-    open_only: bool = True,
+    state: AlertFilter = "open",
     severity: str | None = None,
+    rule: str | None = None,
     search: str = "",
     before: int | None = None,
     limit: int = 100,
@@ -165,8 +166,10 @@ async def list_alerts(
         query = query.where(rows.project == project)
     if job is not None:
         query = query.where(rows.job == job)
-    if open_only:
-        query = query.where(rows.resolved_at.is_(None))
+    if state != "all":
+        query = query.where(*_in_state(state, now=now))
+    if rule is not None:
+        query = query.where(rows.rule == rule)
     if severity is not None:
         query = query.where(rows.severity == severity)
     if search:
@@ -177,6 +180,22 @@ async def list_alerts(
         if job is not None and await session.get(models.JobRecord, job) is None:
             raise UnknownJob(job)
         return [as_answer(row, now=now) for row in await session.scalars(query)]
+
+
+def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for a state, as `state_of` determines it."""
+    rows = models.AlertRecord
+    if state == "resolved":
+        return (rows.resolved_at.is_not(None),)
+    silenced = and_(rows.silenced_until.is_not(None), rows.silenced_until > now)
+    acknowledged = rows.acknowledged_at.is_not(None)
+    more = {
+        "open": (),
+        "silenced": (silenced,),
+        "acknowledged": (not_(silenced), acknowledged),
+        "firing": (not_(silenced), not_(acknowledged)),
+    }
+    return rows.resolved_at.is_(None), *more[state]
 
 
 async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:

@@ -37,6 +37,9 @@ MOST_NEWEST = 5000
 SPAN = 2000
 """Iterations that are read before them."""
 JOBS_AT_ONCE = 50
+RECORD = 2.0
+NEWEST_LOSSES = 10
+"""Losses of a rise that are not compared with; spiking iterations that are as close are one spike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,10 @@ def find_spikes(
 ) -> list[LossSpike]:
     """Return the spikes, earliest first.
 
-    An iteration spikes if its loss is more than `limit` spreads above the median of the finite losses before it.
-    The spread is the median absolute deviation, scaled to the standard deviation of normal noise. Spiking
-    iterations within a window of each other are one spike. Losses that are not finite are left out: `loss_nan`
-    reports them.
+    An iteration spikes if its loss is more than `limit` spreads above the median of the finite losses before it,
+    and `RECORD` times as far above it as each of them but the newest. The spread is the median absolute deviation,
+    scaled to the standard deviation of normal noise. The second condition is for losses with frequent large
+    values, such as those of small batches. Losses that are not finite are left out: `loss_nan` reports them.
 
     Args:
         iterations: ascending.
@@ -71,25 +74,23 @@ def find_spikes(
     finite = np.isfinite(losses)
     places, values = iterations[finite], losses[finite]
     least = min(LEAST_SAMPLES, window)
-    if len(values) <= least:
+    first = max(least, int(np.searchsorted(places, after, side="right")))
+    if len(values) <= first:
         return []
     padded = np.concatenate([np.full(window, np.nan), values[:-1]])
-    first = max(least, int(np.searchsorted(places, after, side="right")))
     before = sliding_window_view(padded, window)[first:]
-    if not len(before):
-        return []
-    median = np.median if first >= window else np.nanmedian  # the first windows are padded
+    median, highest = (np.median, np.max) if first >= window else (np.nanmedian, np.nanmax)  # the first are padded
     usual = median(before, axis=1)
     spread = NORMAL * median(np.abs(before - usual[:, None]), axis=1)
-    spreads = (values[first:] - usual) / np.maximum(np.maximum(spread, LEAST_SPREAD * np.abs(usual)), 1e-12)
+    spread = np.maximum(np.maximum(spread, LEAST_SPREAD * np.abs(usual)), 1e-12)
+    record = highest(before[:, : window - NEWEST_LOSSES], axis=1) - usual
+    above = values[first:] - usual
     found: list[LossSpike] = []
     last = -window
-    for index in np.flatnonzero(spreads > limit).tolist():
-        if index - last >= window:
-            where = first + index
-            found.append(
-                LossSpike(int(places[where]), float(values[where]), float(usual[index]), float(spreads[index]))
-            )
+    for index in np.flatnonzero((above > limit * spread) & (above > RECORD * record)).tolist():
+        if index - last > NEWEST_LOSSES:
+            where, spreads = first + index, float(above[index] / spread[index])
+            found.append(LossSpike(int(places[where]), float(values[where]), float(usual[index]), spreads))
         last = index
     return found
 

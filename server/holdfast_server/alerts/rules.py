@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -65,6 +66,16 @@ async def list_rules(db: Database, project: str) -> list[AlertRule]:
     async with db.read() as session:
         await require_project(session, project)
         return await rules_of(session, project)
+
+
+async def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
+    """Return the titles of all rules of some projects by name; custom rules have their name as title."""
+    rows = models.AlertRuleRecord
+    async with db.read() as session:
+        names = list(await session.scalars(select(rows.name).where(rows.project.in_(projects)).distinct()))
+    return {kind.name: kind.title for kind in KINDS.values() if kind.built_in} | {
+        name: name for name in sorted(names) if name not in KINDS
+    }
 
 
 async def change(

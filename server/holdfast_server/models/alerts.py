@@ -88,7 +88,7 @@ class AlertChannelRecord(Base):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     kind: Mapped[str]
-    """`email`, `webhook`, `slack` or `discord`."""
+    """`email`, `webhook`, `slack`, `teams`, `discord` or `pagerduty`."""
     target: Mapped[str]
     """Addresses separated by commas, or a URL; the URL of a chat is as secret as a password."""
     secret: Mapped[str]

@@ -34,9 +34,22 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 # ---- alerts ---------------------------------------------------------------------------------------
 
 
-def _question(state: str = "open", project: str = "", severity: str = "", search: str = "") -> context.AlertQuery:
-    known = severity if severity in SEVERITIES else ""
-    return context.AlertQuery(history=state == "all", project=project, severity=known, search=search.strip())
+def _question(
+    state: str = "open",
+    group: str = "rule",
+    project: str = "",
+    severity: str = "",
+    rule: str = "",
+    search: str = "",
+) -> context.AlertQuery:
+    return context.AlertQuery(
+        state=next((known for known in context.STATES if known == state), "open"),
+        group=group if group in context.GROUPINGS else "rule",
+        project=project,
+        severity=severity if severity in SEVERITIES else "",
+        rule=rule,
+        search=search.strip(),
+    )
 
 
 Asked = Annotated[context.AlertQuery, Depends(_question)]
@@ -45,7 +58,8 @@ Asked = Annotated[context.AlertQuery, Depends(_question)]
 @router.get("/alerts")
 async def alerts_page(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
     rows = await context.alert_rows(db, asker, question, now=clock(), before=before)
-    return replace(rows, projects=await projects_of(db, asker.visible_projects)).page()
+    projects = await projects_of(db, asker.visible_projects)
+    return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
 
 
 @router.get("/alerts/live")
@@ -203,10 +217,11 @@ async def new_channel(
     who: Who,
     name: Text = "",
     target: Text = "",
+    kind: Text = "",
     least_severity: Text = "warning",
 ) -> Response:
-    now, typed = clock(), {"name": name, "target": target}
-    asked = channels.NewChannel(name=name, target=target, least_severity=least_severity)
+    now, typed = clock(), {"name": name, "target": target, "kind": kind}
+    asked = channels.NewChannel(name=name, target=target, kind=kind, least_severity=least_severity)
     try:
         made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
     except UnknownProject:

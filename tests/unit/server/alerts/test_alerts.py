@@ -262,13 +262,15 @@ def test_a_store_has_room_for_as_many_checkpoints_as_what_the_next_one_writes(al
 
 
 def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
+    change(client, "restored", kind="restore_finished")
     order = client.post(f"{JOB}/restores", json={"iteration": 10}).json()
     for state in ("restoring", "restored"):
         alive.say(
             OrderStateChange(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5)
         )
     look(1)
-    told = only(client, "restore_finished")
+    assert [alert["rule"] for alert in alerts(client)] == ["restored"], "by default it raises no alert"
+    told = only(client, "restored")
     assert (told["severity"], told["message"]) == ("info", "restored to iteration 10 in 1.5 s")
 
 

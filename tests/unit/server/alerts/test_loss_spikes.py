@@ -39,6 +39,12 @@ def test_a_loss_that_stays_high_is_one_spike_at_its_first_iteration():
     assert spikes_of(losses) == [1500]
 
 
+def test_values_that_the_window_has_had_are_no_spike():
+    losses = noisy(2000)
+    losses[300::60] = 6.0
+    assert spikes_of(losses) == [301]
+
+
 def test_a_fall_is_no_spike():
     losses = noisy(1000)
     losses[500:] -= 2
