@@ -280,6 +280,17 @@ class Session:
         """
         self._reporter.mark(name, metrics)
 
+    def annotate(self, text: str, iteration: int | None = None) -> None:
+        """Annotate an iteration on the job's timeline, as in `session.annotate("new data")`.
+
+        It counts as one of the 2,000 marks. Only the call on rank 0 counts.
+
+        Args:
+            text: the note, of at most 300 characters.
+            iteration: a finished one; `None`, or a later one: the last.
+        """
+        self._reporter.mark(text, {}, iteration)
+
     def config(self, values: object = None, /, **others: Any) -> None:
         """Report the configuration of the attempt, such as hyper-parameters, for the job's page.
 

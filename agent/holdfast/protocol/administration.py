@@ -8,8 +8,10 @@ from msgspec import Struct
 
 Severity = Literal["info", "warning", "critical"]
 AlertState = Literal["firing", "acknowledged", "silenced", "resolved"]
+AlertFilter = Literal["open", "firing", "acknowledged", "silenced", "resolved", "all"]
+"""Open: not resolved."""
 DeliveryState = Literal["waiting", "delivered", "failed"]
-LimitUnit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", ""]
+LimitUnit = Literal["seconds", "iterations", "gpu_hours", "times_budget", "checkpoints", "spreads", ""]
 
 
 class Alert(Struct, kw_only=True, frozen=True):
@@ -26,6 +28,12 @@ class Alert(Struct, kw_only=True, frozen=True):
     message: str
     value: float | None
     """Measured value when the alert fired, in the rule's unit."""
+    iteration: int | None = None
+    """Iteration at which the trouble began; `None` if the rule is not about one."""
+    lineage: int | None = None
+    """Lineage of that iteration."""
+    last_good: str | None = None
+    """Id of the newest durable checkpoint before the trouble, when the alert fired."""
     since: float
     """Start of the violation."""
     fired_at: float
@@ -52,6 +60,8 @@ class AlertRule(Struct, kw_only=True, frozen=True):
     enabled: bool
     severity: Severity
     limit: float
+    window: int = 0
+    """Number of earlier iterations that a value is compared with; 0: the kind has no window."""
     for_seconds: float
     """Delay between the start of a violation and the alert."""
     jobs: str
@@ -68,7 +78,7 @@ class AlertChannel(Struct, kw_only=True, frozen=True):
     project: str
     name: str
     kind: str
-    """email, webhook, slack or discord."""
+    """email, webhook, slack, teams, discord or pagerduty."""
     target: str
     """Mail addresses, or the host of the URL."""
     least_severity: Severity

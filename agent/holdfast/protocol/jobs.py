@@ -201,7 +201,39 @@ class Edit(Struct, kw_only=True, frozen=True):
 
 
 MARK = "mark"
-"""Code of a notice that marks an event of training on the timeline, such as the end of an epoch."""
+"""Code of a notice that annotates an iteration on the timeline, such as the end of an epoch."""
+MAX_ANNOTATION = 300
+"""Longest text of an annotation in characters."""
+
+
+class Annotation(Struct, kw_only=True, frozen=True):
+    """A note at an iteration, by a person or by the script."""
+
+    id: int
+    iteration: int
+    lineage: int
+    at: float
+    """Time of the iteration, or, if that is unknown, of the note."""
+    text: str
+    who: str | None
+    """User name; `None` for the script."""
+    written_at: float
+    """When it was added or last edited."""
+    abandoned: bool = False
+    """Whether it is off the path to the current iteration."""
+
+
+class NewAnnotation(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A note to add. `iteration`: a finished one; `None`: the newest."""
+
+    text: str
+    iteration: int | None = None
+
+
+class AnnotationChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The new text of a note."""
+
+    text: str
 
 
 class NoticeInfo(Struct, kw_only=True, frozen=True):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
+from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, Order
 from holdfast.protocol.messages import StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
@@ -132,6 +132,22 @@ class SampleGapInfo(Struct, kw_only=True, frozen=True):
     """Number of dropped iterations between the first and the last."""
 
 
+class TroubleInfo(Struct, kw_only=True, frozen=True):
+    """An alert about an iteration: a loss that spiked or was not finite."""
+
+    alert: int
+    rule: str
+    message: str
+    iteration: int
+    lineage: int
+    at: float
+    """When the alert fired."""
+    last_good: str | None
+    """Id of the newest durable checkpoint before the trouble, when the alert fired."""
+    abandoned: bool = False
+    """Whether it is off the path to the current iteration."""
+
+
 class Timeline(Struct, kw_only=True, frozen=True):
     job: str
     lineage: int = 0
@@ -165,8 +181,10 @@ class Timeline(Struct, kw_only=True, frozen=True):
     orders: list[Order]
     paced: list[IntervalInfo]
     gaps: list[SampleGapInfo] = []
-    marked: list[NoticeInfo] = []
-    """Newest events of training that the script marked, on the path to the current iteration."""
+    annotations: list[Annotation] = []
+    """Newest annotations in the window, of people and of the script, oldest first."""
+    troubles: list[TroubleInfo] = []
+    """Newest alerts about iterations, oldest first."""
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 import os
 import platform
 import time
@@ -18,7 +19,7 @@ from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
 from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, ConfigurationSection
-from holdfast.protocol.jobs import MARK
+from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
 from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
@@ -30,7 +31,6 @@ logger = logging.getLogger("holdfast")
 
 MOST_MARKS = 2000
 """Marks that an attempt reports: a script may mark every iteration."""
-MOST_MARK_LENGTH = 300
 PER_RANK_NOTICES = ("internal", "ranks", "repaired")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 2.0
@@ -330,8 +330,11 @@ class Reporter:
         if (difference := fingerprint.difference(then, fingerprint.fingerprint())) is not None:
             self.notice("warning", "fingerprint", difference)
 
-    def mark(self, name: str, metrics: Mapping[str, Any]) -> None:
-        """Report an event of training. Metrics that are not numbers are left out."""
+    def mark(self, name: str, metrics: Mapping[str, Any], iteration: int | None = None) -> None:
+        """Report an annotation. Metrics that are not numbers are left out.
+
+        `iteration`: an earlier one; anything else counts as the current one.
+        """
         if self._quiet or not self.has_server:
             return
         self._marks += 1
@@ -343,8 +346,11 @@ class Reporter:
         for key, value in metrics.items():
             with contextlib.suppress(TypeError, ValueError, ArithmeticError, RuntimeError):  # no single number
                 shown.append(f"{key} {float(value.detach() if hasattr(value, 'detach') else value):.4g}")
-        message = text(f"{name}: {', '.join(shown)}" if shown else str(name))[:MOST_MARK_LENGTH]
-        self.event(messages.Notice(**self._here(), level="info", code=MARK, message=message))
+        message = text(f"{name}: {', '.join(shown)}" if shown else str(name))[:MAX_ANNOTATION]
+        here = self._here()
+        with contextlib.suppress(TypeError):  # it is no integer
+            here["iteration"] = min(max(operator.index(iteration), 0), here["iteration"])  # type: ignore[arg-type]
+        self.event(messages.Notice(**here, level="info", code=MARK, message=message))
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = text(message)

@@ -27,7 +27,15 @@ MAX_NAME = 100
 MAX_RECIPIENTS = 20
 MAX_CHANNELS = 50
 _ADDRESS = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@[A-Za-z0-9.-]{1,190}")
-_CHATS = {"hooks.slack.com": "slack", "discord.com": "discord", "discordapp.com": "discord"}
+KINDS = ("email", "slack", "teams", "pagerduty", "discord", "webhook")
+_HOSTS = (
+    ("hooks.slack.com", "slack"), ("discord.com", "discord"), ("discordapp.com", "discord"),
+    (".logic.azure.com", "teams"), (".api.powerplatform.com", "teams"), (".webhook.office.com", "teams"),
+    ("events.pagerduty.com", "pagerduty"), ("events.eu.pagerduty.com", "pagerduty"),
+)  # fmt: skip
+"""Hosts, or ends of them, of the URLs of known services."""
+PAGERDUTY_URL = "https://events.pagerduty.com/v2/enqueue"
+_INTEGRATION_KEY = re.compile(r"[A-Za-z0-9]{32}")
 
 
 class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -35,7 +43,9 @@ class NewChannel(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
 
     name: str
     target: str
-    """Mail addresses separated by commas, or a URL."""
+    """Mail addresses separated by commas, a URL, or an integration key of PagerDuty."""
+    kind: str = ""
+    """email, slack, teams, pagerduty, discord or webhook; by default, what the target is known as."""
     least_severity: str = "warning"
 
 
@@ -56,7 +66,7 @@ async def create(
     Raises:
         UnknownProject, InvalidSetting, WebhooksDisabled, MailDisabled.
     """
-    kind, target = _parse_target(request.target.strip(), settings)
+    kind, target = _parse_target(request.target.strip(), request.kind, settings)
     name = " ".join(request.name.split())
     if not 1 <= len(name) <= MAX_NAME:
         raise InvalidSetting("name", f"the name of a channel has 1 to {MAX_NAME} characters")
@@ -118,25 +128,37 @@ def recipients(target: str) -> list[str]:
     return [address.strip() for address in target.split(",")]
 
 
-def _parse_target(target: str, settings: AlertSettings) -> tuple[str, str]:
+def _parse_target(target: str, kind: str, settings: AlertSettings) -> tuple[str, str]:
     """Return the kind of the channel, and the target as it is stored."""
-    if "://" not in target and "@" in target:
-        addresses = recipients(target)
-        bad = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
-        if bad is not None:
-            raise InvalidSetting("target", f"{bad[:80]!r} is not a mail address")
-        if len(addresses) > MAX_RECIPIENTS:
-            raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: use a mailing list")
-        if not settings.smtp_host:
-            raise MailDisabled
-        return "email", ", ".join(addresses)
+    if kind not in ("", *KINDS):
+        raise InvalidSetting("kind", f"kind {kind[:80]!r} is none of {', '.join(KINDS)}")
+    if kind == "email" or (not kind and "://" not in target and "@" in target):
+        return "email", _mail_addresses(target, settings)
     if not settings.webhooks:
         raise WebhooksDisabled
+    if kind in ("", "pagerduty") and _INTEGRATION_KEY.fullmatch(target):
+        return "pagerduty", f"{PAGERDUTY_URL}#{target}"
     try:
         host = egress.parse(target, settings).host
     except egress.UrlBlocked as error:
         raise InvalidSetting("target", str(error)) from None
-    return _CHATS.get(host, "webhook"), target
+    kind = kind or next((name for end, name in _HOSTS if host == end or host.endswith(end)), "webhook")
+    if kind == "pagerduty" and not urlsplit(target).fragment:
+        reason = f"give the integration key of PagerDuty (Events API v2), or a URL with it: {PAGERDUTY_URL}#KEY"
+        raise InvalidSetting("target", reason)
+    return kind, target
+
+
+def _mail_addresses(target: str, settings: AlertSettings) -> str:
+    addresses = recipients(target)
+    bad = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
+    if bad is not None:
+        raise InvalidSetting("target", f"{bad[:80]!r} is not a mail address")
+    if len(addresses) > MAX_RECIPIENTS:
+        raise InvalidSetting("target", f"at most {MAX_RECIPIENTS} addresses: use a mailing list")
+    if not settings.smtp_host:
+        raise MailDisabled
+    return ", ".join(addresses)
 
 
 def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:

@@ -26,6 +26,9 @@ class RuleResult:
     value: float | None = None
     subject: str = ""
     """The attempt or restore that the result is about: another one begins another alert."""
+    iteration: int | None = None
+    """Iteration at which the trouble began, if the result is about one, on `lineage`."""
+    lineage: int | None = None
     clear: bool = True
     """Whether a rule that is not broken is so by enough that an alert may end."""
 
@@ -44,6 +47,8 @@ class RuleKind:
     unit: LimitUnit
     """Unit of the limit; empty if there is none."""
     limit: float
+    window: int
+    """Number of iterations that a value is compared with; 0: the kind has no window."""
     for_seconds: float
     severity: Severity
     built_in: bool
@@ -62,6 +67,7 @@ def _kind(
     *,
     unit: LimitUnit = "",
     limit: float = 0.0,
+    window: int = 0,
     for_seconds: float = 0.0,
     severity: Severity = "warning",
     built_in: bool = True,
@@ -80,8 +86,9 @@ def _kind(
             return None if facts.status == "silent" else judge(facts, limit)
 
         KINDS[name] = RuleKind(
-            name=name, title=title, meaning=meaning, unit=unit, limit=limit, for_seconds=for_seconds,
-            severity=severity, built_in=built_in, judge=judge_training if while_training else judge,
+            name=name, title=title, meaning=meaning, unit=unit, limit=limit, window=window,
+            for_seconds=for_seconds, severity=severity, built_in=built_in,
+            judge=judge_training if while_training else judge,
         )  # fmt: skip
         return judge
 
@@ -201,7 +208,30 @@ def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
 def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.loss is None:
         return None
-    return RuleResult(not math.isfinite(facts.loss), f"the loss is {facts.loss}")
+    if math.isfinite(facts.loss):
+        return OK
+    last = facts.finite_loss_iteration
+    if last is None:
+        return RuleResult(True, f"the loss is {facts.loss}")
+    message = f"the loss is {facts.loss}; the last finite one was at iteration {last:,}"
+    return RuleResult(True, message, iteration=last + 1, lineage=facts.lineage)
+
+
+@_kind(
+    "loss_spike", "Loss spike", "Most spreads that the loss may be above the median of the iterations before it",
+    unit="spreads", limit=6, window=200, while_training=True,
+)  # fmt: skip
+def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.losses is None:
+        return None
+    spike = facts.losses.newest_spike(limit, facts.window)
+    if spike is None:
+        return OK
+    message = f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}, after usually {spike.usual:.4g}"
+    return RuleResult(
+        True, message, spike.spreads, subject=f"{facts.lineage}-{spike.iteration}", iteration=spike.iteration,
+        lineage=facts.lineage,
+    )  # fmt: skip
 
 
 @_kind(
@@ -218,7 +248,7 @@ def _restore_failed(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind(
     "restore_finished", "Restore finished", "How long the alert for a completed restore is open",
-    unit="seconds", limit=600, severity="info",
+    unit="seconds", limit=600, severity="info", built_in=False,
 )  # fmt: skip
 def _restore_finished(facts: JobFacts, limit: float) -> RuleResult | None:
     order = facts.order

@@ -11,6 +11,7 @@ import logging
 import smtplib
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -167,6 +168,11 @@ class MessageSender:
                 body = messages.as_slack(message, self.address)
             case "discord":
                 body = messages.as_discord(message, self.address)
+            case "teams":
+                body = messages.as_teams(message, self.address)
+            case "pagerduty":
+                key = urlsplit(channel.target).fragment
+                body = messages.as_pagerduty(message, self.address, routing_key=key, now=now)
             case _:
                 body = messages.as_webhook(message, delivery, self.address)
                 headers = messages.signed(body, channel.secret, delivery=delivery, now=now)

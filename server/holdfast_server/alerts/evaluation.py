@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
-from holdfast_server.alerts import deliveries, facts, incidents, rules
+from holdfast_server.alerts import deliveries, facts, incidents, loss_spikes, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.db import Database, lock_job
@@ -50,12 +50,22 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 project: await rules.rules_of(session, project) for project in {job.project for job in known}
             }
             rows = await incidents.open_rows(session, part)
+            spike_rules = {name: _spike_rules(found) for name, found in by_project.items()}
+            asked = [
+                job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
+            ]
+            losses = await loss_spikes.read_losses(session, asked)
         open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
         for (name, rule), row in rows.items():
             open_alerts.setdefault(name, {})[rule] = row
         due = []
         for job in known:
-            checks, found = _check(job, by_project[job.project]), open_alerts.get(job.job, {})
+            found = open_alerts.get(job.job, {})
+            if job.job in losses:  # off the event loop: medians of many windows
+                job = replace(job, losses=losses[job.job])
+                checks = await asyncio.to_thread(_check, job, by_project[job.project])
+            else:
+                checks = _check(job, by_project[job.project])
             if any(True for _ in _steps(found, checks, now=now)) or _without_rule(found, checks):
                 due.append((job.job, partial(_update, job=job.job, checks=checks, now=now)))
         for begin in range(0, len(due), WRITES_AT_ONCE):
@@ -65,7 +75,13 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
 
 def _check(job: JobFacts, project_rules: list[AlertRule]) -> list[_RuleCheck]:
     applying = (rule for rule in project_rules if rules.applies(rule, job.job))
-    return [_RuleCheck(rule, KINDS[rule.kind].judge(job, rule.limit)) for rule in applying]
+    return [
+        _RuleCheck(rule, KINDS[rule.kind].judge(replace(job, window=rule.window), rule.limit)) for rule in applying
+    ]
+
+
+def _spike_rules(project_rules: list[AlertRule]) -> list[AlertRule]:
+    return [rule for rule in project_rules if KINDS[rule.kind].window]
 
 
 def _steps(

@@ -11,12 +11,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
+from holdfast_server.alerts.loss_spikes import LossHistory
 from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
     ENDED_WELL,
     current_attempt,
+    iterations_per_second,
     longest_seconds,
     seconds_of_last,
     status_of,
@@ -64,6 +66,15 @@ class JobFacts:
     durable_age_seconds: float | None = None
     """Time since the last checkpoint became durable, or since the start of the attempt if that is later."""
     loss: float | None = None
+    iteration: int = 0
+    lineage: int = 1
+    finite_loss_iteration: int | None = None
+    """Last iteration whose loss was finite."""
+    iterations_per_second: float | None = None
+    losses: LossHistory | None = None
+    """Newest losses, where a rule checks them."""
+    window: int = 0
+    """Window of the rule that checks these facts."""
     store_free_bytes: int | None = None
     room_checkpoints: float | None = None
     """Number of further checkpoints of the last one's size that fit into the store."""
@@ -141,6 +152,10 @@ def _facts(
         damaged=damaged,
         durable_age_seconds=max(0.0, now - since),
         loss=recent.metrics.get("loss"),
+        iteration=job.iteration,
+        lineage=job.lineage,
+        finite_loss_iteration=recent.finite_loss_iteration,
+        iterations_per_second=iterations_per_second(recent),
         store_free_bytes=free,
         room_checkpoints=free / size if size and free is not None else None,
         order=order,

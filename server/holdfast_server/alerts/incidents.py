@@ -8,10 +8,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Literal
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import ColumnElement, Select, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.administration import Alert, AlertRule, AlertState
+from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
 from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
@@ -19,7 +19,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, locked_job, named_jobs
-from holdfast_server.records import audit
+from holdfast_server.records import audit, checkpoints
 
 Step = Literal[
     "begin", "discard", "fire", "replace", "keep_firing", "end_silence", "update", "start_clearing", "resolve"
@@ -92,6 +92,11 @@ async def fire(
     session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
 ) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
+    if result.iteration is not None:
+        row.iteration, row.lineage = result.iteration, result.lineage
+        job = await session.get_one(models.JobRecord, row.job)
+        good = await checkpoints.last_good(session, job, result.iteration)
+        row.last_good = None if good is None else good.id
     row.fired_at, row.severity = now, rule.severity
     row.message = result.message[:MAX_MESSAGE]
     row.value = result.value if result.value is not None and math.isfinite(result.value) else None
@@ -140,8 +145,9 @@ async def list_alerts(
     visible_projects: Collection[str] | None = None,
     project: str | None = None,
     job: str | None = None,
-    open_only: bool = True,
+    state: AlertFilter = "open",
     severity: str | None = None,
+    rule: str | None = None,
     search: str = "",
     before: int | None = None,
     limit: int = 100,
@@ -160,8 +166,10 @@ async def list_alerts(
         query = query.where(rows.project == project)
     if job is not None:
         query = query.where(rows.job == job)
-    if open_only:
-        query = query.where(rows.resolved_at.is_(None))
+    if state != "all":
+        query = query.where(*_in_state(state, now=now))
+    if rule is not None:
+        query = query.where(rows.rule == rule)
     if severity is not None:
         query = query.where(rows.severity == severity)
     if search:
@@ -172,6 +180,22 @@ async def list_alerts(
         if job is not None and await session.get(models.JobRecord, job) is None:
             raise UnknownJob(job)
         return [as_answer(row, now=now) for row in await session.scalars(query)]
+
+
+def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for a state, as `state_of` determines it."""
+    rows = models.AlertRecord
+    if state == "resolved":
+        return (rows.resolved_at.is_not(None),)
+    silenced = and_(rows.silenced_until.is_not(None), rows.silenced_until > now)
+    acknowledged = rows.acknowledged_at.is_not(None)
+    more = {
+        "open": (),
+        "silenced": (silenced,),
+        "acknowledged": (not_(silenced), acknowledged),
+        "firing": (not_(silenced), not_(acknowledged)),
+    }
+    return rows.resolved_at.is_(None), *more[state]
 
 
 async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from datetime import UTC, datetime
 from email.message import EmailMessage
 from typing import Literal
 from urllib.parse import quote
@@ -11,11 +12,15 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.protocol.administration import Alert
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
 MAX_TEXT = 1500
 """Discord accepts at most 2,000 characters per message."""
+MAX_SUMMARY = 1024
+"""Limit of PagerDuty."""
+_TEAMS_COLORS = {"critical": "Attention", "warning": "Warning", "resolved": "Good"}
 
 
 class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
@@ -40,7 +45,10 @@ def details(message: AlertMessage) -> str:
         return "This channel receives the alerts of the project."
     if message.event == "resolved":
         return f"{alert.resolved_why or 'Resolved'} (was: {alert.message})"
-    return alert.message
+    if alert.last_good is None:
+        return alert.message
+    iteration, _ = parse_checkpoint_id(alert.last_good)
+    return f"{alert.message}. Last good checkpoint before: iteration {iteration:,}"
 
 
 def link(message: AlertMessage, address: str) -> str:
@@ -77,6 +85,51 @@ def as_slack(message: AlertMessage, address: str) -> bytes:
 def as_discord(message: AlertMessage, address: str) -> bytes:
     # Disable mentions: the names of jobs and the text of errors come from users.
     return msgspec.json.encode({"content": as_text(message, address), "allowed_mentions": {"parse": []}})
+
+
+def as_teams(message: AlertMessage, address: str) -> bytes:
+    """Return an adaptive card for a Teams workflow that a webhook starts.
+
+    Its text is in text runs, which Teams does not read as Markdown: the text of errors comes from users.
+    """
+    state = "resolved" if message.event == "resolved" else message.alert.severity if message.alert else "info"
+    color = _TEAMS_COLORS.get(state, "Default")
+    title = {"type": "TextRun", "text": headline(message), "weight": "Bolder", "color": color}
+    text = {"type": "TextRun", "text": details(message)[:MAX_TEXT]}
+    card: dict[str, object] = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [{"type": "RichTextBlock", "inlines": [run]} for run in (title, text)],
+    }
+    if url := link(message, address):
+        card["actions"] = [{"type": "Action.OpenUrl", "title": "Open in Holdfast", "url": url}]
+    attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "contentUrl": None, "content": card}
+    return msgspec.json.encode({"type": "message", "attachments": [attachment]})
+
+
+def as_pagerduty(message: AlertMessage, address: str, *, routing_key: str, now: float) -> bytes:
+    """Return an event of PagerDuty's Events API v2. An alert has one incident, which its end resolves."""
+    alert, url = message.alert, link(message, address)
+    about = ("test", message.project) if alert is None else (message.project, alert.job, alert.rule, str(alert.id))
+    key = hashlib.sha256("/".join((address, *about)).encode()).hexdigest()
+    event: dict[str, object] = {
+        "routing_key": routing_key,
+        "event_action": "resolve" if message.event == "resolved" else "trigger",
+        "dedup_key": f"holdfast-{key}",
+    }
+    if message.event != "resolved":
+        event["payload"] = {
+            "summary": f"{headline(message)}: {details(message)}"[:MAX_SUMMARY],
+            "source": alert.job if alert else message.project,
+            "severity": alert.severity if alert else "info",
+            "timestamp": datetime.fromtimestamp(alert.fired_at if alert else now, UTC).isoformat(),
+            "group": message.project,
+            "class": alert.rule if alert else "test",
+            "custom_details": alert,
+        }
+        event |= {"client": "Holdfast"} | ({"client_url": url} if url else {})
+    return to_json(event)
 
 
 def as_mail(

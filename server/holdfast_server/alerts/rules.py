@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from fnmatch import fnmatchcase
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -21,12 +22,13 @@ from holdfast_server.records import audit
 MAX_LIMIT = 1e12
 MAX_FOR_SECONDS = 7 * 86400.0
 MAX_PATTERN = 200
+MIN_WINDOW, MAX_WINDOW = 20, 1000
 MAX_RULES = 100
 """Custom rules of a project: each is evaluated for each of its jobs, every few seconds."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_STORED = ("kind", "enabled", "severity", "for_seconds", "jobs", "changed_at", "changed_by")
+_STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "changed_at", "changed_by")
 """Fields that a row has under the same name."""
-_AUDITED = ("name", "kind", "enabled", "severity", "limit", "for_seconds", "jobs")
+_AUDITED = ("name", "kind", "enabled", "severity", "limit", "window", "for_seconds", "jobs")
 
 
 class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -37,6 +39,7 @@ class RuleChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True)
     enabled: bool | UnsetType = UNSET
     severity: str | UnsetType = UNSET
     limit: float | UnsetType = UNSET
+    window: int | UnsetType = UNSET
     for_seconds: float | UnsetType = UNSET
     jobs: str | UnsetType = UNSET
 
@@ -63,6 +66,16 @@ async def list_rules(db: Database, project: str) -> list[AlertRule]:
     async with db.read() as session:
         await require_project(session, project)
         return await rules_of(session, project)
+
+
+async def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
+    """Return the titles of all rules of some projects by name; custom rules have their name as title."""
+    rows = models.AlertRuleRecord
+    async with db.read() as session:
+        names = list(await session.scalars(select(rows.name).where(rows.project.in_(projects)).distinct()))
+    return {kind.name: kind.title for kind in KINDS.values() if kind.built_in} | {
+        name: name for name in sorted(names) if name not in KINDS
+    }
 
 
 async def change(
@@ -120,6 +133,7 @@ def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
         enabled=True,
         severity=kind.severity,
         limit=kind.limit,
+        window=kind.window,
         for_seconds=kind.for_seconds,
         jobs="*",
     )
@@ -157,6 +171,12 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         if not 0 <= changes.limit <= MAX_LIMIT:
             raise InvalidSetting("limit", f"limit {changes.limit:g} is outside 0 to {MAX_LIMIT:g}")
         row.limit_value = changes.limit
+    if changes.window is not UNSET:
+        if not KINDS[row.kind].window:
+            raise InvalidSetting("window", f"a rule of kind {row.kind} has no window")
+        if not MIN_WINDOW <= changes.window <= MAX_WINDOW:
+            raise InvalidSetting("window", f"window {changes.window} is outside {MIN_WINDOW} to {MAX_WINDOW:,}")
+        row.window = changes.window
     if changes.for_seconds is not UNSET:
         if not 0 <= changes.for_seconds <= MAX_FOR_SECONDS:
             raise InvalidSetting("for_seconds", f"for_seconds {changes.for_seconds:g} is outside 0 to 7 days")

@@ -12,6 +12,7 @@ from holdfast_server.api import (
     desired_state,
     exports,
     ingest,
+    iteration_annotations,
     jobs,
     report_retention,
     restores,
@@ -24,7 +25,8 @@ router = APIRouter()
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
 for part in (
-    jobs, attempts, exports, desired_state, checkpoints, restores, alerts, report_retention, stream, accounts,
+    jobs, attempts, iteration_annotations, exports, desired_state, checkpoints, restores, alerts, report_retention,
+    stream, accounts,
 ):  # fmt: skip
     router.include_router(part.router, prefix="/api/v1")
 

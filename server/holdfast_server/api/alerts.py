@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast.protocol.administration import (
+    Alert,
+    AlertChannel,
+    AlertDelivery,
+    AlertFilter,
+    AlertRule,
+    Severity,
+)  # fmt: skip
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.channels import NewChannel
@@ -26,7 +33,7 @@ RESOLVED = "It has resolved already"
 
 Limit = Annotated[int, Query(ge=1, le=incidents.MAX_ROWS)]
 Before = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="the id that the previous page ended with")]
-Which = Annotated[Literal["open", "all"], Query(description="`all` includes resolved ones")]
+Which = Annotated[AlertFilter, Query(description="`open`: not resolved")]
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
 router = APIRouter(tags=["alerts"])
@@ -46,6 +53,9 @@ async def alerts(
     asker: Asker,
     state: Which = "open",
     project: str | None = None,
+    severity: Severity | None = None,
+    job: Annotated[str | None, Query(description="part of a job's name, case-insensitive")] = None,
+    rule: str | None = None,
     limit: Limit = 100,
     before: Before = None,
 ) -> Response:
@@ -55,7 +65,10 @@ async def alerts(
         now=clock(),
         visible_projects=asker.visible_projects,
         project=project,
-        open_only=state == "open",
+        severity=severity,
+        search=job or "",
+        rule=rule,
+        state=state,
         before=before,
         limit=limit,
     )
@@ -67,9 +80,7 @@ async def of_job(
     job: str, db: Db, clock: Clock, state: Which = "open", limit: Limit = 100, before: Before = None
 ) -> Response:
     """List the alerts of one job, newest first."""
-    found = await incidents.list_alerts(
-        db, now=clock(), job=job, open_only=state == "open", before=before, limit=limit
-    )
+    found = await incidents.list_alerts(db, now=clock(), job=job, state=state, before=before, limit=limit)
     return Json({"alerts": found})
 
 

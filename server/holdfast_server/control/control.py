@@ -357,6 +357,14 @@ async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInf
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
 
 
+async def last_good(db: Database, job: str, trouble: int) -> CheckpointInfo | None:
+    """Return the newest durable checkpoint before an iteration with a wrong loss, if there is one."""
+    async with db.read() as session:
+        row = await find_job(session, job)
+        found = await checkpoints.last_good(session, row, trouble)
+        return None if found is None else as_row(found, await ancestry_of(session, row))
+
+
 async def _choose(
     session: AsyncSession, job: models.JobRecord, checkpoint: str | None, iteration: int | None
 ) -> models.CheckpointRecord:

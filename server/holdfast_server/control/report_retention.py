@@ -179,6 +179,9 @@ async def _delete_reports(db: Database, project: str, before: float) -> None:
         for rows in _REPORTS:
             table = models.table(rows)
             await _delete(db, rows, select(table.c.id).where(table.c.job == job, table.c.at < before), job=job)
+        notes = models.AnnotationRecord  # those of people stay as long as the job
+        by_script = select(notes.id).where(notes.job == job, notes.who.is_(None), notes.written_at < before)
+        await _delete(db, notes, by_script, job=job)
         await db.write(partial(rank_totals.delete_old, job=job, before=before), job=job)
     await _delete_alerts(db, project, before)
 

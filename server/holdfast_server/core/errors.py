@@ -48,6 +48,14 @@ class UnknownOrder(ResourceNotFound):
         super().__init__(f"job {job!r} has no restore request {order!r}")
 
 
+class UnknownAnnotation(ResourceNotFound):
+    code, details = "unknown_annotation", ("job", "annotation")
+
+    def __init__(self, job: str, annotation: int) -> None:
+        self.job, self.annotation = job, annotation
+        super().__init__(f"job {job!r} has no annotation {annotation}: it may have been deleted")
+
+
 class CheckpointNotFound(ResourceNotFound):
     """No checkpoint can be restored at that iteration; `nearest` is the next earlier one that can."""
 

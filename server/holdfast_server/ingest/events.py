@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import jobs, messages
 from holdfast.protocol.messages import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
@@ -21,6 +21,8 @@ from holdfast_server.records import (
     restore_orders,
     verifications,
 )
+from holdfast_server.records.ancestry import Ancestry, lineage_starts
+from holdfast_server.samples import reading
 from holdfast_server.samples.batches import MAX_LABEL
 
 
@@ -93,6 +95,8 @@ async def record(source: EventSource, event: messages.Event) -> None:
             await attempt_reports.record_configuration(session, attempt, event)
         case messages.OutputReport():
             await attempt_reports.record_output(session, attempt, event)
+        case messages.Notice(code=jobs.MARK):
+            await _annotate(source, event)
         case messages.Notice():
             notice(session, job.name, event)
 
@@ -107,6 +111,26 @@ def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
             level=event.level,
             code=event.code,
             message=event.message,
+        )
+    )
+
+
+async def _annotate(source: EventSource, event: messages.Notice) -> None:
+    """Store an annotation of the script at the lineage that trained the iteration."""
+    job = source.job
+    path = Ancestry((await lineage_starts(source.session, [job.name])).get(job.name, []), event.lineage)
+    lineage = path.lineage_at(event.iteration)
+    at = event.at
+    if event.iteration < job.iteration:  # it may be about an earlier iteration than the one it was written at
+        at = min(at, await reading.time_of(source.session, job.name, lineage, event.iteration) or at)
+    source.session.add(
+        models.AnnotationRecord(
+            job=job.name,
+            iteration=event.iteration,
+            lineage=lineage,
+            at=at,
+            text=event.message[: jobs.MAX_ANNOTATION],
+            written_at=event.at,
         )
     )
 

@@ -34,6 +34,7 @@ from holdfast_server.models.jobs import LineageRecord as LineageRecord
 from holdfast_server.models.jobs import OutputRecord as OutputRecord
 from holdfast_server.models.jobs import ProjectRecord as ProjectRecord
 from holdfast_server.models.jobs import SettingsVersionRecord as SettingsVersionRecord
+from holdfast_server.models.reports import AnnotationRecord as AnnotationRecord
 from holdfast_server.models.reports import BatchRecord as BatchRecord
 from holdfast_server.models.reports import ChunkRecord as ChunkRecord
 from holdfast_server.models.reports import GapRecord as GapRecord

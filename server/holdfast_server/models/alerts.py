@@ -20,6 +20,8 @@ class AlertRuleRecord(Base):
     severity: Mapped[str]
     limit_value: Mapped[float]
     """Limit in the unit of its kind."""
+    window: Mapped[int] = mapped_column(default=0)
+    """Number of earlier iterations that a value is compared with."""
     for_seconds: Mapped[float]
     """How long the condition must hold before the alert fires."""
     jobs: Mapped[str] = mapped_column(default="*")
@@ -57,6 +59,11 @@ class AlertRecord(Base):
     value: Mapped[float | None]
     """Measured value, if it is a finite number."""
     message: Mapped[str]
+    iteration: Mapped[int | None]
+    """Iteration at which the trouble began, if the alert is about one."""
+    lineage: Mapped[int | None]
+    last_good: Mapped[str | None]
+    """Newest durable checkpoint before the trouble, when the alert fired."""
     since: Mapped[float]
     """When the condition began to hold."""
     fired_at: Mapped[float | None]
@@ -81,7 +88,7 @@ class AlertChannelRecord(Base):
     project: Mapped[str] = mapped_column(ForeignKey("projects.name"))
     name: Mapped[str]
     kind: Mapped[str]
-    """`email`, `webhook`, `slack` or `discord`."""
+    """`email`, `webhook`, `slack`, `teams`, `discord` or `pagerduty`."""
     target: Mapped[str]
     """Addresses separated by commas, or a URL; the URL of a chat is as secret as a password."""
     secret: Mapped[str]

@@ -170,6 +170,25 @@ class NoticeRecord(Base):
     message: Mapped[str]
 
 
+class AnnotationRecord(Base):
+    """A note at an iteration, by a person or by the script."""
+
+    __tablename__ = "annotations"
+    __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
+    iteration: Mapped[int]
+    lineage: Mapped[int]
+    """Lineage that had the iteration on its path when the note was written."""
+    at: Mapped[float]
+    """Time of the iteration, or, if that is unknown, of the note."""
+    text: Mapped[str]
+    who: Mapped[str | None]
+    """User name; `None` for the script."""
+    written_at: Mapped[float]
+
+
 class RankTotalsRecord(Base):
     """Totals of one rank's iterations, on one attempt and lineage, that ended within ten minutes."""
 

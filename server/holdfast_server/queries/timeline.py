@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Select, bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.jobs import MARK, CheckpointInfo, Edit, NoticeInfo, Order
+from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
@@ -99,7 +99,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo
     rows = models.NoticeRecord
     async with db.read() as session:
         await find_job(session, job)
-        query = select(rows).where(rows.job == job, rows.code != MARK).order_by(rows.id.desc())
+        query = select(rows).where(rows.job == job).order_by(rows.id.desc())
         query = query.limit(min(limit, MAX_ROWS))
         return [as_view(NoticeInfo, row) for row in await session.scalars(query)]
 
@@ -233,7 +233,8 @@ async def timeline(
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
             paced=await timeline_annotations.paced(session, job, reach, ancestry),
             gaps=await timeline_annotations.gaps(session, job, reach),
-            marked=await timeline_annotations.marked(session, job, reach, ancestry),
+            annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
+            troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
     # Off the event loop: a window may have many thousands of numbers.

@@ -13,9 +13,16 @@ from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindpar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from holdfast.protocol.jobs import MARK, NoticeInfo
+from holdfast.protocol.jobs import Annotation
 from holdfast.protocol.messages import StallKind
-from holdfast.protocol.timeline import CheckpointDensity, IntervalInfo, SampleGapInfo, StallDensity, StallInfo
+from holdfast.protocol.timeline import (
+    CheckpointDensity,
+    IntervalInfo,
+    SampleGapInfo,
+    StallDensity,
+    StallInfo,
+    TroubleInfo,
+)
 from holdfast_server import models
 from holdfast_server.records.ancestry import END, Ancestry
 from holdfast_server.records.checkpoints import DURABLE, taken_at
@@ -200,17 +207,44 @@ async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry
     return [as_view(IntervalInfo, row, stands=row.id in stands) for row in found]
 
 
-async def marked(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[NoticeInfo]:
-    """Return the newest marks in the window on the path to the current iteration, oldest first."""
-    newest = (await session.scalars(_marked(reach.axis), reach.values(job))).all()
-    return [as_view(NoticeInfo, row) for row in reversed(newest) if (row.iteration, row.lineage) in ancestry]
+async def annotation_rows(
+    session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry
+) -> list[Annotation]:
+    """Return the newest annotations in the window, oldest first."""
+    newest = (await session.scalars(_of_annotations(reach.axis), reach.values(job))).all()
+    return [
+        as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        for row in reversed(newest)
+    ]
 
 
 @cache
-def _marked(axis: Axis) -> Select[models.NoticeRecord]:
-    rows = models.NoticeRecord
-    held = rows.job == bindparam("job"), rows.code == MARK, _held(axis, rows.iteration, rows.at)
+def _of_annotations(axis: Axis) -> Select[models.AnnotationRecord]:
+    rows = models.AnnotationRecord
+    held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
     return select(rows).where(*held).order_by(rows.id.desc()).limit(bindparam("most", type_=Integer))
+
+
+async def troubles(
+    session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry
+) -> list[TroubleInfo]:
+    """Return the newest alerts about iterations, oldest first."""
+    rows = models.AlertRecord
+    query = select(rows).where(rows.job == job, rows.iteration.is_not(None), rows.fired_at.is_not(None))
+    newest = (await session.scalars(query.order_by(rows.id.desc()).limit(reach.marks))).all()
+    return [
+        TroubleInfo(
+            alert=row.id,
+            rule=row.rule,
+            message=row.message,
+            iteration=row.iteration or 0,
+            lineage=row.lineage or 0,
+            at=row.fired_at or row.since,
+            last_good=row.last_good,
+            abandoned=(row.iteration or 0, row.lineage or 0) not in ancestry,
+        )
+        for row in reversed(newest)
+    ]
 
 
 def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry) -> set[int]:

@@ -54,6 +54,10 @@ class Ancestry:
         iteration, lineage = place
         return iteration <= self.upto.get(lineage, -1)
 
+    def lineage_at(self, iteration: int) -> int:
+        """Return the lineage that trained an iteration of this path."""
+        return min((end, lineage) for lineage, end in self.upto.items() if end >= iteration)[1]
+
     def fork(self, other: Ancestry, limit: int) -> int:
         """Return the last iteration, up to `limit`, that both ancestries share; 0 when they share none."""
         shared = (min(end, other.upto.get(lineage, 0)) for lineage, end in self.upto.items())

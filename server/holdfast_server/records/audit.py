@@ -15,7 +15,10 @@ from holdfast_server import models
 
 Facts = Mapping[str, object]
 
-KINDS = ("settings", "restore", "checkpoint", "job", "alert", "retention", "key", "person", "project", "server")
+KINDS = (
+    "settings", "restore", "checkpoint", "annotation", "job", "alert", "retention", "key", "person", "project",
+    "server",
+)  # fmt: skip
 """First words of actions: what a change is about."""
 PAGE_ROWS = 1000
 """Rows read at once to verify the chain."""

@@ -149,6 +149,14 @@ async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> mo
     return found
 
 
+async def last_good(session: AsyncSession, job: models.JobRecord, trouble: int) -> models.CheckpointRecord | None:
+    """Return the newest durable checkpoint on the job's path before an iteration with a wrong loss.
+
+    That loss was computed with the weights of the iteration before, so its checkpoint may have the damage already.
+    """
+    return await _upto(session, job.name, await ancestry_of(session, job), trouble - 2)
+
+
 def stands(ancestry: Ancestry) -> ColumnElement[bool]:
     rows = models.CheckpointRecord
     return or_(*(and_(rows.lineage == number, rows.iteration <= end) for number, end in ancestry.upto.items()))

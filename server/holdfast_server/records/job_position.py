@@ -275,6 +275,9 @@ def ensure_lineage(connection: Connection, job: str, lineage: int, *, at: float)
 
 def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits.RecentSamples:
     newest = found.tables[-1][1]
+    finite = None
+    if (losses := newest.metric(limits.LOSS)) is not None and (places := np.flatnonzero(np.isfinite(losses))).size:
+        finite = int(newest.iteration[places[-1]])
     if len(newest) < limits.RECENT_ITERATIONS and len(found.tables) > 1:
         names = list(dict.fromkeys(name for _, table in found.tables for name in table.metrics))
         metrics = [sample_codec.aligned(table.values, table.metrics, names) for _, table in found.tables]
@@ -287,6 +290,7 @@ def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits
         newest.seconds[-limits.RECENT_ITERATIONS :].tolist(),
         [] if loss is None else loss[-limits.RECENT_ITERATIONS :].tolist(),
         last,
+        finite,
     )
 
 

@@ -27,6 +27,8 @@ class RecentSamples(msgspec.Struct, kw_only=True):
     loss: list[float] = []
     metrics: dict[str, float] = {}
     """Last value of each metric; of the loss, the last measured value."""
+    finite_loss_iteration: int | None = None
+    """Last iteration whose loss was finite."""
 
 
 def is_time(at: float) -> bool:
@@ -39,9 +41,16 @@ def is_span(seconds: float) -> bool:
 
 
 def latest(
-    recent: RecentSamples, seconds: Sequence[float], loss: Sequence[float], last: Mapping[str, float]
+    recent: RecentSamples,
+    seconds: Sequence[float],
+    loss: Sequence[float],
+    last: Mapping[str, float],
+    finite_loss_iteration: int | None = None,
 ) -> RecentSamples:
-    """Return `recent` with the newest seconds, losses and metrics of a batch added."""
+    """Return `recent` with the newest seconds, losses and metrics of a batch added.
+
+    `finite_loss_iteration`: the last of the batch with a finite loss, if there is one.
+    """
     losses = recent.loss
     if losses or loss:
         losses = [*losses, *(loss or [NAN] * len(seconds))][-RECENT_ITERATIONS:]
@@ -51,7 +60,14 @@ def latest(
             metrics[name] = value
     if losses:
         metrics[LOSS] = _newest(losses)
-    return RecentSamples(seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:], loss=losses, metrics=metrics)
+    if finite_loss_iteration is None:
+        finite_loss_iteration = recent.finite_loss_iteration
+    return RecentSamples(
+        seconds=[*recent.seconds, *seconds][-RECENT_ITERATIONS:],
+        loss=losses,
+        metrics=metrics,
+        finite_loss_iteration=finite_loss_iteration,
+    )
 
 
 def _newest(values: Sequence[float]) -> float:

@@ -66,6 +66,22 @@ async def _bucket_at(session: AsyncSession, series: SampleSeriesRecord, at: floa
     return min(low, high), high
 
 
+async def time_of(session: AsyncSession, job: str, lineage: int, iteration: int) -> float | None:
+    """Return about when an iteration ended; None if no samples of it are stored one by one."""
+    rows = models.ChunkRecord
+    query = (
+        select(rows.first_iteration, rows.last_iteration, rows.first_at, rows.last_at)
+        .where(rows.job == job, rows.rank == 0, rows.lineage == lineage, rows.first_iteration <= iteration)
+        .order_by(rows.first_iteration.desc(), rows.id.desc())
+        .limit(1)
+    )
+    found = (await session.execute(query)).first()
+    if found is None or found.last_iteration < iteration:
+        return None
+    share = (iteration - found.first_iteration) / max(1, found.last_iteration - found.first_iteration)
+    return float(found.first_at + share * (found.last_at - found.first_at))
+
+
 async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> TimelineData:
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]

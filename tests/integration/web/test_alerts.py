@@ -131,15 +131,36 @@ def test_many_alerts_are_grouped_filtered_and_acknowledged_at_once(client, clock
     assert client.get("/alerts").text.count("acknowledged by operator") == 3
 
 
-def test_a_restore_of_ones_own_is_no_alert_on_the_page_of_its_job(client, agent, clock):
+def test_a_restore_of_ones_own_is_no_alert(client, agent, clock):
     agent.ask("/api/v1/jobs/char-gpt/restores", b'{"iteration": 200}')
     agent.obey(agent.desired())
     agent.send()
     client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
-    assert "Restore finished" in client.get("/alerts").text
-    page = client.get("/jobs/char-gpt").text
-    assert "Restored to" in page
-    assert "Restore finished" not in page
+    assert client.get("/api/v1/alerts?state=all").json()["alerts"] == []
+    assert "Restored to" in client.get("/jobs/char-gpt").text
+
+
+def test_alerts_are_grouped_by_job_and_filtered_by_state_and_rule(client, clock):
+    for number in range(2):
+        agent = FakeAgent(over_client(client), job=f"sweep-{number}", started_at=NOW - 120)
+        agent.start()
+        agent.train(5)
+        agent.events.append(AttemptFinished(at=agent.at, iteration=5, lineage=1, reason="OSError"))
+        agent.send()
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    client.put("/api/v1/projects/default/alert-rules/failures", json={"kind": "job_failed"})
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    by_job = client.get("/alerts?group=job").text
+    assert (by_job.count('class="alert-group"'), "<h2>sweep-1</h2>" in by_job) == (2, True)
+    numbers = re.findall(r'name="alert" value="(\d+)"', by_job.partition('id="group-sweep-1"')[2])
+    back = re.search(r'name="back" value="([^"]*)"', by_job)
+    assert back
+    assert back[1] == "/alerts?group=job"
+    assert client.post("/alerts/acknowledge", data={"alert": numbers, "back": back[1]}).status_code == 303
+    assert client.get("/alerts?state=acknowledged").text.count('class="alert"') == 2
+    assert client.get("/alerts?state=firing&rule=failures").text.count('class="alert"') == 1
+    assert '<option value="failures" selected>' in client.get("/alerts?rule=failures").text
+    assert "No alert matches" in client.get("/alerts?state=silenced").text
 
 
 @pytest.mark.browser

@@ -283,7 +283,7 @@ def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, ag
 
 
 TOP = """async (rows) => {
-  const { topOf } = await import("/static/timeline/events.js");
+  const { topOf } = await import("/static/timeline/overhead.js");
   return topOf(rows.map(([budget, measured_overhead]) => ({ budget, measured_overhead })));
 }"""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
 from typing import ClassVar
 from urllib.parse import urlencode
 
 from holdfast.pacing.policy import duration
-from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertRule
+from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings
@@ -24,7 +24,28 @@ UNITS = {
     "gpu_hours": "GPU-hours",
     "times_budget": "times the budget",
     "checkpoints": "checkpoints",
+    "spreads": "spreads",
     "": "",
+}
+
+
+STATES: dict[AlertFilter, str] = {
+    "open": "Open",
+    "firing": "Firing",
+    "acknowledged": "Acknowledged",
+    "silenced": "Silenced",
+    "resolved": "Resolved",
+    "all": "Open and resolved",
+}
+GROUPINGS = {"rule": "By rule", "job": "By job"}
+SERVICES = {
+    "": "As the target says",
+    "email": "Email",
+    "slack": "Slack",
+    "teams": "Microsoft Teams",
+    "pagerduty": "PagerDuty",
+    "discord": "Discord",
+    "webhook": "Webhook, signed JSON",
 }
 
 
@@ -32,17 +53,23 @@ UNITS = {
 class AlertQuery:
     """The filters of the page of alerts."""
 
-    history: bool = False
-    """Whether resolved alerts are included."""
+    state: AlertFilter = "open"
+    group: str = "rule"
+    """What alerts are grouped by: a key of `GROUPINGS`."""
     project: str = ""
     severity: str = ""
+    rule: str = ""
     search: str = ""
     """A part of the name of the job."""
 
     @property
+    def narrowed(self) -> bool:
+        return bool(self.severity or self.rule or self.search or self.project) or self.state not in ("open", "all")
+
+    @property
     def address(self) -> str:
-        named = {"state": "all" if self.history else "", "project": self.project, "severity": self.severity}
-        asked = {name: value for name, value in (named | {"search": self.search}).items() if value}
+        defaults = {field.name: field.default for field in fields(self)}
+        asked = {name: value for name, value in asdict(self).items() if value != defaults[name]}
         return f"/alerts?{urlencode(asked)}" if asked else "/alerts"
 
 
@@ -55,8 +82,10 @@ class AlertRows(View):
     alerts: list[Alert]
     question: AlertQuery
     groups: list[list[Alert]]
-    """The same alerts by severity and title, most severe first."""
+    """The same alerts by severity and title, most severe first, or by job."""
     severities: tuple[str, ...] = SEVERITIES
+    states: dict[AlertFilter, str] = field(default_factory=lambda: STATES)
+    groupings: dict[str, str] = field(default_factory=lambda: GROUPINGS)
     older: int | None
     """The alert before which the next page starts; None on the last page."""
     now: float
@@ -64,6 +93,8 @@ class AlertRows(View):
     back: str = "/alerts"
     projects: list[str] = field(default_factory=list)
     """Choices of the project filter; only on the full page."""
+    rules: dict[str, str] = field(default_factory=dict)
+    """Titles of the choices of the rule filter; only on the full page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +127,14 @@ class ChannelsPage(View):
     project: str
     channels: list[ChannelLog]
     severities: tuple[str, ...] = SEVERITIES
+    services: dict[str, str] = field(default_factory=lambda: SERVICES)
     mail: bool
     webhooks: bool
     now: float
     made: AlertChannel | None = None
     """A new channel with its secret, which is shown once."""
     refused: str = ""
-    typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": ""})
+    typed: dict[str, str] = field(default_factory=lambda: {"name": "", "target": "", "kind": ""})
 
 
 async def alert_rows(
@@ -113,20 +145,21 @@ async def alert_rows(
         now=now,
         visible_projects=asker.visible_projects,
         project=question.project or None,
-        open_only=not question.history,
+        state=question.state,
         severity=question.severity or None,
+        rule=question.rule or None,
         search=question.search,
         before=before,
         limit=ALERTS_SHOWN + 1,
     )
     shown = found[:ALERTS_SHOWN]
     older = shown[-1].id if len(found) > len(shown) else None
-    return AlertRows(alerts=shown, question=question, groups=_groups(shown), older=older, now=now)
+    return AlertRows(alerts=shown, question=question, groups=_groups(shown, question.group), older=older, now=now)
 
 
-def _groups(alerts: list[Alert]) -> list[list[Alert]]:
+def _groups(alerts: list[Alert], by: str) -> list[list[Alert]]:
     def key(alert: Alert) -> tuple[int, str]:
-        return -SEVERITIES.index(alert.severity), alert.title
+        return (0, alert.job) if by == "job" else (-SEVERITIES.index(alert.severity), alert.title)
 
     return [list(group) for _, group in groupby(sorted(alerts, key=key), key)]
 

@@ -34,9 +34,22 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 # ---- alerts ---------------------------------------------------------------------------------------
 
 
-def _question(state: str = "open", project: str = "", severity: str = "", search: str = "") -> context.AlertQuery:
-    known = severity if severity in SEVERITIES else ""
-    return context.AlertQuery(history=state == "all", project=project, severity=known, search=search.strip())
+def _question(
+    state: str = "open",
+    group: str = "rule",
+    project: str = "",
+    severity: str = "",
+    rule: str = "",
+    search: str = "",
+) -> context.AlertQuery:
+    return context.AlertQuery(
+        state=next((known for known in context.STATES if known == state), "open"),
+        group=group if group in context.GROUPINGS else "rule",
+        project=project,
+        severity=severity if severity in SEVERITIES else "",
+        rule=rule,
+        search=search.strip(),
+    )
 
 
 Asked = Annotated[context.AlertQuery, Depends(_question)]
@@ -45,7 +58,8 @@ Asked = Annotated[context.AlertQuery, Depends(_question)]
 @router.get("/alerts")
 async def alerts_page(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
     rows = await context.alert_rows(db, asker, question, now=clock(), before=before)
-    return replace(rows, projects=await projects_of(db, asker.visible_projects)).page()
+    projects = await projects_of(db, asker.visible_projects)
+    return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
 
 
 @router.get("/alerts/live")
@@ -120,12 +134,13 @@ class RuleForm(NamedTuple):
     limit: str
     for_seconds: str
     jobs: str
+    window: str
 
 
 def _rule_form(
-    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*"
+    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*", window: Text = ""
 ) -> RuleForm:
-    return RuleForm(severity, limit, for_seconds, jobs)
+    return RuleForm(severity, limit, for_seconds, jobs, window)
 
 
 Fields = Annotated[RuleForm, Depends(_rule_form)]
@@ -173,6 +188,7 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
         enabled=enabled,
         severity=form.severity,
         limit=limit,
+        window=round(forms.number("window", form.window)) if form.window.strip() else UNSET,
         for_seconds=forms.seconds("for_seconds", form.for_seconds),
         jobs=form.jobs.strip(),
     )
@@ -201,10 +217,11 @@ async def new_channel(
     who: Who,
     name: Text = "",
     target: Text = "",
+    kind: Text = "",
     least_severity: Text = "warning",
 ) -> Response:
-    now, typed = clock(), {"name": name, "target": target}
-    asked = channels.NewChannel(name=name, target=target, least_severity=least_severity)
+    now, typed = clock(), {"name": name, "target": target, "kind": kind}
+    asked = channels.NewChannel(name=name, target=target, kind=kind, least_severity=least_severity)
     try:
         made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
     except UnknownProject:

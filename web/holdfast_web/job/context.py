@@ -12,10 +12,11 @@ from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
-from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
+from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
-from holdfast_server.alerts import incidents
-from holdfast_server.control import control, plans, previews
+from holdfast_server.alerts import incidents, troubles
+from holdfast_server.alerts.troubles import Trouble
+from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
     CheckpointNotFound,
     InvalidSetting,
@@ -36,7 +37,7 @@ from holdfast_web.shared.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
 EDITS_SHOWN, EDITS_MOST = 8, 200
-NOTICES_SHOWN = 8
+NOTICES_SHOWN, MARKS_SHOWN, ANNOTATIONS_MOST = 8, 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long the banner of a completed and of a failed restore stays on the page."""
 FAILURES = ("failed", "expired")
@@ -125,7 +126,7 @@ class PointsPart(View):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryPart(View):
-    """Edited settings, restores and notices."""
+    """Edited settings, restores, notices and annotations."""
 
     template: ClassVar[str] = "job/_history.html"
     job: JobSummary
@@ -134,6 +135,8 @@ class HistoryPart(View):
     edits_limit: int
     more_edits: bool
     notices: list[NoticeInfo]
+    annotations: list[Annotation]
+    """All of people and the newest of the script, those of the latest iterations first."""
     now: float
 
 
@@ -146,6 +149,8 @@ class JobLive(PointsPart, HistoryPart):
     order: Order | None
     """The restore that the banner shows."""
     alerts: list[Alert]
+    trouble: Trouble | None
+    """Of a job that has ended: the newest wrong loss on its path."""
     silences: tuple[tuple[int, str], ...] = SILENCES
     changes: dict[str, ChangeStatus]
     output: AttemptOutput | None
@@ -243,6 +248,8 @@ async def history_part(
         for edit in edits
         if any(change.field != "restore" and change.before != change.after for change in edit.changes)
     ]
+    by_people = await iteration_annotations.list_annotations(db, job.job, limit=ANNOTATIONS_MOST, by_people=True)
+    by_script = await iteration_annotations.list_annotations(db, job.job, limit=MARKS_SHOWN, by_people=False)
     return HistoryPart(
         job=job,
         orders=await timeline.orders(db, job.job),
@@ -250,6 +257,7 @@ async def history_part(
         edits_limit=limit,
         more_edits=len(changed) > limit,
         notices=await timeline.notices(db, job.job, limit=NOTICES_SHOWN),
+        annotations=sorted(by_people + by_script, key=lambda row: (row.iteration, row.id), reverse=True),
         now=now,
     )
 
@@ -272,18 +280,34 @@ async def job_live(
         order=shown_order(history.orders, now),
         alerts=alerts.get(name, []),
         output=output,
+        trouble=await troubles.newest(db, name) if job.has_ended else None,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
     )
 
 
 async def restore_dialog(
-    db: Database, name: str, *, now: float, checkpoint: str = "", asked: str = "", refusal: str = ""
+    db: Database,
+    name: str,
+    *,
+    now: float,
+    checkpoint: str = "",
+    asked: str = "",
+    before: int | None = None,
+    refusal: str = "",
 ) -> RestoreDialog:
-    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one."""
+    """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
+
+    `before`: an iteration with a wrong loss, to restore the last good checkpoint before it.
+    """
     job = await summaries.job_summary(db, name, now=now)
     nearest = None
     try:
+        if before is not None and not checkpoint:
+            good = await control.last_good(db, name, before)
+            if good is None:
+                raise NotRestorable(f"no sound checkpoint from before iteration {before:,} is left")
+            checkpoint = good.id
         if asked:
             checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
         preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
+from holdfast.protocol.messages import MAX_ITERATION
 from holdfast_server.api.responses import EncodedBody, encoding_for
 from holdfast_server.control import control, deletion
 from holdfast_server.core.errors import (
@@ -123,9 +124,17 @@ async def job_plan_answer(job: str, db: Db, typed: PlanInputs) -> Response:
 
 @router.get("/jobs/{job}/restore")
 async def restore_dialog(
-    job: str, db: Db, clock: Clock, checkpoint: str = "", iteration: str = "", htmx: Htmx = False
+    job: str,
+    db: Db,
+    clock: Clock,
+    checkpoint: str = "",
+    iteration: str = "",
+    before: Annotated[int | None, Query(ge=0, le=MAX_ITERATION)] = None,
+    htmx: Htmx = False,
 ) -> Response:
-    dialog = await context.restore_dialog(db, job, now=clock(), checkpoint=checkpoint, asked=iteration)
+    dialog = await context.restore_dialog(
+        db, job, now=clock(), checkpoint=checkpoint, asked=iteration, before=before
+    )
     return _dialog_response(dialog, 422 if dialog.refusal else 200, htmx)
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
+from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
@@ -32,6 +33,10 @@ def _odd(value: float) -> str:
 
 def count(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
+
+
+def checkpoint_iteration(checkpoint: str) -> int:
+    return parse_checkpoint_id(checkpoint)[0]
 
 
 def plural(value: int, noun: str, many: str | None = None) -> str:
@@ -229,7 +234,7 @@ def polyline(values: list[float], width: int, height: int) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        age, amount, browser, clock, count, day, duration, facts, gpu_hours, interval, iso, iterations, metric,
-        percent, plural, polyline, rate, share, size, spaced, stamp,
+        age, amount, browser, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours, interval, iso,
+        iterations, metric, percent, plural, polyline, rate, share, size, spaced, stamp,
     )
 }  # fmt: skip

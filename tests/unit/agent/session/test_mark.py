@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.protocol.jobs import MARK
+from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
 from holdfast.protocol.messages import Notice
 from holdfast.telemetry import reporter
 from tests.support.session_fixtures import linked as linked
@@ -35,5 +35,24 @@ def test_a_script_that_marks_everything_is_limited(store, linked, monkeypatch, c
         session.mark(f"batch {number}" + "!" * 1000)
     session.close()
     assert [mark.message[:7] for mark in marks(session)] == ["batch 0", "batch 1", "batch 2"]
-    assert len(marks(session)[0].message) == reporter.MOST_MARK_LENGTH
+    assert len(marks(session)[0].message) == MAX_ANNOTATION
     assert caplog.text.count("first 3 marks") == 1
+
+
+def test_an_annotation_is_at_its_iteration_or_at_the_last(store, linked):
+    model, optimizer, session = session_of(store, **linked)
+    session.resume()
+    for _ in range(3):
+        iterate(model, optimizer, session)
+    session.annotate("new data")
+    session.annotate("learning rate halved", iteration=torch.tensor(2))
+    for wrong in (99, "soon", -4):
+        session.annotate("elsewhere", iteration=wrong)
+    session.close()
+    assert [(mark.message, mark.iteration) for mark in marks(session)] == [
+        ("new data", 3),
+        ("learning rate halved", 2),
+        ("elsewhere", 3),
+        ("elsewhere", 3),
+        ("elsewhere", 0),
+    ]

@@ -112,6 +112,50 @@ def log(client, channel):
     return client.get(f"{CHANNELS}/{channel['id']}/deliveries").json()["deliveries"]
 
 
+def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent, clock, hook, post):
+    channel = add(client, f"{hook.url}#R0123", kind="pagerduty")
+    assert (channel["kind"], channel["secret"], "R0123" in channel["target"]) == ("pagerduty", None, False)
+    fall_silent(client, agent, clock)
+    post()
+    agent.at = clock.now
+    agent.train(1)
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    clock.now += 61
+    agent.train(1)
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    post()
+    opened, resolved = (json.loads(body) for _, body in hook.got)
+    assert [event["event_action"] for event in (opened, resolved)] == ["trigger", "resolve"]
+    assert opened["dedup_key"] == resolved["dedup_key"]
+    assert [event["routing_key"] for event in (opened, resolved)] == ["R0123"] * 2
+    about = opened["payload"]
+    assert (about["source"], about["severity"], about["class"]) == ("char-gpt", "critical", "silent")
+    assert about["summary"].startswith("[critical] char-gpt: Agent silent")
+    assert opened["client_url"] == "https://holdfast.example/jobs/char-gpt"
+    assert [row["state"] for row in log(client, channel)] == ["delivered"] * 2
+
+
+def test_teams_receives_an_adaptive_card(client, agent, clock, hook, post):
+    add(client, hook.url, kind="teams")
+    fall_silent(client, agent, clock)
+    post()
+    message = json.loads(hook.got[0][1])
+    (attachment,) = message["attachments"]
+    assert (message["type"], attachment["contentType"]) == ("message", "application/vnd.microsoft.card.adaptive")
+    card = attachment["content"]
+    assert (card["type"], card["actions"][0]["url"]) == ("AdaptiveCard", "https://holdfast.example/jobs/char-gpt")
+    title, text = (block["inlines"][0] for block in card["body"])
+    assert (title["text"], title["color"]) == ("[critical] char-gpt: Agent silent", "Attention")
+    assert text["text"].startswith("no report for more than")
+
+
+def test_slack_behind_another_url_receives_its_format(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    fall_silent(client, agent, clock)
+    post()
+    assert json.loads(hook.got[0][1]).keys() == {"text"}
+
+
 def test_an_alert_arrives_signed(client, agent, clock, hook, post):
     channel = add(client, hook.url)
     fall_silent(client, agent, clock)
@@ -213,6 +257,8 @@ def test_webhooks_and_mail_are_off_until_the_operator_turns_them_on(empty_databa
         ({"name": "x", "target": "https://10.0.0.1/"}, "target"),
         ({"name": "x", "target": "https://a:b@hooks.slack.com/"}, "target"),
         ({"name": "", "target": "https://hooks.slack.com/x"}, "name"),
+        ({"name": "x", "target": "https://hooks.slack.com/x", "kind": "pigeon"}, "kind"),
+        ({"name": "x", "target": "https://events.pagerduty.com/v2/enqueue"}, "target"),
         ({"name": "x", "target": "https://hooks.slack.com/x", "least_severity": "loud"}, "least_severity"),
         ({"name": "x", "target": "a@example.org, nobody"}, "target"),
         ({"name": "x", "target": "a@example.org\r\nBcc: b@example.org"}, "target"),
@@ -245,6 +291,10 @@ def test_chats_get_what_they_understand_and_nobody_is_called_by_a_message(client
     for url, kind in (
         ("https://hooks.slack.com/services/x", "slack"),
         ("https://discord.com/api/webhooks/1/x", "discord"),
+        ("https://prod-12.westeurope.logic.azure.com:443/workflows/x?sig=y", "teams"),
+        ("https://default1a.2b.environment.api.powerplatform.com/powerautomate/automations/direct/x", "teams"),
+        ("0123456789abcdef0123456789abcdef", "pagerduty"),
+        ("https://events.eu.pagerduty.com/v2/enqueue#R0123", "pagerduty"),
         ("https://hooks.example.org/", "webhook"),
     ):
         assert add(client, url)["kind"] == kind

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -20,11 +21,15 @@ from holdfast_server.alerts import evaluation
 from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.facts import EndedRestore, JobFacts
+from holdfast_server.alerts.loss_spikes import LossHistory
 
 PROJECT = "/api/v1/projects/default"
 JOB = "/api/v1/jobs/char-gpt"
 GOOD = JobFacts(
     job="a", project="default", status="running", stuck_seconds=1.0, loss=2.5, durable_age_seconds=10.0
+)
+SPIKING = LossHistory(
+    np.arange(1, 502), np.array([*(2.5 + 0.1 * (np.arange(500) % 7)), 9.0]), np.arange(501.0), replayed_until=0
 )
 BROKEN = {
     "no_progress": replace(GOOD, stuck_seconds=601.0),
@@ -38,6 +43,7 @@ BROKEN = {
     "overhead": replace(GOOD, measured_overhead=0.05, budget=0.035),
     "disk_filling": replace(GOOD, store_free_bytes=10**9, room_checkpoints=2.9),
     "loss_nan": replace(GOOD, loss=math.nan),
+    "loss_spike": replace(GOOD, losses=SPIKING, window=200),
     "restore_failed": replace(
         GOOD,
         order=EndedRestore(id="o", state="failed", iteration=5, seconds=None, reason="damaged", ago_seconds=1.0),
@@ -256,13 +262,15 @@ def test_a_store_has_room_for_as_many_checkpoints_as_what_the_next_one_writes(al
 
 
 def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
+    change(client, "restored", kind="restore_finished")
     order = client.post(f"{JOB}/restores", json={"iteration": 10}).json()
     for state in ("restoring", "restored"):
         alive.say(
             OrderStateChange(at=clock.now, order=order["id"], state=state, iteration=10, lineage=2, seconds=1.5)
         )
     look(1)
-    told = only(client, "restore_finished")
+    assert [alert["rule"] for alert in alerts(client)] == ["restored"], "by default it raises no alert"
+    told = only(client, "restored")
     assert (told["severity"], told["message"]) == ("info", "restored to iteration 10 in 1.5 s")
 
 

@@ -513,32 +513,27 @@ def marked(agent, message, code="mark"):
     )
 
 
-def shown_marks(client, window=""):
-    marks = client.get(f"{JOB}/timeline{window}").json()["marked"]
-    return [(mark["iteration"], mark["message"]) for mark in marks]
+def shown_annotations(client, window=""):
+    rows = client.get(f"{JOB}/timeline{window}").json()["annotations"]
+    return [(row["iteration"], row["text"]) for row in rows]
 
 
-def test_marks_are_on_the_timeline_and_not_among_the_notices(job, client):
+def test_annotations_of_the_script_are_on_the_timeline_and_not_among_the_notices(job, client):
     job.train(10)
     marked(job, "epoch 1")
     marked(job, "a batch takes 42 ms", code="data")
     job.train(10)
     marked(job, "epoch 2")
-    answer = client.get(f"{JOB}/timeline").json()
-    assert [(mark["iteration"], mark["message"]) for mark in answer["marked"]] == [
-        (10, "epoch 1"),
-        (20, "epoch 2"),
-    ]
-    assert [mark["message"] for mark in client.get(f"{JOB}/timeline?from=15&to=20").json()["marked"]] == [
-        "epoch 2"
-    ]
+    assert shown_annotations(client) == [(10, "epoch 1"), (20, "epoch 2")]
+    assert shown_annotations(client, "?from=15&to=20") == [(20, "epoch 2")]
     assert [notice["code"] for notice in client.get(f"{JOB}/notices").json()["notices"]] == ["data"]
 
 
-def test_marks_that_a_restore_left_behind_are_not_shown(job, client):
+def test_annotations_that_a_restore_left_behind_are_of_the_abandoned_lineage(job, client):
     job.train(10)
     marked(job, "epoch 1")
     job.train(10)
     marked(job, "epoch 2")
     back_to(job, 15, 2)
-    assert shown_marks(client) == [(10, "epoch 1")]
+    rows = client.get(f"{JOB}/timeline").json()["annotations"]
+    assert [(row["text"], row["abandoned"]) for row in rows] == [("epoch 1", False), ("epoch 2", True)]

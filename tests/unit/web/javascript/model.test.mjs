@@ -19,7 +19,7 @@ function timeline(changes = {}) {
   return {
     extent: [1, 20], window: [1, 20], times: [1002, 1040], now: 1041, lineage: 1, series: [series(1, 1, 20)], gaps: [],
     lineages: [{ lineage: 1, iteration: 0, last_iteration: 20, stands_until: 20, parent: null, abandoned: false }],
-    attempts: [{ attempt: 1, started_at: 1000, iteration: 0 }], checkpoints: [], stalls: [], marked: [], paced: [], edits: [], orders: [],
+    attempts: [{ attempt: 1, started_at: 1000, iteration: 0 }], checkpoints: [], stalls: [], annotations: [], troubles: [], paced: [], edits: [], orders: [],
     ...changes,
   };
 }

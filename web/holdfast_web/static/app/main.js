@@ -125,8 +125,13 @@ function startDialogs() {
   });
   document.addEventListener("holdfast:restore-requested", () => restore()?.close());
   document.addEventListener("holdfast:restore", (event) => {
-    openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?checkpoint=${event.detail}`);
+    openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?${event.detail}`);
   });
+  document.addEventListener("holdfast:annotate", (event) => {
+    const link = document.querySelector("#annotate");
+    if (link) openDialog(`${link.pathname}${event.detail === null ? "" : `?iteration=${event.detail}`}`);
+  });
+  document.addEventListener("holdfast:annotated", () => restore()?.close());
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]");
     if (opener) document.querySelector(opener.dataset.open).showModal();
@@ -207,9 +212,11 @@ function startSelected() {
   });
   document.addEventListener("htmx:after:swap", mark);
   document.addEventListener("click", (event) => {
-    const chosen = event.target.closest("[data-select]");
+    const chosen = event.target.closest("[data-select], [data-goto]");
     if (!chosen) return;
-    document.dispatchEvent(new CustomEvent("holdfast:select", { detail: chosen.dataset.select }));
+    const { select, goto, at } = chosen.dataset;
+    if (select) document.dispatchEvent(new CustomEvent("holdfast:select", { detail: select }));
+    else document.dispatchEvent(new CustomEvent("holdfast:goto", { detail: { iteration: Number(goto), at: Number(at) } }));
     document.querySelector('[data-lane="lineages"]').scrollIntoView({ block: "nearest" });
   });
 }

@@ -189,6 +189,8 @@ export class CurveLane extends CanvasLane {
 
   hit(x) {
     const place = this.view.place(x);
+    const wrong = this.zeroBased ? null : this.curve?.nonFinite.find((one) => this.view.x(one.from) - 4 <= x && x <= this.view.x(one.to) + 4);
+    if (wrong) return { title: `${this.format(wrong.value)} from iteration ${count(wrong.iteration)}`, lines: [BEFORE_WORDS], before: wrong.iteration };
     const gap = this.model.missing.find((one) => one.from <= place && one.to >= place);
     if (!gap) return null;
     if (gap.silent) return { title: `No report since ${clock(gap.silent)}${zone()}`, lines: ["The job or its network stopped; the axis does not grow further"] };
@@ -199,6 +201,8 @@ export class CurveLane extends CanvasLane {
     };
   }
 }
+
+export const BEFORE_WORDS = "Click to restore the last good checkpoint before";
 
 // ---- overview of the whole run with a brush for the window
 

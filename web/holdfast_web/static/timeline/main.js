@@ -3,11 +3,13 @@
 import { AxisLane, FAILED, placeText, readPalette } from "./canvas.js";
 import { LineageLane, PipelineLane } from "./checkpoints.js";
 import { CurveLane, OverviewStrip } from "./curves.js";
-import { EventLane, OverheadLane, StallLane } from "./events.js";
+import { EventLane, StallLane } from "./events.js";
 import { TimelineFeed } from "./feed.js";
 import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
+import { startKeys } from "./keys.js";
 import { modelOf, convertWindow } from "./model.js";
-import { fillTables, linkExports, Readout, saveChart, PointSelection, sentence } from "./panels.js";
+import { OverheadLane } from "./overhead.js";
+import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence, troubleText } from "./panels.js";
 import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
@@ -89,6 +91,7 @@ class TimelinePanel {
     this.selection.addEventListener("change", () => this.#showSelection());
     addEventListener("popstate", () => this.#goBack());
     document.addEventListener("holdfast:select", (event) => this.selection.choose(event.detail));
+    document.addEventListener("holdfast:goto", (event) => this.model && this.#pointAt(event.detail));
   }
 
   #listenToInput() {
@@ -98,8 +101,9 @@ class TimelinePanel {
       leave: () => readout.leave(),
       zone: (from, to) => readout.zone(from, to),
       click: (event) => {
-        const point = readout.hit(event)?.checkpoint;
-        this.selection.choose(point?.id ?? null);
+        const { checkpoint, before } = readout.hit(event) ?? {};
+        if (before != null) this.#restoreBefore(before);
+        else this.selection.choose(checkpoint?.id ?? null);
       },
     });
     this.root.addEventListener("click", (event) => {
@@ -318,6 +322,26 @@ class TimelinePanel {
     this.#showState();
   }
 
+  #restoreBefore(iteration) {
+    document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: `before=${iteration}` }));
+  }
+
+  #showTrouble() {
+    const button = this.#part("trouble");
+    if (!button) return;
+    const iteration = newestTrouble(this.model, this.view, this.metricLane.curve);
+    button.hidden = iteration === null;
+    button.textContent = iteration === null ? "" : troubleText(this.model, this.view, iteration);
+    button.value = iteration ?? "";
+  }
+
+  /** Move the window to an iteration, and point at it. */
+  #pointAt({ iteration, at }) {
+    const place = this.view.axis === "time" ? at : iteration;
+    this.view.reveal(place);
+    this.readout.pointAt(place);
+  }
+
   #placeOf(id) {
     if (id === null) return null;
     return this.model.checkpoints.find((row) => row.id === id)?.x ?? (this.view.axis === "iteration" ? this.selection.iteration : null);
@@ -342,6 +366,7 @@ class TimelinePanel {
 
   #updateSummary() {
     if (!this.model) return;
+    this.#showTrouble();
     linkExports(this.root, this.view, this.model);
     this.#setSummary(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
     const tables = this.#part("tables");
@@ -369,8 +394,12 @@ class TimelinePanel {
       next: () => selection.step(model.checkpoints, 1),
       "stall-before": () => this.#jump(model.stalls, -1),
       "stall-after": () => this.#jump(model.stalls, 1),
-      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...this.events.events.filter((event) => event.mark === "crash")], 1),
-      restore: () => selection.id && document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: selection.id })),
+      "note-before": () => this.#jump(model.annotations, -1),
+      "note-after": () => this.#jump(model.annotations, 1),
+      annotate: () => document.dispatchEvent(new CustomEvent("holdfast:annotate", { detail: selection.iteration })),
+      failure: () => this.#jump([...model.checkpoints.filter((row) => FAILED.includes(row.state)), ...this.events.events.filter((event) => ["crash", "trouble"].includes(event.mark))], 1),
+      restore: () => selection.id && document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: `checkpoint=${selection.id}` })),
+      "restore-before": () => this.#restoreBefore(this.#part("trouble").value),
       clear: () => selection.choose(null),
     };
     commands[name]?.();
@@ -418,28 +447,6 @@ class TimelinePanel {
     }
     setTimeout(() => delete button.dataset.done, button.dataset.done === "Copied" ? 1500 : 6000);
   }
-}
-
-// ---- keyboard shortcuts: letters work on the whole page, arrow keys in the focused timeline
-
-const LETTERS = {
-  w: "zoom-in", s: "zoom-out", a: "pan-left", d: "pan-right", "[": "stall-before", "]": "stall-after", n: "failure",
-  h: "axis", e: "branches", l: "live", r: "restore", c: "copy", t: "table", 0: "fit", Escape: "clear",
-};
-const ARROWS = { ArrowLeft: "previous", ArrowRight: "next" };
-
-function startKeys(root, act) {
-  document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest?.("input, select, textarea, dialog, [contenteditable]");
-    if (typing || document.querySelector("dialog[open]") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const onPoints = event.key === "Enter" && event.target.closest?.("[role=listbox]");
-    const name = LETTERS[event.key] ?? (root.contains(event.target) ? ARROWS[event.key] : null) ?? (onPoints ? "restore" : null);
-    if (!name) return;
-    // a held Enter must not press a button in the dialog that it opens
-    if (onPoints && event.repeat) return;
-    event.preventDefault();
-    act(name);
-  });
 }
 
 const root = document.querySelector("#timeline");

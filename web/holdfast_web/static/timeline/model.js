@@ -129,7 +129,8 @@ function nonFiniteRanges(curve) {
     if (value === null || Number.isFinite(value)) return;
     const last = ranges.at(-1);
     if (last && last.index === index - 1) Object.assign(last, { to: x, index });
-    else ranges.push({ from: x, to: x, index, value });
+    // a bucket begins after the one before it
+    else ranges.push({ from: x, to: x, index, value, iteration: index ? (curve.iteration[index - 1] ?? curve.iteration[index] - 1) + 1 : curve.iteration[index] });
   });
   return ranges;
 }
@@ -258,7 +259,8 @@ export function modelOf(timeline) {
     end: axis === "time" ? end : timeline.extent[1],
     lastIteration: timeline.extent[1],
     spans: assignRows(spans, 3),
-    marked: timeline.marked.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
+    annotations: timeline.annotations.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
+    troubles: timeline.troubles.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     stalls: timeline.stalls.map((row) => ({ ...row, x: axis === "time" ? row.at : row.iteration })),
     lineages: placeLineages(timeline.lineages, timeline, axis),
     // by iteration, only current decisions; by time, all

@@ -103,6 +103,12 @@ export class Readout {
     return this.view.axis === "time" ? `${text} · iteration ${count(row.iteration)}` : `${text} · ${day(row.at)} ${clock(row.at)}${zone()}`;
   }
 
+  /** Show the values at a position, as if the pointer were there. */
+  pointAt(place) {
+    this.#x = this.view.x(place);
+    this.refresh();
+  }
+
   leave() {
     this.#x = null;
     this.crosshair.hidden = true;
@@ -133,7 +139,7 @@ export class Readout {
 
   #describe(thing, x, y) {
     const { tip } = this;
-    this.box.dataset.hand = thing?.checkpoint ? "point" : "";
+    this.box.dataset.hand = thing?.checkpoint || thing?.before ? "point" : "";
     tip.hidden = !thing;
     if (!thing) return;
     const title = document.createElement("strong");
@@ -199,7 +205,7 @@ function iterations(model, view, metric) {
 export function fillTables(target, model, view, metric) {
   const shown = model.checkpoints.filter((row) => view.shows(row.x));
   const stalls = model.stalls.filter((row) => view.shows(row.x));
-  const marked = model.marked.filter((row) => view.shows(row.x));
+  const notes = model.annotations.filter((row) => view.shows(row.x));
   const { checkpoints: all, stalls: allStalls } = counted(model, view);
   target.replaceChildren(
     table(
@@ -212,8 +218,8 @@ export function fillTables(target, model, view, metric) {
       ["Iteration", "Lineage", "Kind", "Length"],
       thinned(stalls).map((row) => [count(row.iteration), row.lineage, row.kind, duration(row.seconds)]),
     ),
-    ...(marked.length
-      ? [table(`Marked events in this window: ${outOf(Math.min(marked.length, MOST_ROWS), marked.length)}`, ["Iteration", "Event"], thinned(marked).map((row) => [count(row.iteration), row.message]))]
+    ...(notes.length
+      ? [table(`Annotations in this window: ${outOf(Math.min(notes.length, MOST_ROWS), notes.length)}`, ["Iteration", "Lineage", "By", "Annotation"], thinned(notes).map((row) => [count(row.iteration), row.lineage, row.who ?? "script", row.text]))]
       : []),
     iterations(model, view, metric),
   );
@@ -249,6 +255,19 @@ export function sentence(model, view, { metric, mean }) {
     last != null ? `Newest ${metric} ${asMetric(last)}.` : "",
     model.silent_since ? `No report since ${clock(model.silent_since)}${zone()}.` : "",
   ].join(" ").trim();
+}
+
+/** Return the newest iteration of the window, on the path to the current one, from which the loss is wrong; or null. */
+export function newestTrouble(model, view, curve) {
+  const rows = [...model.troubles.filter((row) => !row.abandoned), ...curve.nonFinite.map((row) => ({ ...row, x: row.from }))];
+  return rows.filter((row) => view.shows(row.x)).sort((a, b) => a.x - b.x).at(-1)?.iteration ?? null;
+}
+
+/** Name the restore before an iteration, with the checkpoint where all of them are known. */
+export function troubleText(model, view, iteration) {
+  const known = !model.checkpoint_density && view.fitted;
+  const good = known && model.checkpoints.filter((row) => row.restorable && !row.abandoned && row.iteration <= iteration - 2).at(-1);
+  return good ? `Restore to ${count(good.iteration)}, before iteration ${count(iteration)}…` : `Restore to before iteration ${count(iteration)}…`;
 }
 
 // ---- exports: links to files of the window, and images of the canvas

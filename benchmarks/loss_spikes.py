@@ -1,0 +1,210 @@
+"""`python -m benchmarks.loss_spikes`: false alarms and delays of the alert rule `loss_spike`.
+
+Five small models are trained. Their losses without a defect give the false alarms. Training then goes on from some
+iterations with a defect: a learning rate that is 30 times as high for five iterations, or one batch of noise. That
+gives the share that is detected within 20 iterations, and the delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from benchmarks.bit_errors import Images
+from holdfast_server.alerts.conditions import KINDS
+from holdfast_server.alerts.loss_spikes import find_spikes
+
+WINDOW = KINDS["loss_spike"].window
+LIMITS = (4.0, KINDS["loss_spike"].limit, 8.0)
+DEFECTS = ("learning rate", "batch")
+HIGHER_RATE, HIGHER_FOR = 30.0, 5
+AFTERWARDS, DETECTED_WITHIN = 40, 20
+Batch = tuple[Tensor, Tensor]
+
+
+class Attention(nn.Module):
+    """A block of a small GPT."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.1, batch_first=True, norm_first=True
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
+        done: Tensor = self.inner(inputs, src_mask=mask, is_causal=True)
+        return done
+
+
+class Recurrent(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.GRU(width, width, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        done: Tensor = self.inner(inputs)[0]
+        return done
+
+
+def text_batches(count: int, length: int) -> Callable[[torch.Generator], Batch]:
+    """Return a function that draws batches of the characters of this documentation."""
+    text = "".join(path.read_text() for path in sorted(Path("docs").glob("*.md")))
+    tokens = torch.tensor(list(text.encode()))
+
+    def draw(generator: torch.Generator) -> Batch:
+        starts = torch.randint(len(tokens) - length - 1, (count,), generator=generator)
+        rows = tokens[starts[:, None] + torch.arange(length + 1)]
+        return rows[:, :-1], rows[:, 1:]
+
+    return draw
+
+
+def points(generator: torch.Generator) -> Batch:
+    inputs = 4 * torch.rand(64, 2, generator=generator) - 2
+    noise = 0.05 * torch.randn(64, 1, generator=generator)
+    return inputs, torch.sin(3 * inputs[:, :1]) * inputs[:, 1:] + noise
+
+
+def language_model(block: nn.Module, width: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(256, width), block, nn.LayerNorm(width), nn.Linear(width, 256))
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), targets.reshape(-1))
+
+
+@dataclass
+class Training:
+    """A model with its optimizer and its data."""
+
+    model: nn.Module
+    draw: Callable[[torch.Generator], Batch]
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
+    rate: float = 1e-3
+    optimizer: torch.optim.Optimizer = field(init=False)
+    generator: torch.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.rate)
+        self.generator = torch.Generator().manual_seed(5)
+
+    def iterate(self, *, noise: bool = False, rate: float = 1.0) -> float:
+        inputs, targets = self.draw(self.generator)
+        if noise:
+            inputs, targets = _noise_like(inputs), _noise_like(targets)
+        self.optimizer.param_groups[0]["lr"] = self.rate * rate
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.item()
+
+
+def _noise_like(values: Tensor) -> Tensor:
+    """Return a tensor of the same kind without meaning: random labels and tokens, or random numbers."""
+    if values.is_floating_point():
+        return 4 * values.std() * torch.randn_like(values)
+    return torch.randint(int(values.max()) + 1, values.shape)
+
+
+def trainings() -> dict[str, Callable[[], Training]]:
+    images = Images()
+
+    def convolutional() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(),
+            nn.Linear(512, 10),
+        )  # fmt: skip
+
+    def regression() -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    return {
+        "GPT, text, batch 16": lambda: Training(language_model(Attention(64), 64), text_batches(16, 48)),
+        "GRU, text, batch 2": lambda: Training(language_model(Recurrent(64), 64), text_batches(2, 32)),
+        "convolutions, images, batch 32": lambda: Training(convolutional(), lambda g: images.draw(g, 32)),
+        "convolutions, images, batch 4": lambda: Training(convolutional(), lambda g: images.draw(g, 4)),
+        "MLP, regression, batch 64": lambda: Training(regression(), points, F.mse_loss),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The losses of a training without a defect, and of ones that continue with a defect, by kind."""
+
+    losses: list[float]
+    defective: dict[str, list[list[float]]]
+
+
+def train(make: Callable[[], Training], iterations: int, defects: int) -> Curves:
+    torch.manual_seed(1)
+    training, losses = make(), []
+    at = {iterations // 3 + number * (2 * iterations // 3) // defects for number in range(defects)}
+    defective: dict[str, list[list[float]]] = {defect: [] for defect in DEFECTS}
+    for iteration in range(iterations):
+        if iteration in at:
+            for defect in DEFECTS:
+                defective[defect].append([*losses, *_with(defect, copy.deepcopy(training))])
+        losses.append(training.iterate())
+    return Curves(losses, defective)
+
+
+def spikes(losses: list[float], limit: float, after: int = 0) -> list[int]:
+    """Return the first iterations of spikes, counted from 0, after the warm-up and an iteration."""
+    found = find_spikes(np.arange(len(losses)), np.array(losses), limit=limit, window=WINDOW, after=after)
+    return [spike.iteration for spike in found if spike.iteration > max(after, WINDOW)]
+
+
+def measure(curves: Curves, limit: float) -> dict[str, object]:
+    """Return the false alarms, and by defect the number of detected ones and the delays in iterations."""
+    row: dict[str, object] = {
+        "false_alarms": len(spikes(curves.losses, limit)), "iterations": len(curves.losses),
+    }  # fmt: skip
+    for defect, runs in curves.defective.items():
+        delays = []
+        for run in runs:
+            begin = len(run) - AFTERWARDS
+            first = next((at - begin for at in spikes(run, limit, begin - 1)), AFTERWARDS)
+            delays.extend([first] if first <= DETECTED_WITHIN else [])
+        row[defect] = {
+            "detected": len(delays), "of": len(runs), "delay": statistics.median(delays) if delays else None,
+            "longest": max(delays, default=None),
+        }  # fmt: skip
+    return row
+
+
+def _with(defect: str, training: Training) -> list[float]:
+    """Return the losses of iterations that begin with a defect."""
+    if defect == "batch":
+        return [training.iterate(noise=step == 0) for step in range(AFTERWARDS)]
+    return [training.iterate(rate=HIGHER_RATE if step < HIGHER_FOR else 1.0) for step in range(AFTERWARDS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=5000, help="of each model without a defect")
+    parser.add_argument("--defects", type=int, default=10, help="of each kind and model")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    figures = {}
+    for name, make in trainings().items():
+        curves = train(make, asked.iterations, asked.defects)
+        figures[name] = {f"{limit:g}": measure(curves, limit) for limit in LIMITS}
+        for limit, row in figures[name].items():
+            print(f"{name:32} limit {limit:>3}: {row}", flush=True)
+    print("figures:", json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

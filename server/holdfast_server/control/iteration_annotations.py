@@ -1,0 +1,159 @@
+"""Annotations of iterations by people, which the pages and the HTTP API call."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
+from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation
+from holdfast_server.db import Database
+from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.timeline_annotations import as_view
+from holdfast_server.records import audit
+from holdfast_server.records.ancestry import Ancestry, ancestry_of
+from holdfast_server.samples import reading
+
+MOST_ROWS = 2000
+MOST_BY_PEOPLE = 2000
+"""Most annotations of a job by people."""
+
+
+async def list_annotations(
+    db: Database, job: str, *, limit: int = 100, by_people: bool | None = None
+) -> list[Annotation]:
+    """List annotations, those of the latest iterations first. `by_people`: only theirs, or only the script's.
+
+    Raises:
+        UnknownJob.
+    """
+    rows = models.AnnotationRecord
+    query = select(rows).where(rows.job == job).order_by(rows.iteration.desc(), rows.id.desc())
+    if by_people is not None:
+        query = query.where(rows.who.is_not(None) if by_people else rows.who.is_(None))
+    async with db.read() as session:
+        path = await ancestry_of(session, await find_job(session, job))
+        return [_as_answer(row, path) for row in await session.scalars(query.limit(min(limit, MOST_ROWS)))]
+
+
+async def find(db: Database, job: str, annotation: int) -> Annotation:
+    """Raises UnknownJob, UnknownAnnotation."""
+    async with db.read() as session:
+        path = await ancestry_of(session, await find_job(session, job))
+        return _as_answer(await _find(session, job, annotation), path)
+
+
+async def add(db: Database, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
+    """Add a note at an iteration of the path to the current one.
+
+    Raises:
+        UnknownJob.
+        InvalidSetting: the text is empty or too long, or the iteration is not finished.
+        NotPossible: the job has as many annotations as it may.
+    """
+    text, rows = _text(request.text), models.AnnotationRecord
+
+    async def work(session: AsyncSession) -> Annotation:
+        found = await find_job(session, job)
+        iteration = found.iteration if request.iteration is None else request.iteration
+        if not 0 <= iteration <= found.iteration:
+            reason = f"iteration {iteration:,} is not finished: the newest is {found.iteration:,}"
+            raise InvalidSetting("iteration", reason)
+        known = await session.scalar(select(func.count()).where(rows.job == job, rows.who.is_not(None)))
+        if (known or 0) >= MOST_BY_PEOPLE:
+            raise NotPossible(f"{job} has {MOST_BY_PEOPLE:,} annotations, the maximum: delete one first")
+        path = await ancestry_of(session, found)
+        lineage = path.lineage_at(iteration)
+        at = await reading.time_of(session, job, lineage, iteration) or now
+        row = rows(job=job, iteration=iteration, lineage=lineage, at=at, text=text, who=who, written_at=now)
+        session.add(row)
+        await session.flush()
+        await _record(session, "add", row, who=who, now=now, after={"text": text})
+        return _as_answer(row, path)
+
+    return await db.write(work, job=job, at_once=True)
+
+
+async def edit(db: Database, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
+    """Change the text of a note. The editor becomes its author.
+
+    Raises:
+        UnknownJob, UnknownAnnotation.
+        InvalidSetting: the text is empty or too long.
+        NotPossible: the script wrote it.
+    """
+    text = _text(text)
+
+    async def work(session: AsyncSession) -> Annotation:
+        found = await find_job(session, job)
+        row = await _of_person(session, job, annotation)
+        if row.text != text:
+            before = {"text": row.text, "who": row.who}
+            row.text, row.who, row.written_at = text, who, now
+            await session.flush()
+            await _record(session, "edit", row, who=who, now=now, before=before, after={"text": text})
+        return _as_answer(row, await ancestry_of(session, found))
+
+    return await db.write(work, job=job, at_once=True)
+
+
+async def delete(db: Database, job: str, annotation: int, *, who: str, now: float) -> None:
+    """Delete a note. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
+
+    async def work(session: AsyncSession) -> None:
+        await find_job(session, job)
+        row = await _of_person(session, job, annotation)
+        await session.delete(row)
+        await session.flush()
+        await _record(session, "delete", row, who=who, now=now, before={"text": row.text, "who": row.who})
+
+    await db.write(work, job=job, at_once=True)
+
+
+def _text(text: str) -> str:
+    text = text.strip()
+    if not text:
+        raise InvalidSetting("text", "enter the text of the annotation")
+    if len(text) > MAX_ANNOTATION:
+        reason = f"an annotation has at most {MAX_ANNOTATION} characters; this one has {len(text)}"
+        raise InvalidSetting("text", reason)
+    if not text.isprintable():
+        raise InvalidSetting("text", "an annotation must not contain line breaks or control characters")
+    return text
+
+
+async def _find(session: AsyncSession, job: str, annotation: int) -> models.AnnotationRecord:
+    row = await session.get(models.AnnotationRecord, annotation) if 0 <= annotation <= MAX_INTEGER else None
+    if row is None or row.job != job:
+        raise UnknownAnnotation(job, annotation)
+    return row
+
+
+async def _of_person(session: AsyncSession, job: str, annotation: int) -> models.AnnotationRecord:
+    row = await _find(session, job, annotation)
+    if row.who is None:
+        raise NotPossible("the script wrote this annotation: only annotations of people can be changed")
+    return row
+
+
+def _as_answer(row: models.AnnotationRecord, path: Ancestry) -> Annotation:
+    return as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in path)
+
+
+async def _record(
+    session: AsyncSession,
+    act: str,
+    row: models.AnnotationRecord,
+    *,
+    who: str,
+    now: float,
+    before: audit.Facts | None = None,
+    after: audit.Facts | None = None,
+) -> None:
+    place = {"annotation": row.id, "iteration": row.iteration, "lineage": row.lineage}
+    await audit.record(
+        session, who=who, action=f"annotation.{act}", now=now, job=row.job, before=before,
+        after={**place, **(after or {})},
+    )  # fmt: skip

@@ -1,0 +1,179 @@
+"""Spikes of the loss: what is one, what raises an alert, and the checkpoint to restore."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, checkpoint_id
+from holdfast_server.alerts import evaluation
+from holdfast_server.alerts.conditions import KINDS
+from holdfast_server.alerts.loss_spikes import LEAST_SAMPLES, LossHistory, find_spikes
+
+LIMIT, WINDOW = KINDS["loss_spike"].limit, KINDS["loss_spike"].window
+JOB = "/api/v1/jobs/char-gpt"
+
+
+def noisy(count, *, seed=0, spread=0.1):
+    return 2.5 + spread * np.random.default_rng(seed).standard_normal(count)
+
+
+def spikes_of(losses, **options):
+    iterations = np.arange(1, len(losses) + 1)
+    found = find_spikes(iterations, np.asarray(losses), limit=LIMIT, window=WINDOW, **options)
+    return [spike.iteration for spike in found]
+
+
+def test_noise_is_no_spike_and_a_value_far_above_it_is_one():
+    losses = noisy(2000)
+    assert spikes_of(losses) == []
+    losses[1499] = 9.0
+    assert spikes_of(losses) == [1500]
+
+
+def test_a_loss_that_stays_high_is_one_spike_at_its_first_iteration():
+    losses = noisy(2000)
+    losses[1499:1560] += 5
+    assert spikes_of(losses) == [1500]
+
+
+def test_values_that_the_window_has_had_are_no_spike():
+    losses = noisy(2000)
+    losses[300::60] = 6.0
+    assert spikes_of(losses) == [301]
+
+
+def test_a_fall_is_no_spike():
+    losses = noisy(1000)
+    losses[500:] -= 2
+    assert spikes_of(losses) == []
+
+
+def test_a_loss_that_hardly_changes_does_not_spike_with_each_rounding():
+    assert spikes_of(1 + 1e-6 * noisy(1000)) == []
+
+
+def test_with_few_losses_nothing_is_a_spike():
+    assert spikes_of([2.0] * (LEAST_SAMPLES - 1) + [100.0]) == []
+
+
+def test_losses_that_are_not_finite_are_left_out():
+    losses = noisy(1000)
+    losses[400:600] = np.nan
+    losses[700] = np.inf
+    assert spikes_of(losses) == []
+
+
+@pytest.mark.parametrize(("replayed_until", "found"), [(0, 1500), (1499, 1500), (1500, None), (9000, None)])
+def test_iterations_that_a_restore_repeats_raise_nothing(replayed_until, found):
+    losses = noisy(1510)
+    losses[1499] = 9.0
+    at = np.arange(1510.0)
+    history = LossHistory(np.arange(1, 1511), losses, at, replayed_until=replayed_until)
+    spike = history.newest_spike(LIMIT, WINDOW)
+    assert (spike and spike.iteration) == found
+
+
+# ---- from the reports to the alert ---------------------------------------------------------------
+
+
+@pytest.fixture
+def look(client, clock):
+    def look(seconds=0.0):
+        clock.now += seconds
+        client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+
+    return look
+
+
+@pytest.fixture
+def trained(agent, client):
+    """A job at iteration 300 with a checkpoint every 50 iterations."""
+    agent.start()
+    values = iter(noisy(10_000).tolist())
+    agent.next_loss = functools.partial(next, values)
+    train(agent, 300)
+    return agent
+
+
+def train(agent, iterations, *, loss=None):
+    for _ in range(iterations):
+        agent.train(1, loss=agent.next_loss() if loss is None else loss)
+        if agent.iteration % 50 == 0:
+            agent.checkpoint()
+
+
+def alerts(client, kind):
+    found = client.get("/api/v1/alerts", params={"state": "all"}).json()["alerts"]
+    return [alert for alert in found if alert["kind"] == kind]
+
+
+def test_a_spike_raises_one_alert_that_names_the_last_good_checkpoint(trained, client, look):
+    train(trained, 1, loss=9.0)
+    train(trained, 5)
+    for _ in range(3):
+        look(1)
+    (alert,) = alerts(client, "loss_spike")
+    assert (alert["iteration"], alert["lineage"], alert["last_good"]) == (301, 1, checkpoint_id(250, 1))
+    assert alert["message"].startswith("the loss was 9 at iteration 301, after usually 2.")
+    (trouble,) = client.get(f"{JOB}/timeline").json()["troubles"]
+    assert (trouble["iteration"], trouble["last_good"], trouble["abandoned"]) == (
+        301,
+        checkpoint_id(250, 1),
+        False,
+    )
+
+
+def test_the_dialog_offers_the_last_good_checkpoint_before_an_iteration(trained, client):
+    assert "to iteration 250?" in client.get("/jobs/char-gpt/restore?before=300").text
+    assert "to iteration 300?" in client.get("/jobs/char-gpt/restore?before=302").text
+    refused = client.get("/jobs/char-gpt/restore?before=51")
+    assert (refused.status_code, "no sound checkpoint from before iteration 51" in refused.text) == (422, True)
+
+
+def test_limit_and_window_of_the_rule_apply(trained, client, look):
+    rule = "/api/v1/projects/default/alert-rules/loss_spike"
+    assert client.put(rule, json={"limit": 1000, "window": 100}).json()["window"] == 100
+    train(trained, 1, loss=9.0)
+    look(1)
+    assert alerts(client, "loss_spike") == []
+    assert client.put(rule, json={"window": 5}).status_code == 422
+    refused = client.put("/api/v1/projects/default/alert-rules/silent", json={"window": 100})
+    assert (refused.status_code, refused.json()["field"]) == (422, "window")
+
+
+def test_after_a_restore_to_before_it_the_same_spike_raises_nothing(trained, client, look):
+    train(trained, 1, loss=9.0)
+    train(trained, 20)
+    look(1)
+    parent = checkpoint_id(250, 1)
+    trained.iteration, trained.lineage = 250, 2
+    trained.say(LineageStarted(at=trained.at, lineage=2, iteration=250, parent=parent))
+    train(trained, 50)
+    train(trained, 1, loss=9.0)
+    train(trained, 5)
+    look(1)
+    assert len(alerts(client, "loss_spike")) == 1
+    (trouble,) = client.get(f"{JOB}/timeline").json()["troubles"]
+    assert trouble["abandoned"]
+
+
+def test_a_loss_that_is_no_number_names_the_last_finite_one_and_a_checkpoint_before(trained, client, clock, look):
+    train(trained, 60, loss=float("nan"))
+    look(1)
+    clock.now += 61
+    train(trained, 1, loss=float("nan"))
+    look()
+    (alert,) = alerts(client, "loss_nan")
+    assert (alert["iteration"], alert["last_good"]) == (301, checkpoint_id(250, 1))
+    assert "the last finite one was at iteration 300" in alert["message"]
+
+
+def test_the_page_of_a_job_that_failed_on_a_wrong_loss_offers_the_last_good_checkpoint(trained, client):
+    train(trained, 60, loss=float("nan"))
+    trained.say(AttemptFinished(at=trained.at, iteration=360, lineage=1, reason="FloatingPointError: loss"))
+    page = " ".join(client.get("/jobs/char-gpt").text.split())
+    assert "/jobs/char-gpt/restore?before=301" in page
+    assert "Restore to 250…" in page

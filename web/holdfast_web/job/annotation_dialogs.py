@@ -1,0 +1,101 @@
+"""The dialogs that add, edit and delete annotations. Every form works without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from fastapi import APIRouter, Path
+from fastapi.responses import RedirectResponse, Response
+
+from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
+from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server.control import iteration_annotations
+from holdfast_server.core.errors import InvalidSetting, NotPossible
+from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.queries import summaries
+from holdfast_web.job import context
+from holdfast_web.shared import forms
+from holdfast_web.shared.render import View
+from holdfast_web.shared.routing import Htmx, PageRoute, Text
+
+Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotationDialog(View):
+    template: ClassVar[str] = "job/_annotation.html"
+    page_template: ClassVar[str] = "job/annotation.html"
+    job: str
+    annotation: Annotation | None = None
+    """The one to edit; `None` for a new one."""
+    iteration: str = ""
+    text: str = ""
+    refusal: str = ""
+    refused_field: str = ""
+    most: int = MAX_ANNOTATION
+
+
+def _respond(dialog: AnnotationDialog, htmx: bool, status: int = 200) -> Response:
+    return dialog.response(status) if htmx else dialog.page(status)
+
+
+@router.get("/jobs/{job}/annotations/new")
+async def new(job: str, db: Db, clock: Clock, iteration: str = "", htmx: Htmx = False) -> Response:
+    summary = await summaries.job_summary(db, job, now=clock())
+    return _respond(AnnotationDialog(job=job, iteration=iteration or str(summary.iteration)), htmx)
+
+
+@router.get("/jobs/{job}/annotations/{annotation}")
+async def edit_dialog(job: str, annotation: Number, db: Db, htmx: Htmx = False) -> Response:
+    found = await iteration_annotations.find(db, job, annotation)
+    return _respond(AnnotationDialog(job=job, annotation=found, text=found.text), htmx)
+
+
+@router.post("/jobs/{job}/annotations")
+async def add(
+    job: str, db: Db, who: Who, clock: Clock, iteration: Text = "", text: Text = "", htmx: Htmx = False
+) -> Response:
+    async def act() -> None:
+        asked = NewAnnotation(text=text, iteration=forms.iteration(iteration))
+        await iteration_annotations.add(db, job, asked, who=who, now=clock())
+
+    return await _do(act(), AnnotationDialog(job=job, iteration=iteration, text=text), db, clock(), htmx)
+
+
+@router.post("/jobs/{job}/annotations/{annotation}")
+async def edit(
+    job: str, annotation: Number, db: Db, who: Who, clock: Clock, text: Text = "", htmx: Htmx = False
+) -> Response:
+    dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation), text=text)
+    return await _do(
+        iteration_annotations.edit(db, job, annotation, text, who=who, now=clock()), dialog, db, clock(), htmx
+    )
+
+
+@router.post("/jobs/{job}/annotations/{annotation}/delete")
+async def delete(job: str, annotation: Number, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
+    dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation))
+    return await _do(
+        iteration_annotations.delete(db, job, annotation, who=who, now=clock()), dialog, db, clock(), htmx
+    )
+
+
+async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: float, htmx: bool) -> Response:
+    """Answer with the refreshed page, or with the dialog and the reason of a refusal."""
+    try:
+        await act
+    except (InvalidSetting, NotPossible) as refusal:
+        field = refusal.field if isinstance(refusal, InvalidSetting) else ""
+        shown = AnnotationDialog(
+            job=dialog.job, annotation=dialog.annotation, iteration=dialog.iteration, text=dialog.text,
+            refusal=str(refusal), refused_field=field,
+        )  # fmt: skip
+        return _respond(shown, htmx, refusal.status)
+    if not htmx:
+        return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
+    live = await context.job_live(db, dialog.job, now=now)
+    return live.response(headers={"HX-Trigger": "holdfast:annotated"})
