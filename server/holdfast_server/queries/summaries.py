@@ -39,7 +39,7 @@ from holdfast_server.records.job_status import (
 )
 from holdfast_server.samples.limits import RecentSamples
 
-_labels = msgspec.msgpack.Decoder(dict[str, str])
+_labels = msgspec.json.Decoder(dict[str, str])
 
 MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
