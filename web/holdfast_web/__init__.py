@@ -24,12 +24,13 @@ def _routers() -> list[APIRouter]:
     from holdfast_web.alerts import routes as alerts
     from holdfast_web.audit import routes as audit
     from holdfast_web.checkpoint import routes as checkpoint
+    from holdfast_web.comparison import routes as comparison
     from holdfast_web.fleet import routes as fleet
     from holdfast_web.job import controls, panels
     from holdfast_web.job import routes as job
     from holdfast_web.settings import routes as settings
 
-    areas = (fleet, job, controls, panels, checkpoint, alerts, accounts, settings, audit)
+    areas = (fleet, comparison, job, controls, panels, checkpoint, alerts, accounts, settings, audit)
     return [area.router for area in areas]
 
 

@@ -8,6 +8,7 @@ from holdfast_server.api import (
     accounts,
     alerts,
     checkpoints,
+    comparison,
     desired_state,
     exports,
     ingest,
@@ -22,7 +23,18 @@ router = APIRouter()
 # The first route, because routes are matched in order and reports are by far the most frequent requests.
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
-for part in (jobs, exports, desired_state, checkpoints, restores, alerts, report_retention, stream, accounts):
+for part in (
+    jobs,
+    comparison,
+    exports,
+    desired_state,
+    checkpoints,
+    restores,
+    alerts,
+    report_retention,
+    stream,
+    accounts,
+):
     router.include_router(part.router, prefix="/api/v1")
 
 __all__ = ["router"]

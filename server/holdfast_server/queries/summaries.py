@@ -219,11 +219,12 @@ async def family(db: Database, job: str, *, visible: Collection[str] | None = No
     """
     async with db.read() as session:
         await find_job(session, job)
-        found = ForkFamily(origin=await _origin(session, job), forks=await _forks(session, job, visible))
+        found = ForkFamily(origin=await origin_of(session, job), forks=await _forks(session, job, visible))
     return found if visible is None else _as_seen(found, visible)
 
 
-async def _origin(session: AsyncSession, job: str) -> ForkSource | None:
+async def origin_of(session: AsyncSession, job: str) -> ForkSource | None:
+    """Return the checkpoint that a job was forked from; `None` for a job that is no fork."""
     rows, jobs = models.LineageRecord, models.JobRecord
     query = (
         select(rows.from_job, rows.from_checkpoint, rows.from_digest, jobs.project)
