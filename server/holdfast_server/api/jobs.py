@@ -33,7 +33,7 @@ from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
 
 NOT_FOUND = "No such job"
-MAX_BULK_BYTES = 2**21
+MAX_BULK_BYTES = 2**20
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 
@@ -79,7 +79,7 @@ async def jobs(
     "/changes",
     max_body_size=MAX_BULK_BYTES,
     openapi_extra=body(BulkChange),
-    responses=returns(BulkResult, _422="Invalid budget, or not 1 to 10,000 jobs"),
+    responses=returns(BulkResult, _422="Invalid budget, or not 1 to 2,000 jobs"),
 )
 async def change(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""

@@ -24,7 +24,7 @@ from holdfast_server.queries.fleet import FleetQuery, matching_jobs
 from holdfast_server.records.checkpoints import NAMED_AT_ONCE
 from holdfast_server.records.job_status import ALIVE, current_attempt, status_in_sql
 
-MOST_JOBS = 10_000
+MOST_JOBS = 2000
 """Most jobs that can be changed in one request."""
 JOBS_AT_ONCE = 64
 """Jobs that are changed concurrently: they share commits, and leave the queue of writes to the agents."""

@@ -16,7 +16,7 @@ PLAIN = {
     "action", "actor", "address", "after", "afterwards", "before", "browser", "category", "cause", "change",
     "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
-    "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss", "maximum",
+    "kept", "last seen", "lowest", "last sign-in", "last used", "longest iteration", "longest stall", "loss", "maximum",
     "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object", "other norm", "owner",
     "people", "permissions", "person", "position in the total", "rate", "reason", "result", "revoke", "row",
     "scope", "share", "sign out", "sign-in method", "signed in", "size", "state", "taken", "tensor", "time",

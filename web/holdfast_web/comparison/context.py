@@ -155,12 +155,12 @@ def _forks(compared: Comparison, across: plot.AxisRange) -> list[tuple[float, st
     if compared.axis != "iteration":
         return []
     here = {job.job for job in compared.jobs}
-    return [
-        (round(100 * across.place(job.origin_iteration), 2), f"{job.job} forked")
-        for job in compared.jobs
-        if job.origin in here and job.origin_iteration is not None
-        and across.low <= job.origin_iteration <= across.high
-    ]  # fmt: skip
+    forks: dict[int, dict[str, None]] = {}
+    for job in compared.jobs:
+        at = job.origin_iteration
+        if job.origin in here and at is not None and across.low <= at <= across.high:
+            forks.setdefault(at, {})[job.job] = None
+    return [(round(100 * across.place(at), 2), f"{', '.join(jobs)} forked") for at, jobs in forks.items()]
 
 
 def _summary(curve: ComparedCurve) -> CurveSummary:
