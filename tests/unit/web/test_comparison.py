@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import math
 import re
 
@@ -98,6 +99,20 @@ def test_the_page_draws_a_curve_for_each_job_and_marks_the_fork(client: TestClie
     assert "forked from char-gpt at iteration 400" in page
     assert 'class="raw' not in page
     assert len(page.encode()) < 60_000
+
+
+def test_the_first_load_of_eight_jobs_is_below_100_kilobytes(client: TestClient) -> None:
+    for number in range(MOST_JOBS):
+        agent = FakeAgent(over_client(client), job=f"job-{number}", started_at=NOW - 900, seed=number)
+        agent.start()
+        agent.train(1000)
+        agent.send()
+    jobs = "&".join(f"job=job-{number}" for number in range(MOST_JOBS))
+    page = client.get(f"/compare?{jobs}&metric=loss&metric=grad_norm&smooth=0.5")
+    paths = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
+    scripts = [client.get(path, headers={"Accept-Encoding": "gzip"}) for path in paths]
+    sizes = [len(gzip.compress(page.content)), *(int(each.headers["content-length"]) for each in scripts)]
+    assert sum(sizes) < 100_000
 
 
 def test_smoothing_keeps_the_measured_curve_and_all_links_keep_the_choices(

@@ -16,15 +16,17 @@ PLAIN = {
     "action", "actor", "address", "after", "afterwards", "before", "browser", "category", "cause", "change",
     "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
-    "kept", "last seen", "lowest", "last sign-in", "last used", "longest iteration", "longest stall", "loss", "maximum",
-    "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object", "other norm", "owner",
-    "people", "permissions", "person", "position in the total", "rate", "reason", "result", "revoke", "row",
-    "scope", "share", "sign out", "sign-in method", "signed in", "size", "state", "taken", "tensor", "time",
-    "to", "total", "undo", "vs. median", "wait for checkpoints", "wait for data", "wait for ranks", "when",
+    "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss", "lowest",
+    "maximum", "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object", "other norm",
+    "owner", "people", "permissions", "person", "position in the total", "rate", "reason", "result", "revoke",
+    "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "state", "taken", "tensor",
+    "time", "to", "total", "undo", "vs. median", "wait for checkpoints", "wait for data", "wait for ranks",
+    "when",
 }  # fmt: skip
 """Labels that need no definition."""
 LABELS = re.compile(
-    r'<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<', re.DOTALL
+    r"""<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<|heading\('\w+', '([^']+)'""",
+    re.DOTALL,
 )
 
 
