@@ -25,7 +25,8 @@ PLAIN = {
 }  # fmt: skip
 """Labels that need no definition."""
 LABELS = re.compile(
-    r"""<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<|heading\('\w+', '([^']+)'""",
+    r'<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<'
+    r"""|heading\('\w+', '([^']+)'""",
     re.DOTALL,
 )
 
