@@ -1,4 +1,4 @@
-"""`python -m benchmarks.dashboard`: the cost of a job's page for its reader and the server, in Chromium."""
+"""`python -m benchmarks.dashboard`: the cost of the pages for their readers and the server, in Chromium."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.ingest.running import free_port, running
 
 from . import pages
-from .filling import JOB, fill
+from .filling import JOB, fill, fill_fleet
 from .watching import cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +48,12 @@ def main() -> None:
                         f"heap {growth:+.2f} MB",
                         flush=True,
                     )
+            if options.jobs:
+                began = time.perf_counter()
+                fill_fleet(port, jobs=options.jobs, ends_at=time.time())
+                print(f"filled    {options.jobs:,} jobs in {time.perf_counter() - began:.0f} s", flush=True)
+                with pages.chromium() as browser:
+                    figures |= _fleet(browser, f"http://127.0.0.1:{port}/")
             used, rate = cores(port, server.process.pid, pages=options.pages, seconds=options.seconds)
             figures[f"cores_for_{options.pages}_pages"] = round(used, 2)
             print(f"{options.pages} open pages, all live: {used:.2f} cores of the server, {rate:.0f} refreshes/s")
@@ -84,12 +90,26 @@ def _times(browser: pages.Browser, url: str) -> dict[str, float]:
     }
 
 
+def _fleet(browser: pages.Browser, url: str) -> dict[str, float]:
+    paints = pages.first_paint_ms(browser, url, drawn=".jobs")
+    first = pages.bytes_of_first_load(browser, url, drawn=".jobs")
+    print(
+        f"fleet, first contentful paint, cold: median {pages.median(paints):.0f} ms, longest {max(paints):.0f} ms"
+    )
+    print(f"fleet, first load: {first.all / KB:.1f} kB in {first.requests} answers")
+    return {
+        "fleet_first_paint_ms": round(pages.median(paints), 1),
+        "fleet_first_load_kb": round(first.all / KB, 1),
+    }
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-dashboard", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--folder", type=Path, default=ROOT, help="where the database is")
     add("--iterations", type=int, default=1_000_000)
     add("--checkpoints", type=int, default=10_000)
+    add("--jobs", type=int, default=10_000, help="of the fleet page; 0 leaves it out")
     add("--pages", type=int, default=200, help="open at once")
     add("--seconds", type=float, default=20.0, help="for which they are watched")
     add(

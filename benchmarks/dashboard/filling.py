@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import math
 import random
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
@@ -19,6 +21,9 @@ RESTARTS = 6
 CHECKPOINT_BYTES = 3_400_000_000
 FAILED_EVERY = 97
 STALL_SHARE = 0.004
+FLEET_ITERATIONS = 60
+FLEET_OWNERS = 100
+FLEET_SENDERS = 32
 
 
 class JobReporter:
@@ -93,7 +98,7 @@ class SyntheticRun:
             if self.iteration % self.every == 0:
                 events.append(self._checkpoint())
             if self.iteration % PACED_EVERY == 0:
-                events.append(self._paced())
+                events.append(self.decision())
         return samples, events
 
     def _stalled(self, events: list[messages.Event]) -> float:
@@ -124,7 +129,7 @@ class SyntheticRun:
             reason="No space left on device" if failed else None,
         )
 
-    def _paced(self) -> messages.IntervalDecision:
+    def decision(self) -> messages.IntervalDecision:
         return messages.IntervalDecision(
             at=self.at,
             iteration=self.iteration,
@@ -138,6 +143,26 @@ class SyntheticRun:
             reason=f"every {self.every} keeps the budget",
             profile={"iteration_seconds": STEP_SECONDS, "cost_seconds": 0.5, "persist_seconds": 7.5},
         )
+
+
+def fill_fleet(port: int, *, jobs: int, ends_at: float) -> None:
+    """Create jobs that have just reported, each with an owner, labels and some checkpoints."""
+    with ThreadPoolExecutor(FLEET_SENDERS, "fill") as senders:  # reports of many share a commit
+        list(senders.map(partial(_fill_one, port, ends_at), range(jobs)))
+
+
+def _fill_one(port: int, ends_at: float, number: int) -> None:
+    began_at = ends_at - FLEET_ITERATIONS * STEP_SECONDS
+    run = SyntheticRun(every=FLEET_ITERATIONS // 3, began_at=began_at, seed=number)
+    begun = run.start(None)
+    started = begun[0]
+    assert isinstance(started, messages.AttemptStarted)
+    started.owner = f"owner-{number % FLEET_OWNERS}"
+    started.labels = {"team": f"team-{number % 7}", "seed": str(number)}
+    samples, events = run.train(FLEET_ITERATIONS)
+    reporter = JobReporter(port, f"fleet-{number:05d}")
+    reporter.send(run.at, run.iteration, samples, [*begun, *events, run.decision()])
+    reporter.close()
 
 
 def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: str = JOB) -> SyntheticRun:

@@ -103,13 +103,13 @@ def fresh(browser: Browser) -> BrowserContext:
     return browser.new_context(viewport={"width": 1440, "height": 900})
 
 
-def bytes_of_first_load(browser: Browser, url: str) -> TransferSizes:
+def bytes_of_first_load(browser: Browser, url: str, *, drawn: str = DRAWN) -> TransferSizes:
     """Measure all that a new browser fetches until the page is drawn."""
     context = fresh(browser)
     page = context.new_page()
     sizes = weighed(context, page)
     page.goto(url)
-    page.wait_for_selector(DRAWN)
+    page.wait_for_selector(drawn)
     page.wait_for_timeout(QUIET_MS)  # parts of the page send requests of their own
     context.close()
     return sizes
@@ -135,14 +135,14 @@ def weighed(context: BrowserContext, page: Page) -> TransferSizes:
     return sizes
 
 
-def first_paint_ms(browser: Browser, url: str) -> list[float]:
+def first_paint_ms(browser: Browser, url: str, *, drawn: str = DRAWN) -> list[float]:
     """Open each page in a new browser context with an empty cache."""
     found = []
     for _ in range(LOADS):
         context = fresh(browser)
         page = context.new_page()
         page.goto(url)
-        page.wait_for_selector(DRAWN)
+        page.wait_for_selector(drawn)
         page.wait_for_function(f"({PAINT})() !== null")
         found.append(float(page.evaluate(PAINT)))
         context.close()

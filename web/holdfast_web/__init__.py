@@ -24,13 +24,15 @@ def _routers() -> list[APIRouter]:
     from holdfast_web.alerts import routes as alerts
     from holdfast_web.audit import routes as audit
     from holdfast_web.checkpoint import routes as checkpoint
+    from holdfast_web.comparison import routes as comparison
     from holdfast_web.fleet import routes as fleet
     from holdfast_web.job import annotation_dialogs, attempts, controls, panels
     from holdfast_web.job import routes as job
     from holdfast_web.settings import routes as settings
 
     areas = (
-        fleet, job, annotation_dialogs, controls, panels, attempts, checkpoint, alerts, accounts, settings, audit,
+        fleet, comparison, job, annotation_dialogs, controls, panels, attempts, checkpoint, alerts,
+        accounts, settings, audit,
     )  # fmt: skip
     return [area.router for area in areas]
 

@@ -44,6 +44,49 @@ class Series(Struct, kw_only=True, frozen=True):
     metrics: dict[str, MinMeanMax]
 
 
+ComparisonAxis = Literal["iteration", "elapsed", "time"]
+
+
+class ComparedCurve(Struct, kw_only=True, frozen=True):
+    """A metric of a job, or of one of its lineages, as columns."""
+
+    metric: str
+    x: list[float]
+    """Iterations, seconds since the start of the job, or seconds since the epoch; of a bucket, its end."""
+    mean: list[float]
+    """Mean of the bucket; may be nan or inf."""
+
+
+class ComparedJob(Struct, kw_only=True, frozen=True):
+    """One job, or one lineage of it, in a comparison."""
+
+    name: str
+    """As requested: `job`, or `job:lineage`."""
+    job: str
+    lineage: int | None
+    """The only lineage that is shown; `None`: all that leads to the current iteration."""
+    lineages: list[int]
+    """All lineages of the job."""
+    started_at: float | None
+    """Start of the job; `None` before its first iteration."""
+    last_iteration: int
+    origin: str | None
+    """Job that it was forked from, if the caller may view it."""
+    origin_iteration: int | None
+    """Iteration of the forked checkpoint."""
+    curves: list[ComparedCurve]
+    """One for each requested metric that it reports."""
+
+
+class Comparison(Struct, kw_only=True, frozen=True):
+    """Metrics of several jobs on one axis."""
+
+    axis: ComparisonAxis
+    metrics: list[str]
+    """Metrics that at least one of the jobs reports."""
+    jobs: list[ComparedJob]
+
+
 class LineageInfo(Struct, kw_only=True, frozen=True):
     lineage: int
     iteration: int

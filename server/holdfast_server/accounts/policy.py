@@ -54,6 +54,8 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/api/v1/jobs/{job}/desired"): AccessRule(audience="job", agents=True, long_lived=True),
     # jobs
     ("GET", "/api/v1/jobs"): LISTS,
+    ("GET", "/api/v1/compare"): LISTS,  # the query checks each job
+    ("POST", "/api/v1/jobs/changes"): LISTS,  # the route checks each job
     ("GET", "/api/v1/jobs/{job}"): VIEW,
     ("DELETE", "/api/v1/jobs/{job}"): ADMINISTER,
     ("PATCH", "/api/v1/jobs/{job}/numbers"): ADMINISTER,
@@ -134,7 +136,9 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     # pages: jobs
     ("GET", "/"): LISTS,
     ("GET", "/fleet/live"): LISTS,
-    ("POST", "/fleet/budget"): LISTS,  # the route checks each job
+    ("GET", "/compare"): LISTS,  # the query checks each job
+    ("POST", "/fleet/confirm"): LISTS,  # the route checks each job
+    ("POST", "/fleet/change"): LISTS,  # the route checks each job
     ("POST", "/alerts/acknowledge"): LISTS,  # the route checks each alert
     ("GET", "/fleet/stream"): AccessRule(audience="lists", long_lived=True),
     ("GET", "/jobs/{job}"): VIEW,

@@ -9,6 +9,7 @@ from holdfast_server.api import (
     alerts,
     attempts,
     checkpoints,
+    comparison,
     desired_state,
     exports,
     ingest,
@@ -25,8 +26,8 @@ router = APIRouter()
 router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
 for part in (
-    jobs, attempts, iteration_annotations, exports, desired_state, checkpoints, restores, alerts, report_retention,
-    stream, accounts,
+    jobs, attempts, comparison, iteration_annotations, exports, desired_state, checkpoints, restores, alerts,
+    report_retention, stream, accounts,
 ):  # fmt: skip
     router.include_router(part.router, prefix="/api/v1")
 

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import (
+    BulkChange,
+    BulkResult,
     CheckpointInfo,
     Edit,
     Fleet,
@@ -25,12 +27,13 @@ from holdfast.protocol.timeline import ShortWindow, Timeline, Window
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
-from holdfast_server.control import control, deletion, plans
+from holdfast_server.control import bulk, control, deletion, plans
 from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
 
 NOT_FOUND = "No such job"
+MAX_BULK_BYTES = 2**20
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 
@@ -45,9 +48,14 @@ async def jobs(
     search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
     status: JobStatus | None = None,
     project: str | None = None,
+    owner: Annotated[str | None, Query(description="who launched the newest attempt")] = None,
+    label: Annotated[
+        list[str] | None, Query(description="labels that all match: `name`, or `name: value`")
+    ] = None,
     sort: Annotated[
         fleet.FleetSort, Query(description="`living`: running jobs by name, then the others")
     ] = "heard",
+    reverse: Annotated[bool, Query(description="turn the order around; `living` has only one")] = False,
     page: Annotated[int, Query(ge=1, le=MAX_INTEGER)] = 1,
     size: Annotated[int, Query(ge=1, le=fleet.MOST_ROWS, description="jobs per page")] = fleet.PAGE_ROWS,
 ) -> Response:
@@ -56,12 +64,27 @@ async def jobs(
         search=search,
         status=status,
         project=project,
+        owner=owner,
+        labels=tuple(label or ()),
         order=sort,
+        reverse=reverse,
         page=page,
         size=size,
         visible_projects=asker.visible_projects,
     )
     return Json(await fleet.fleet(db, question, now=clock()))
+
+
+@router.post(
+    "/changes",
+    max_body_size=MAX_BULK_BYTES,
+    openapi_extra=body(BulkChange),
+    responses=returns(BulkResult, _422="Invalid budget, or not 1 to 2,000 jobs"),
+)
+async def change(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+    """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
+    asked = parse(await request.body(), BulkChange)
+    return Json(await bulk.change(db, asked, asker=asker, now=clock()))
 
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import msgspec
@@ -12,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
 from holdfast.protocol.jobs import (
-    BulkOutcome,
     CheckpointChanges,
     CheckpointInfo,
     DesiredChanges,
@@ -26,11 +24,7 @@ from holdfast_server.core.errors import (
     InvalidSetting,
     NotPossible,
     NotRestorable,
-    PermissionDenied,
-    RequestRefused,
-    UnknownJob,
 )
-from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders
@@ -40,8 +34,6 @@ from holdfast_server.records.checkpoints import DURABLE, as_row
 MAX_KEY = 200
 MOST_LABEL = 64
 """Longest label in characters."""
-MOST_JOBS = 200
-"""Most jobs that can be changed in one request."""
 
 
 async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
@@ -87,43 +79,6 @@ async def undo(
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
         back = desired_state.reverting_changes(found, now=now)
     return await edit(db, job, back, version=version, who=who, now=now)
-
-
-async def set_budgets(
-    db: Database, jobs: Sequence[str], budget: float | str | None, *, asker: Principal, now: float
-) -> list[BulkOutcome]:
-    """Set the budget of several jobs, and return the outcome of each; None restores the script's own budget.
-
-    Raises:
-        InvalidSetting: no job, or too many. A refusal for one job is its outcome.
-    """
-    names = list(dict.fromkeys(jobs))
-    if not 1 <= len(names) <= MOST_JOBS:
-        raise InvalidSetting("jobs", f"{len(names)} jobs are selected: 1 to {MOST_JOBS} can be changed at once")
-    return [await _set_budget(db, job, budget, asker=asker, now=now) for job in names]
-
-
-async def _set_budget(
-    db: Database, job: str, budget: float | str | None, *, asker: Principal, now: float
-) -> BulkOutcome:
-    try:
-        await _require_operator(db, job, asker)
-        changes = DesiredChanges(budget=budget)
-        made = await edit(db, job, changes, version=None, who=asker.name, now=now)
-    except RequestRefused as refusal:
-        return BulkOutcome(job=job, version=None, refusal=str(refusal))
-    return BulkOutcome(job=job, version=made.version, refusal="")
-
-
-async def _require_operator(db: Database, job: str, asker: Principal) -> None:
-    """Raise `PermissionDenied`, or `UnknownJob` to a user who may not see the job, unless they may operate it."""
-    async with db.read() as session:
-        row = await session.get(models.JobRecord, job)
-    role = None if row is None else asker.role_in(row.project)
-    if row is None or role is None:
-        raise UnknownJob(job)
-    if role < Role.operator:
-        raise PermissionDenied(f"you may view {job}, but not change it")
 
 
 async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:

@@ -144,7 +144,7 @@ def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> N
     attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
     attempt.owner = event.owner[:MAX_LABEL] or None
     labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MAX_LABELS]}
-    attempt.labels = msgspec.msgpack.encode(labels) if labels else None
+    attempt.labels = msgspec.json.encode(labels).decode() if labels else None
 
 
 async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:

@@ -125,8 +125,8 @@ class AttemptRecord(Base):
     previous_exit: Mapped[str | None]
     versions: Mapped[bytes] = mapped_column(default=b"")
     owner: Mapped[str | None]
-    labels: Mapped[bytes | None]
-    """Values by name in msgpack."""
+    labels: Mapped[str | None]
+    """Values by name as JSON without spaces, in which a label can be searched for."""
     finished_at: Mapped[float | None]
     finished: Mapped[str | None]
     restore_mode: Mapped[str | None]

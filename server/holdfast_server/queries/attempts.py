@@ -132,7 +132,7 @@ async def _other(session: AsyncSession, job: str, against: str, visible: Collect
 
 async def _origin(session: AsyncSession, job: str, visible: Collection[str] | None) -> AttemptName:
     """Return the attempt that wrote the checkpoint which the fork copied, else the newest one of that job."""
-    origin = await summaries.origin(session, job)
+    origin = await summaries.origin_of(session, job)
     hidden = origin is not None and visible is not None and origin.project not in visible
     if origin is None or origin.job is None or origin.project is None or hidden:
         raise UnknownAttempt(job, "origin that you may see")

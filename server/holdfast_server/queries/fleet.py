@@ -9,29 +9,38 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
-from sqlalchemy import ColumnExpressionArgument, Row, Select, case, func, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, case, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from holdfast.protocol.jobs import Fleet, JobStatus
 from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
+from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import summaries
 from holdfast_server.records import checkpoints
 from holdfast_server.records.checkpoints import LastDurable
-from holdfast_server.records.job_status import ALIVE, STATUSES, current_attempt, seconds_of_last, status_in_sql
+from holdfast_server.records.job_status import (
+    ALIVE,
+    STATUSES,
+    current_attempt,
+    iterations_per_second,
+    seconds_of_last,
+    status_in_sql,
+)
 from holdfast_server.samples.limits import RecentSamples
 
 PAGE_ROWS, MOST_ROWS = 50, 500
 
-Worst = Literal["risk", "overhead", "durable"]
+ComputedSort = Literal["risk", "overhead", "durable", "loss", "interval", "iteration_time"]
 """Orders by most GPU hours at risk, overhead furthest above the budget, longest time without a durable
-checkpoint."""
-_WORST: tuple[Worst, ...] = get_args(Worst)
+checkpoint, lowest loss, longest interval, slowest iterations. No column has these values."""
+_COMPUTED: tuple[ComputedSort, ...] = get_args(ComputedSort)
 _WATCHED = (*ALIVE, "silent")
 """Statuses of jobs that may still lose work, which come before ended jobs."""
 
-FleetSort = Literal["living", "name", "heard", "iteration", "status", "risk", "overhead", "durable"]
+FleetSort = Literal["living", "name", "heard", "iteration", "status", "owner", ComputedSort]
 """`living`: live jobs by name, so that rows keep their place, then the others, newest first."""
 
 
@@ -43,7 +52,13 @@ class FleetQuery:
     """Part of a name, in any case."""
     status: JobStatus | None = None
     project: str | None = None
+    owner: str | None = None
+    """Who launched the newest attempt."""
+    labels: tuple[str, ...] = ()
+    """Labels that all match: `name` for any value, or `name: value`."""
     order: FleetSort = "living"
+    reverse: bool = False
+    """Whether to turn the order around, except `living`. Jobs without the value stay last."""
     grouped: bool = False
     """Whether to group by project; the order applies within each."""
     page: int = 1
@@ -87,14 +102,14 @@ async def _rows(
     if question.status is not None:
         query = query.where(status_in_sql(now=now) == question.status)
     names: Sequence[str]
-    if question.order in _WORST:
-        names = await _worst_first(session, query, question.order, grouped=question.grouped, now=now)
+    if question.order in _COMPUTED:
+        names = await _computed_order(session, query, question, now=now)
         names = names[skipped : skipped + question.size]
     elif question.order == "living" and not question.grouped:
         of_living = sum(counts.get(one, 0) for one in ALIVE if question.status in (None, one))
         names = await _living_first(session, query, of_living, skipped, question.size, now=now)
     else:
-        query = query.order_by(*([job.project] if question.grouped else []), *_order(question.order, now=now))
+        query = query.order_by(*([job.project] if question.grouped else []), *_order(question, now=now))
         names = (await session.scalars(query.limit(question.size).offset(skipped))).all()
     rows = {row.name: row for row in await session.scalars(select(job).where(job.name.in_(names)))}
     return [rows[name] for name in names]
@@ -139,22 +154,47 @@ def _matching(query: Select[Any], question: FleetQuery) -> Select[Any]:
         query = query.where(job.project.in_(question.visible_projects))
     if question.project is not None:
         query = query.where(job.project == question.project)
+    if question.owner is not None:
+        query = query.where(models.AttemptRecord.owner == question.owner)
+    for label in question.labels:
+        text = _label_in_json(label)
+        # unlike LIKE and position(), replace() compares case and means the same on both databases
+        query = query.where(func.replace(models.AttemptRecord.labels, text, "") != models.AttemptRecord.labels)
     if question.search:
         query = query.where(job.name.icontains(question.search, autoescape=True))
     return query
 
 
-def _order(order: FleetSort, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
-    job = models.JobRecord
-    match order:
+def _label_in_json(label: str) -> str:
+    """Return the text of a label in the stored JSON: no other part of it can be equal, since quotes are escaped.
+
+    Raises:
+        InvalidSetting: it has no name.
+    """
+    name, separator, value = (part.strip() for part in label.partition(":"))
+    if not name:
+        raise InvalidSetting("label", f"label {label!r} has no name: use name, or name: value")
+    return _json(name) + ":" + (_json(value) if separator else '"')
+
+
+def _json(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+def _order(question: FleetQuery, *, now: float) -> tuple[ColumnExpressionArgument[Any], ...]:
+    job, reverse = models.JobRecord, question.reverse
+    key: ColumnElement[Any] | InstrumentedAttribute[Any]
+    match question.order:
         case "name":
-            return (job.name.asc(),)
+            return (job.name.desc() if reverse else job.name.asc(),)
         case "heard":
-            return (job.last_contact_at.desc(), job.name)
+            key, reverse = job.last_contact_at, not reverse
         case "iteration":
-            return (job.iteration.desc(), job.name)
+            key, reverse = job.iteration, not reverse
         case "status":
-            return (status_in_sql(now=now), job.name)
+            key = status_in_sql(now=now)
+        case "owner":
+            key = models.AttemptRecord.owner
         case "living":
             alive = status_in_sql(now=now).in_(ALIVE)
             return (
@@ -163,32 +203,44 @@ def _order(order: FleetSort, *, now: float) -> tuple[ColumnExpressionArgument[An
                 job.last_contact_at.desc(),
                 job.name,
             )
-    raise AssertionError(order)  # the other orders are computed in Python
+        case _:
+            raise AssertionError(question.order)  # the other orders are computed in Python
+    return ((key.desc() if reverse else key.asc()).nulls_last(), job.name)
 
 
-# ---- orders by risk, overhead or age: no column has these, so they are computed for all matching jobs
+async def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:
+    """Return the names of all jobs that match, on all pages, in alphabetical order."""
+    query = _matching(select(models.JobRecord.name), question).order_by(models.JobRecord.name)
+    if question.status is not None:
+        query = query.where(status_in_sql(now=now) == question.status)
+    async with db.read() as session:
+        return list(await session.scalars(query))
+
+
+# ---- orders that are computed for all matching jobs, since no column has their values
 
 _paced, _recent = msgspec.msgpack.Decoder(IntervalDecision), msgspec.msgpack.Decoder(RecentSamples)
 
 
-async def _worst_first(
-    session: AsyncSession, matching: Select[Any], order: Worst, *, grouped: bool, now: float
+async def _computed_order(
+    session: AsyncSession, matching: Select[Any], question: FleetQuery, *, now: float
 ) -> list[str]:
-    """Return the names of matching jobs, outer-joined with their current attempts, the worst first."""
+    """Return the names of matching jobs, outer-joined with their current attempts, in a computed order."""
+    order: ComputedSort = question.order  # type: ignore[assignment]  # the caller has checked it
     job, status = models.JobRecord, status_in_sql(now=now).label("status")
     columns = (job.name, job.project, job.created_at, status, *_COLUMNS[order])
     rows = (await session.execute(matching.with_only_columns(*columns))).all()
     durable: Mapping[str, LastDurable] = {}
-    if order != "overhead":
+    if order in ("risk", "durable"):
         durable = await checkpoints.last_durable_of_many(session, matching.with_only_columns(job.name))
-    bad = _BADNESS[order]
+    key_of, sign = _SORT_KEYS[order], 1 if question.reverse else -1
 
     def place(row: Row[Any]) -> tuple[str, bool, float, str]:
-        badness = bad(row, durable)
+        key = key_of(row, durable)
         return (
-            row.project if grouped else "",
+            row.project if question.grouped else "",
             row.status not in _WATCHED,
-            math.inf if badness is None else -badness,
+            math.inf if key is None else sign * key,
             row.name,
         )
 
@@ -215,13 +267,39 @@ def _age(row: Row[Any], durable: Mapping[str, LastDurable]) -> float:
     return -(last.at if last else row.started_at or row.created_at)
 
 
-_COLUMNS: dict[Worst, tuple[Any, ...]] = {
+def _loss(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
+    loss = (_recent.decode(row.recent) if row.recent else RecentSamples()).metrics.get("loss")
+    # NaN cannot be compared; it is worse than any loss
+    return None if loss is None else -math.inf if math.isnan(loss) else -loss
+
+
+def _interval(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
+    paced = _paced.decode(row.paced) if row.paced else None
+    if paced is None or paced.interval_seconds is not None:
+        return paced.interval_seconds if paced else None
+    seconds = _iteration_time(row, durable)
+    return None if paced.interval is None or seconds is None else paced.interval * seconds
+
+
+def _iteration_time(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
+    rate = iterations_per_second(_recent.decode(row.recent)) if row.recent else None
+    return None if rate is None else 1 / rate
+
+
+_COLUMNS: dict[ComputedSort, tuple[Any, ...]] = {
     "risk": (models.JobRecord.iteration, models.JobRecord.recent, models.AttemptRecord.world_size),
     "overhead": (models.JobRecord.paced,),
     "durable": (models.AttemptRecord.started_at,),
+    "loss": (models.JobRecord.recent,),
+    "interval": (models.JobRecord.paced, models.JobRecord.recent),
+    "iteration_time": (models.JobRecord.recent,),
 }
-_BADNESS: dict[Worst, Callable[[Row[Any], Mapping[str, LastDurable]], float | None]] = {
+_SORT_KEYS: dict[ComputedSort, Callable[[Row[Any], Mapping[str, LastDurable]], float | None]] = {
     "risk": _risk,
     "overhead": _overhead,
     "durable": _age,
+    "loss": _loss,
+    "interval": _interval,
+    "iteration_time": _iteration_time,
 }
+"""Values of which the largest comes first."""

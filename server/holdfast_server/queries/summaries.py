@@ -39,7 +39,7 @@ from holdfast_server.records.job_status import (
 )
 from holdfast_server.samples.limits import RecentSamples
 
-_labels = msgspec.msgpack.Decoder(dict[str, str])
+_labels = msgspec.json.Decoder(dict[str, str])
 
 MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
@@ -219,11 +219,11 @@ async def family(db: Database, job: str, *, visible: Collection[str] | None = No
     """
     async with db.read() as session:
         await find_job(session, job)
-        found = ForkFamily(origin=await origin(session, job), forks=await _forks(session, job, visible))
+        found = ForkFamily(origin=await origin_of(session, job), forks=await _forks(session, job, visible))
     return found if visible is None else _as_seen(found, visible)
 
 
-async def origin(session: AsyncSession, job: str) -> ForkSource | None:
+async def origin_of(session: AsyncSession, job: str) -> ForkSource | None:
     """Return the checkpoint that a job was forked from; `None` for a job that is no fork."""
     rows, jobs = models.LineageRecord, models.JobRecord
     query = (

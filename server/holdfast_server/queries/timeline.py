@@ -247,6 +247,49 @@ async def timeline(
     return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSeries:
+    """The samples of a job in a window, without annotations."""
+
+    lineage: int
+    """Current lineage."""
+    times: tuple[float, float] | None
+    """Start of the job and end of its newest known iteration, in seconds since the epoch."""
+    metrics: list[str]
+    """Names of all its metrics."""
+    lineages: list[LineageInfo]
+    series: list[Series]
+
+
+async def job_series(session: AsyncSession, job: models.JobRecord, asked: TimelineQuery) -> JobSeries:
+    """Return the samples of a job as its timeline has them."""
+    begun = await lineages_of(session, job.name)
+    all_series = await reading.series_of(session, job.name)
+    starts = await _starts(session, job.name)
+    extent, times = _extent(begun, all_series), await _times(session, job.name, all_series, starts)
+    first, last = _bounds(times if asked.axis == "time" else extent, asked.start, asked.end)
+    reach = TimelineWindow(asked.axis, first, last, asked.points, asked.marks, asked.digits)
+    plans = await _plans(session, job, all_series, [as_view(AttemptInfo, row) for row in starts], reach)
+    contents = await reading.contents(session, job.name, [read for plan in plans for read in plan.segments])
+    drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": (first, last)}
+    if asked.axis == "iteration":
+        drawn["times"] = None
+    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
+    ancestry = Ancestry(begun, job.lineage)
+    lineages = [ancestry.as_row(one) for one in begun]
+    stands = {row.lineage: row.stands_until for row in lineages}
+    return JobSeries(
+        lineage=job.lineage,
+        times=times,
+        metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
+        lineages=lineages,
+        series=[
+            msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
+            for one, _ in made
+        ],
+    )
+
+
 async def _checkpoints(
     session: AsyncSession, job: models.JobRecord, reach: TimelineWindow, total: int, *, many: bool
 ) -> tuple[Sequence[models.CheckpointRecord], CheckpointDensity | None]:

@@ -28,8 +28,10 @@ JOB = "/jobs/accessible"
 POINT = "000000000400-1"
 LOOKS = [("light", 1440), ("dark", 1440), ("light", 390), ("dark", 390)]
 PAGES = [
-    "/", "/?search=nothing-like-it", "/?group=project&sort=risk", "/?status=running&sort=overhead", "/login",
-    "/alerts", "/alerts?state=all", "/audit", "/settings", "/projects/default/alert-rules",
+    "/", "/?search=nothing-like-it", "/?group=project&sort=-risk&hide=owner", "/compare",
+    "/compare?job=accessible&job=ended&metric=loss&metric=grad_norm&smooth=0.6",
+    "/?status=running&sort=overhead", "/login", "/alerts", "/alerts?state=all", "/audit",
+    "/settings", "/projects/default/alert-rules",
     "/projects/default/alert-channels", JOB, "/jobs/ended", "/jobs/unknown", f"{JOB}/plan", f"{JOB}/plan?budget=x",
     f"{JOB}/goodput?window=all", f"{JOB}/stalls", f"{JOB}/ranks", f"{JOB}/attempts", f"{JOB}/attempts/2",
     f"{JOB}/restore?iteration=401",
@@ -128,7 +130,7 @@ def settled(page: Page) -> None:
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
-@pytest.mark.parametrize("path", ["/", JOB, "/docs"])
+@pytest.mark.parametrize("path", ["/", JOB, "/compare?job=accessible&job=ended&smooth=0.6", "/docs"])
 def test_the_pages_that_stay_open_have_no_violation(
     open_page: Open, busy: Served, path: str, theme: str, width: int
 ) -> None:
@@ -189,8 +191,10 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.goto(busy.url + "/")
     page.get_by_label("Select ended").check()
     sound(page, "jobs that are ticked")
-    page.get_by_role("textbox", name="Budget of").fill("3.5")
-    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("textbox", name="Budget").fill("3.5")
+    page.get_by_role("button", name="Set…").click()
+    sound(page, "confirmation of one budget for several jobs")
+    page.get_by_role("button", name="Set the budget of 1 job").click()
     expect(page.get_by_role("status")).to_contain_text("1 job changed")
     sound(page, "one budget for several jobs")
     page.goto(busy.url + "/")

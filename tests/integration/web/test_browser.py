@@ -256,7 +256,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
         each.train(2)
         each.send()
     page = open_page("/?search=bulk-", width=390)
-    button = page.get_by_role("button", name="Apply")
+    button = page.get_by_role("button", name="Set…")
     expect(button).to_be_hidden()
     for name in ("bulk-0", "bulk-2"):
         page.get_by_label(f"Select {name}").focus()
@@ -265,8 +265,9 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
     agents[0].send()
     expect(page.locator("#job-bulk-0 td[data-label='Iteration']")).to_contain_text("7")
     expect(page.get_by_label("Select bulk-0")).to_be_checked()  # the news takes no tick away
-    page.get_by_role("textbox", name="Budget of").fill("2")
+    page.get_by_role("textbox", name="Budget").fill("2")
     page.keyboard.press("Enter")
+    page.get_by_role("button", name="Set the budget of 2 jobs").click()
     expect(page.get_by_role("status")).to_contain_text("2 jobs changed")
     expect(page.locator("tbody tr")).to_have_count(2)
     page.get_by_role("link", name="Back to the fleet").click()

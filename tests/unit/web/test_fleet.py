@@ -4,11 +4,13 @@ import re
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import IntervalDecision
+from holdfast.protocol.messages import AttemptStarted, IntervalDecision
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import NOW
+
+HEAD = re.compile(r"<thead>.*?</thead>")
 
 
 def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
@@ -94,7 +96,7 @@ def test_jobs_of_one_status_are_a_link_away(client: TestClient, agent: FakeAgent
 
 
 def test_a_question_that_cannot_be_is_a_page_that_says_so(client: TestClient) -> None:
-    for query in ("sort=loss", "status=asleep", "page=0", "size=-1", "size=ten"):
+    for query in ("sort=weight", "hide=job", "label=:x", "status=asleep", "page=0", "size=-1", "size=ten"):
         assert client.get(f"/?{query}").status_code == 422, query
 
 
@@ -118,6 +120,89 @@ def test_what_is_worst_comes_first_when_asked_for(client: TestClient, agent: Fak
     assert order_in(client.get("/?sort=overhead").text)[0] == "rushed"
     assert order_in(client.get("/?sort=durable").text)[0] == "bare"
     assert order_in(client.get("/?sort=risk&size=2&page=2").text) == order_in(client.get("/?sort=risk").text)[2:]
+
+
+def test_a_header_sorts_and_sorts_the_other_way_when_it_is_followed_again(client: TestClient) -> None:
+    many(client, 3)
+    header = HEAD.findall(client.get("/").text)[0]
+    assert "aria-sort" not in header
+    assert 'href="/?sort=name"' in header
+    page = client.get("/?sort=name").text
+    assert re.search(r'aria-sort="ascending"><a href="/\?sort=-name">', page)
+    assert order_in(page) == ["job-00", "job-01", "job-02"]
+    reversed_page = client.get("/?sort=-name").text
+    assert 'aria-sort="descending"' in reversed_page
+    assert order_in(reversed_page) == ["job-02", "job-01", "job-00"]
+    assert '<option value="-name" selected>Name, reversed</option>' in reversed_page
+
+
+def test_every_order_can_be_turned_around(client: TestClient, agent: FakeAgent) -> None:
+    slow = FakeAgent(over_client(client), job="slow", started_at=NOW - 300)
+    slow.start()
+    slow.train(60)
+    slow.samples.seconds = [4.0] * 60
+    slow.send()
+    for order in ("name", "heard", "iteration", "status", "owner", "risk", "overhead", "durable", "loss",
+                  "interval", "iteration_time"):  # fmt: skip
+        there, back = (order_in(client.get(f"/?sort={sign}{order}").text) for sign in ("", "-"))
+        assert sorted(there) == sorted(back) == ["char-gpt", "slow"], order
+    assert order_in(client.get("/?sort=iteration_time").text) == ["slow", "char-gpt"]
+    assert order_in(client.get("/?sort=-iteration_time").text) == ["char-gpt", "slow"]
+
+
+def labelled(client: TestClient) -> None:
+    for job, owner, labels in (
+        ("a", "ada", {"team": "vision", "seed": "1"}),
+        ("b", "ada", {"team": "vision", "seed": "2"}),
+        ("c", "bob", {"vision": "team"}),
+        ("d", "bob", {"say": '"team":"vision"'}),
+    ):
+        launched = FakeAgent(over_client(client), job=job, started_at=NOW - 60)
+        launched.start()
+        started = launched.events[0]
+        assert isinstance(started, AttemptStarted)
+        started.owner, started.labels = owner, labels
+        launched.send()
+
+
+def test_jobs_are_filtered_by_owner_and_by_labels(client: TestClient) -> None:
+    labelled(client)
+    for query, expected in (
+        ("owner=ada", "ab"), ("owner=Ada", ""), ("label=team", "ab"), ("label=team:vision", "ab"),
+        ("label=team: vision, seed: 2", "b"), ("label=vision", "c"), ("label=Team", ""), ("label=tea", ""),
+        ("owner=bob&label=team", ""),
+    ):  # fmt: skip
+        assert order_in(client.get(f"/?sort=name&{query}").text) == list(expected), query
+    answer = client.get("/api/v1/jobs?label=team&label=seed:1&owner=ada").json()
+    assert [job["job"] for job in answer["jobs"]] == ["a"]
+
+
+def test_owners_and_labels_of_a_row_are_filters_which_can_be_removed(client: TestClient) -> None:
+    labelled(client)
+    page = client.get("/?owner=ada&sort=name").text
+    assert 'href="/?owner=ada&amp;label=seed%3A+1&amp;sort=name">seed: 1</a>' in page
+    assert 'href="/?sort=name" aria-label="Remove the filter: owner ada"' in page
+    assert "Select all 2 jobs that match" in page
+
+
+def test_hidden_columns_stay_hidden_on_every_link_of_the_page(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get("/?hide=loss&hide=owner").text
+    assert "Loss</" not in HEAD.findall(page)[0]
+    assert 'data-label="Owner"' not in page
+    assert 'data-label="Iteration"' in page
+    assert 'href="/?status=running&amp;hide=owner&amp;hide=loss"' in page
+    grouped = client.get("/?hide=loss&group=project").text
+    assert 'colspan="10"' in grouped
+
+
+def test_a_row_restores_the_newest_durable_checkpoint_after_a_confirmation(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    page = client.get("/").text
+    (link,) = re.findall(r'href="(/jobs/char-gpt/restore[^"]*)"', page)
+    newest = client.get("/api/v1/jobs/char-gpt").json()["last_durable"]["id"]
+    assert link == f"/jobs/char-gpt/restore?checkpoint={newest}"
+    assert "Restore char-gpt to" in client.get(link).text
 
 
 def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:

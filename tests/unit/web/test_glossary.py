@@ -17,15 +17,17 @@ PLAIN = {
     "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements", "end",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
     "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
-    "maximum", "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object", "other norm",
-    "owner", "people", "permissions", "person", "position in the total", "rate", "reason", "result", "revoke",
-    "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "started", "state", "taken",
-    "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median", "wait for checkpoints",
-    "wait for data", "wait for ranks", "when",
+    "lowest", "maximum", "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object",
+    "other norm", "owner", "people", "permissions", "person", "position in the total", "rate", "reason",
+    "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "started",
+    "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median",
+    "wait for checkpoints", "wait for data", "wait for ranks", "when",
 }  # fmt: skip
 """Labels that need no definition."""
 LABELS = re.compile(
-    r'<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<', re.DOTALL
+    r'<th scope="col"[^>]*>(.*?)</th>|<dt>(?!.*<kbd>)(.*?)</dt>|class="lane-name">(.*?)<'
+    r"""|heading\('\w+', '([^']+)'""",
+    re.DOTALL,
 )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 from urllib.parse import urlencode
 
 from holdfast.protocol.administration import Alert
-from holdfast.protocol.jobs import BulkOutcome, Fleet, JobStatus, JobSummary
+from holdfast.protocol.jobs import BulkAction, BulkOutcome, BulkResult, Fleet, JobStatus, JobSummary
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
+from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database
 from holdfast_server.queries import goodput
 from holdfast_server.queries.fleet import PAGE_ROWS, FleetQuery, FleetSort
@@ -29,7 +30,40 @@ ORDERS: dict[FleetSort, str] = {
     "risk": "Most unsaved work first",
     "overhead": "Furthest over budget first",
     "durable": "Oldest checkpoint first",
+    "owner": "Owner",
+    "loss": "Lowest loss first",
+    "interval": "Longest interval first",
+    "iteration_time": "Slowest iterations first",
 }
+ASCENDING: frozenset[FleetSort] = frozenset(("name", "status", "owner", "loss"))
+"""Orders whose values increase; those of the others decrease."""
+Column = Literal[
+    "owner", "iteration", "loss", "goodput", "overhead", "interval", "durable", "unsaved", "iteration_time",
+    "report",
+]  # fmt: skip
+COLUMNS: tuple[Column, ...] = get_args(Column)
+COLUMN_NAMES: dict[Column, str] = {
+    "owner": "Owner",
+    "iteration": "Iteration",
+    "loss": "Loss",
+    "goodput": "Goodput",
+    "overhead": "Overhead",
+    "interval": "Interval",
+    "durable": "Last durable",
+    "unsaved": "Unsaved work",
+    "iteration_time": "Iteration time",
+    "report": "Last report",
+}
+ACTIONS: dict[BulkAction, tuple[str, str]] = {
+    "checkpoint": ("Take a checkpoint now of", "a checkpoint requested"),
+    "pause": ("Pause checkpoints of", "paused"),
+    "resume": ("Resume checkpoints of", "resumed"),
+    "budget": ("Set the budget of", "changed"),
+    "acknowledge": ("Acknowledge the alerts of", "acknowledged"),
+}
+"""The question before a bulk action, up to the number of jobs, and what the result says of that number."""
+JOBS_NAMED = 50
+"""Most jobs that the confirmation of a bulk action lists."""
 GOODPUT_WINDOW: ShortWindow = "1h"
 LATE_INTERVALS = 2
 """Age, in intervals, from which the newest checkpoint is late."""
@@ -39,9 +73,10 @@ NEIGHBORS = 2
 
 @dataclass(frozen=True, slots=True)
 class FleetLinks:
-    """Addresses of the same query with one parameter changed."""
+    """Addresses of the same view with one parameter changed."""
 
     question: FleetQuery
+    hidden: frozenset[Column]
 
     @property
     def here(self) -> str:
@@ -51,19 +86,43 @@ class FleetLinks:
         return self._to(replace(self.question, page=number))
 
     def status(self, status: JobStatus | None) -> str:
-        return self._to(replace(self.question, status=status, page=1))
+        return self._filtered(status=status)
+
+    def owner(self, owner: str | None) -> str:
+        return self._filtered(owner=owner)
+
+    def labelled(self, name: str, value: str) -> str:
+        """Return the address of the jobs that have a label too."""
+        # the field for labels separates them by commas
+        label = f"{name}: {value}" if value and "," not in value else name
+        return self._filtered(labels=(*dict.fromkeys((*self.question.labels, label)),))
+
+    def unlabelled(self, label: str) -> str:
+        return self._filtered(labels=tuple(each for each in self.question.labels if each != label))
+
+    def sorted_by(self, order: FleetSort) -> str:
+        """Return the address of this order, or of the reverse one where this is the current order."""
+        same = order == self.question.order
+        return self._filtered(order=order, reverse=same and not self.question.reverse)
+
+    def _filtered(self, **changes: object) -> str:
+        return self._to(replace(self.question, page=1, **changes))  # type: ignore[arg-type]
 
     def _to(self, question: FleetQuery) -> str:
+        order = ("-" if question.reverse else "") + question.order
         parameters = {
             "search": question.search,
             "status": question.status or "",
             "project": question.project or "",
+            "owner": question.owner or "",
+            "label": ", ".join(question.labels),
             "group": "project" if question.grouped else "",
-            "sort": "" if question.order == "living" else question.order,
+            "sort": "" if question.order == "living" else order,
             "size": "" if question.size == PAGE_ROWS else str(question.size),
+            "hide": [column for column in COLUMNS if column in self.hidden],
             "page": "" if question.page == 1 else str(question.page),
         }
-        query = urlencode({name: value for name, value in parameters.items() if value})
+        query = urlencode({name: value for name, value in parameters.items() if value}, doseq=True)
         return f"/?{query}" if query else "/"
 
 
@@ -87,6 +146,8 @@ class FleetRows(View):
     fleet: Fleet
     groups: list[JobGroup]
     question: FleetQuery
+    hidden: frozenset[Column]
+    """Columns that are not shown."""
     links: FleetLinks
     pages: list[int | None]
     """Page numbers to link; None marks a gap."""
@@ -99,21 +160,74 @@ class FleetRows(View):
     server: str
     """The address for agents."""
     orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
+    ascending: frozenset[FleetSort] = ASCENDING
+    columns: dict[Column, str] = field(default_factory=lambda: COLUMN_NAMES)
     sizes: tuple[int, ...] = SIZES
     now: float
+
+    filtered: bool
+    """Whether some jobs may be left out."""
+    operating: bool
+    """Whether the viewer may change a job on this page."""
+    owners: list[str]
+    """Owners on this page, for suggestions."""
+    labels: list[str]
+    """Labels on this page, for suggestions."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedJobs:
+    """Jobs that a bulk action does not change, for the same reason."""
+
+    reason: str
+    jobs: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BulkConfirmation(View):
+    """The question before one change of several jobs: how many, which, and which are skipped."""
+
+    template: ClassVar[str] = "fleet/confirm.html"
+    action: BulkAction
+    words: str
+    jobs: list[str]
+    """Jobs that would be changed."""
+    skipped: list[SkippedJobs]
+    budget: str
+    """The budget that was typed, in percent."""
+    back: str
+    named: int = JOBS_NAMED
 
 
 @dataclass(frozen=True, kw_only=True)
 class BulkPage(View):
-    """The results of one change to several jobs."""
+    """The results of one change of several jobs."""
 
     template: ClassVar[str] = "fleet/bulk.html"
     outcomes: list[BulkOutcome]
-    typed: str
+    words: str
     back: str
 
 
-async def fleet_rows(db: Database, question: FleetQuery, *, server: str, now: float) -> FleetRows:
+def bulk_confirmation(action: BulkAction, preview: BulkResult, *, budget: str, back: str) -> BulkConfirmation:
+    skipped: dict[str, list[str]] = {}
+    for one in preview.outcomes:
+        if one.refusal:
+            # reasons that name the job differ for each; the list of jobs has the name
+            skipped.setdefault(one.refusal.replace(one.job, "this job"), []).append(one.job)
+    return BulkConfirmation(
+        action=action,
+        words=ACTIONS[action][0],
+        jobs=[one.job for one in preview.outcomes if not one.refusal],
+        skipped=[SkippedJobs(reason, jobs) for reason, jobs in skipped.items()],
+        budget=budget,
+        back=back,
+    )
+
+
+async def fleet_rows(
+    db: Database, question: FleetQuery, *, hidden: frozenset[Column], asker: Principal, server: str, now: float
+) -> FleetRows:
     async with db.one_view():
         fleet = await fleet_of(db, question, now=now)
         names = [job.job for job in fleet.jobs]
@@ -124,15 +238,25 @@ async def fleet_rows(db: Database, question: FleetQuery, *, server: str, now: fl
         fleet=fleet,
         groups=_groups(fleet.jobs) if question.grouped else [JobGroup("", fleet.jobs)],
         question=shown,
-        links=FleetLinks(shown),
+        hidden=hidden,
+        links=FleetLinks(shown, hidden),
         pages=_pages(fleet.page, fleet.pages),
         alerts=alerts,
         goodput=shares,
         late=frozenset(job.job for job in fleet.jobs if _late(job, now)),
+        filtered=any((shown.search, shown.status, shown.project, shown.owner, shown.labels)),
+        operating=any((asker.role_in(job.project) or 0) >= Role.operator for job in fleet.jobs),
+        owners=sorted({job.owner for job in fleet.jobs if job.owner}),
+        labels=_labels(fleet.jobs),
         server=server,
         sizes=tuple(sorted({*SIZES, question.size})),
         now=now,
     )
+
+
+def _labels(jobs: list[JobSummary]) -> list[str]:
+    found = {(name, value) for job in jobs for name, value in job.labels.items()}
+    return [f"{name}: {value}" if value else name for name, value in sorted(found)]
 
 
 def _groups(jobs: list[JobSummary]) -> list[JobGroup]:

@@ -1,17 +1,20 @@
-"""The fleet page, its live fragment, and a budget for several jobs."""
+"""The fleet page, its live fragment, and changes of several jobs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, cast, get_args
+from urllib.parse import parse_qs, urlencode, urlsplit
 
-from fastapi import APIRouter, Depends, Form, Request
-from fastapi.responses import Response
+from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
+from msgspec import UNSET
 
+from holdfast.protocol.jobs import BulkAction, BulkChange, JobFilter, JobStatus
 from holdfast.protocol.messages import DEFAULT_PORT
-from holdfast_server.control import control
+from holdfast_server.control import bulk
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, StreamPlace
 from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
@@ -32,6 +35,8 @@ def _question(
     search: str = "",
     status: str = "",
     project: str = "",
+    owner: str = "",
+    label: str = "",
     group: str = "",
     sort: str = "",
     page: str = "",
@@ -40,7 +45,8 @@ def _question(
     """Parse the query of an address, where an empty field is unset; raise InvalidSetting."""
     if status and status not in STATUSES:
         raise InvalidSetting("status", f"unknown status {status!r}; use one of {', '.join(STATUSES)}")
-    if sort and sort not in get_args(FleetSort):
+    order = sort.removeprefix("-") or "living"
+    if order not in get_args(FleetSort):
         raise InvalidSetting("sort", f"unknown sort key {sort!r}; use one of {', '.join(get_args(FleetSort))}")
     if group not in ("", "project"):
         raise InvalidSetting("group", f"unknown group {group!r}; use project")
@@ -48,8 +54,11 @@ def _question(
         search=search,
         status=status or None,
         project=project or None,
+        owner=owner.strip() or None,
+        labels=_labels(label),
         grouped=bool(group),
-        order=cast("FleetSort", sort) if sort else "living",
+        order=cast("FleetSort", order),
+        reverse=sort.startswith("-") and order != "living",
         page=_number("page", page, 1, most=10**9),
         size=_number("size", size, PAGE_ROWS, most=MOST_ROWS),
         visible_projects=asker.visible_projects,
@@ -64,7 +73,19 @@ def _number(name: str, typed: str, default: int, *, most: int) -> int:
     return int(typed)
 
 
+def _labels(typed: str) -> tuple[str, ...]:
+    return tuple(label for label in (part.strip() for part in typed.split(",")) if label)
+
+
+def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[context.Column]:
+    for column in hide or ():
+        if column not in context.COLUMNS:
+            raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(context.COLUMNS)}")
+    return frozenset(cast("list[context.Column]", hide or []))
+
+
 Asked = Annotated[FleetQuery, Depends(_question)]
+Hidden = Annotated[frozenset[context.Column], Depends(_hidden)]
 
 
 def _server(request: Request) -> str:
@@ -72,24 +93,74 @@ def _server(request: Request) -> str:
 
 
 @router.get("/")
-async def fleet_page(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
-    return (await context.fleet_rows(db, question, server=_server(request), now=clock())).page()
+async def fleet_page(
+    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
+) -> Response:
+    where = _server(request)
+    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+    return rows.page()
 
 
 @router.get("/fleet/live")
-async def fleet_live(db: Db, clock: Clock, request: Request, question: Asked) -> Response:
-    return (await context.fleet_rows(db, question, server=_server(request), now=clock())).response()
+async def fleet_live(
+    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
+) -> Response:
+    where = _server(request)
+    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+    return rows.response()
 
 
-@router.post("/fleet/budget")
-async def set_budgets(
-    db: Db, clock: Clock, asker: Asker, budget: Text, job: Annotated[list[str] | None, Form()] = None,
-    back: Text = "/",
+@router.post("/fleet/confirm")
+async def confirm(
+    db: Db, clock: Clock, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
+    all_matching: Text = "", budget: Text = "", back: Text = "/",
 ) -> Response:  # fmt: skip
-    """Set one budget for the selected jobs; answer with the result for each."""
-    wanted = forms.budget_from_percent(budget)
-    outcomes = await control.set_budgets(db, job or [], wanted, asker=asker, now=clock())
-    return context.BulkPage(outcomes=outcomes, typed=f"{wanted * 100:.6g}", back=local_path(back)).response()
+    """Ask before one change of the selected jobs, or of all jobs that match the filter of `back`."""
+    if action == "compare":
+        return RedirectResponse(f"/compare?{urlencode({'job': job or []}, doseq=True)}", 303)
+    back = local_path(back)
+    selected = BulkChange(
+        action=_action(action),
+        jobs=UNSET if all_matching else job or [],
+        filter=_filter(back) if all_matching else UNSET,
+        budget=forms.budget_from_percent(budget) if action == "budget" else None,
+        preview=True,
+    )
+    preview = await bulk.change(db, selected, asker=asker, now=clock())
+    return context.bulk_confirmation(selected.action, preview, budget=budget.strip(), back=back).response()
+
+
+@router.post("/fleet/change")
+async def change(
+    db: Db, clock: Clock, asker: Asker, action: Text, jobs: Text, budget: Text = "", back: Text = "/"
+) -> Response:
+    """Change the confirmed jobs; answer with the result for each."""
+    wanted = BulkChange(
+        action=_action(action),
+        jobs=jobs.split(),
+        budget=forms.budget_from_percent(budget) if action == "budget" else None,
+    )
+    result = await bulk.change(db, wanted, asker=asker, now=clock())
+    words = context.ACTIONS[wanted.action][1]
+    return context.BulkPage(outcomes=result.outcomes, words=words, back=local_path(back)).response()
+
+
+def _action(typed: str) -> BulkAction:
+    if typed not in get_args(BulkAction):
+        raise InvalidSetting("action", f"unknown action {typed!r}; use one of {', '.join(get_args(BulkAction))}")
+    return cast("BulkAction", typed)
+
+
+def _filter(address: str) -> JobFilter:
+    """Return the filter of an address of the fleet page."""
+    query = {name: values[-1] for name, values in parse_qs(urlsplit(address).query).items()}
+    return JobFilter(
+        search=query.get("search", ""),
+        status=cast("JobStatus | None", query.get("status")),
+        project=query.get("project"),
+        owner=query.get("owner"),
+        labels=list(_labels(query.get("label", ""))),
+    )
 
 
 @router.get("/fleet/stream", response_class=EventSourceResponse, dependencies=[StreamPlace])

@@ -1,4 +1,4 @@
-"""One budget for several jobs: each takes or refuses it by itself. And who launched a job, with its labels."""
+"""One change of several jobs: which it applies to, and the outcome of each. And owners and labels of jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from html import unescape
 
 import pytest
 
-from holdfast_server.control.control import MOST_JOBS
+from holdfast.protocol.messages import AttemptFinished
+from holdfast_server.control.bulk import MOST_JOBS
 from tests.support.accounts_server import OWN
 from tests.unit.server.accounts.test_policy import cast as cast
 
@@ -25,8 +26,21 @@ def words(html):
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html)))
 
 
+def act(client, action, *jobs, budget="", **more):
+    data = {"action": action, "jobs": " ".join(jobs), "budget": budget}
+    return client.post("/fleet/change", data=data, **more)
+
+
 def set_budget(client, *jobs, budget="2", **more):
-    return client.post("/fleet/budget", data={"job": list(jobs), "budget": budget}, **more)
+    return act(client, "budget", *jobs, budget=budget, **more)
+
+
+def ask(client, action, *jobs, **more):
+    return client.post("/fleet/confirm", data={"action": action, "job": list(jobs), **more})
+
+
+def paused(client, job):
+    return client.get(f"/api/v1/jobs/{job}/desired").json()["paused"]
 
 
 def budget_of(client, job):
@@ -64,8 +78,10 @@ def test_none_and_too_many_are_refused(jobs):
 
 
 def test_the_way_back_leads_nowhere_else(jobs):
-    data = {"job": "one", "budget": "2", "back": "https://example.org/"}
-    assert "example.org" not in jobs.post("/fleet/budget", data=data).text
+    data = {"action": "budget", "jobs": "one", "budget": "2", "back": "https://example.org/"}
+    assert "example.org" not in jobs.post("/fleet/change", data=data).text
+    data = {"action": "pause", "job": "one", "back": "https://example.org/"}
+    assert "example.org" not in jobs.post("/fleet/confirm", data=data).text
 
 
 @pytest.mark.parametrize(
@@ -80,6 +96,79 @@ def test_the_way_back_leads_nowhere_else(jobs):
 def test_each_is_judged_by_who_asks(stage, cast, who, sentence):
     done = set_budget(stage.client, f"job-of-{OWN}", headers={**cast[who], **OUR_PAGE})
     assert sentence in words(done.text)
+
+
+def test_the_confirmation_names_the_number_and_what_is_skipped_and_changes_nothing(jobs):
+    act(jobs, "pause", "three")
+    page = words(ask(jobs, "pause", "one", "two", "three", "nobody").text)
+    assert "Pause checkpoints of 2 jobs?" in page
+    assert "one, two" in page
+    assert "Skipped: 2 jobs" in page
+    assert "checkpoints are paused already 1 three" in page
+    assert [paused(jobs, name) for name in ("one", "two", "three")] == [False, False, True]
+
+
+def test_what_is_confirmed_is_changed_and_audited_for_each_job(jobs):
+    page = ask(jobs, "pause", "one", "two").text
+    confirmed = re.search(r'name="jobs" value="([^"]*)"', page).group(1)
+    done = jobs.post("/fleet/change", data={"action": "pause", "jobs": confirmed})
+    assert "2 jobs paused" in words(done.text)
+    assert [paused(jobs, name) for name in ("one", "two", "three")] == [True, True, False]
+    assert {one["job"] for one in jobs.get("/api/v1/audit").json()["entries"]} == {"one", "two"}
+    assert "1 job resumed, 1 job not changed" in words(act(jobs, "resume", "one", "three").text)
+
+
+def test_all_jobs_of_an_owner_are_paused_with_one_form(client, fresh_agent):
+    for job, owner in (("a-1", "ada"), ("a-2", "ada"), ("b-1", "bob")):
+        fresh_agent(client, job=job).start(owner=owner)
+    page = ask(client, "pause", "b-1", all_matching="1", back="/?owner=ada&page=7").text
+    assert "Pause checkpoints of 2 jobs?" in words(page)
+    assert 'value="a-1 a-2"' in page
+
+
+def test_a_checkpoint_is_requested_only_of_jobs_that_run(client, fresh_agent):
+    fresh_agent(client, job="running").start()
+    ended = fresh_agent(client, job="ended")
+    ended.start()
+    ended.say(AttemptFinished(at=ended.at, iteration=0, lineage=1, reason="finished"))
+    page = words(ask(client, "checkpoint", "running", "ended").text)
+    assert "Take a checkpoint now of 1 job?" in page
+    assert "the job is finished: no agent would take the checkpoint" in page
+    act(client, "checkpoint", "running", "ended")
+    request = {
+        job: client.get(f"/api/v1/jobs/{job}/desired").json()["checkpoint_request"] for job in ("running", "ended")
+    }
+    assert request["running"] > 0
+    assert request["ended"] == 0
+
+
+def test_an_unknown_action_is_refused(jobs):
+    assert ask(jobs, "delete", "one").status_code == 422
+    assert act(jobs, "delete", "one").status_code == 422
+
+
+def test_ticked_jobs_lead_to_their_comparison(jobs):
+    answer = jobs.post("/fleet/confirm", data={"action": "compare", "job": ["one", "two"]}, follow_redirects=False)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/compare?job=one&job=two")
+
+
+def test_the_api_changes_jobs_by_a_filter_and_previews_it(client, fresh_agent):
+    for job, sweep in (("a", "1"), ("b", "2"), ("c", "1")):
+        fresh_agent(client, job=job).start(labels={"sweep": sweep})
+    asked = {"action": "pause", "filter": {"labels": ["sweep: 1"]}, "preview": True}
+    expected = [{"job": job, "refusal": "", "version": None, "alerts": 0} for job in ("a", "c")]
+    assert client.post("/api/v1/jobs/changes", json=asked).json() == {"changed": 2, "outcomes": expected}
+    assert not paused(client, "a")
+    done = client.post("/api/v1/jobs/changes", json=asked | {"preview": False}).json()
+    assert [one["version"] for one in done["outcomes"]] == [1, 1]
+    assert [paused(client, job) for job in "abc"] == [True, False, True]
+
+
+@pytest.mark.parametrize("selection", [{}, {"jobs": ["one"], "filter": {}}, {"jobs": []}])
+def test_a_change_needs_one_selection(jobs, selection):
+    answer = jobs.post("/api/v1/jobs/changes", json={"action": "pause", **selection})
+    assert answer.status_code == 422
+    assert "jobs" in answer.json()["message"]
 
 
 def test_the_fleet_shows_who_launched_a_job_and_its_labels(client, fresh_agent):

@@ -1,0 +1,167 @@
+"""The view of a comparison."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+from urllib.parse import urlencode
+
+from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, ComparisonAxis
+from holdfast_server.core.principal import Principal
+from holdfast_server.db import Database
+from holdfast_server.queries import comparison
+from holdfast_server.queries.comparison import ComparisonQuery
+from holdfast_web.comparison import plot
+from holdfast_web.shared.render import View
+
+AXES: dict[ComparisonAxis, str] = {
+    "iteration": "By iteration",
+    "elapsed": "By time since the start",
+    "time": "By time of day (UTC)",
+}
+LINEAGES_LINKED = 8
+"""Newest lineages of a job that the page offers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonAddress:
+    """The choices of the page, as its address has them."""
+
+    query: ComparisonQuery
+    chosen: tuple[str, ...]
+    """Metrics that were chosen; empty: the default."""
+    smoothing: float
+    """Weight of the moving average, from 0 to below 1."""
+    logarithmic: bool
+
+    def with_job(self, name: str) -> str:
+        return self._to(dict.fromkeys((*self.query.jobs, name)))
+
+    def without_job(self, name: str) -> str:
+        return self._to(dict.fromkeys(job for job in self.query.jobs if job != name))
+
+    def _to(self, jobs: dict[str, None]) -> str:
+        query = self.query
+        parameters: dict[str, object] = {
+            "job": list(jobs),
+            "metric": self.chosen,
+            "x": "" if query.axis == "iteration" else query.axis,
+            "from": "" if query.start is None else f"{query.start:.10g}",
+            "to": "" if query.end is None else f"{query.end:.10g}",
+            "smooth": f"{self.smoothing:g}" if self.smoothing else "",
+            "log": "1" if self.logarithmic else "",
+        }
+        return "/compare?" + urlencode({name: value for name, value in parameters.items() if value}, doseq=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricPanel:
+    """The chart of one metric."""
+
+    metric: str
+    lines: list[plot.PlottedCurve]
+    x: plot.AxisRange
+    y: plot.AxisRange | None
+    """None: no value can be drawn."""
+    x_ticks: list[plot.AxisTick]
+    y_ticks: list[plot.AxisTick]
+    forks: list[tuple[float, str]]
+    """Position in percent and text of the places at which one of the jobs was forked from another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveSummary:
+    """The newest and the lowest value of a metric of one job."""
+
+    newest: float
+    lowest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonPage(View):
+    template: ClassVar[str] = "comparison/compare.html"
+    address: ComparisonAddress
+    compared: Comparison
+    panels: list[MetricPanel]
+    summaries: dict[tuple[str, str], CurveSummary]
+    """By the name of the job and the metric."""
+    axes: dict[ComparisonAxis, str]
+    most_jobs: int = comparison.MOST_JOBS
+    lineages_linked: int = LINEAGES_LINKED
+
+
+async def comparison_page(db: Database, address: ComparisonAddress, asker: Principal) -> ComparisonPage:
+    compared = await comparison.compare(db, address.query, visible=asker.visible_projects)
+    if not address.chosen and compared.metrics and not any(job.curves for job in compared.jobs):
+        # no job reports a loss: show what they report
+        query = replace(address.query, metrics=(compared.metrics[0],))
+        address = replace(address, query=query)
+        compared = await comparison.compare(db, query, visible=asker.visible_projects)
+    across = plot.x_range(
+        (x for job in compared.jobs for curve in job.curves for x in curve.x),
+        address.query.start,
+        address.query.end,
+    )
+    curves = [(job, curve) for job in compared.jobs for curve in job.curves]
+    return ComparisonPage(
+        address=address,
+        compared=compared,
+        panels=[_panel(metric, compared, across, address) for metric in address.query.metrics],
+        summaries={(job.name, curve.metric): _summary(curve) for job, curve in curves},
+        axes=AXES,
+    )
+
+
+def _panel(metric: str, compared: Comparison, across: plot.AxisRange, address: ComparisonAddress) -> MetricPanel:
+    curves = [
+        (color, job, curve)
+        for color, job in enumerate(compared.jobs)
+        for curve in job.curves
+        if curve.metric == metric
+    ]
+    shown = [
+        value
+        for _, _, curve in curves
+        for x, value in zip(curve.x, curve.mean, strict=True)
+        if across.low <= x <= across.high
+    ]
+    up = plot.y_range(shown, logarithmic=address.logarithmic)
+    return MetricPanel(
+        metric=metric,
+        lines=[]
+        if up is None
+        else [_line(color, job, curve, across, up, address) for color, job, curve in curves],
+        x=across,
+        y=up,
+        x_ticks=plot.ticks(across, plot.X_TICKS, lambda place: place),
+        y_ticks=[] if up is None else plot.ticks(up, plot.Y_TICKS, lambda place: 1 - place),
+        forks=_forks(compared, across),
+    )
+
+
+def _line(
+    color: int, job: ComparedJob, curve: ComparedCurve, across: plot.AxisRange, up: plot.AxisRange,
+    address: ComparisonAddress,
+) -> plot.PlottedCurve:  # fmt: skip
+    raw = plot.parts(curve.x, curve.mean, across, up)
+    if not address.smoothing:
+        return plot.PlottedCurve(name=job.name, color=color, points=raw, raw=[])
+    values = plot.smoothed(curve.mean, address.smoothing)
+    return plot.PlottedCurve(name=job.name, color=color, points=plot.parts(curve.x, values, across, up), raw=raw)
+
+
+def _forks(compared: Comparison, across: plot.AxisRange) -> list[tuple[float, str]]:
+    if compared.axis != "iteration":
+        return []
+    here = {job.job for job in compared.jobs}
+    forks: dict[int, dict[str, None]] = {}
+    for job in compared.jobs:
+        at = job.origin_iteration
+        if job.origin in here and at is not None and across.low <= at <= across.high:
+            forks.setdefault(at, {})[job.job] = None
+    return [(round(100 * across.place(at), 2), f"{', '.join(jobs)} forked") for at, jobs in forks.items()]
+
+
+def _summary(curve: ComparedCurve) -> CurveSummary:
+    return CurveSummary(curve.mean[-1], min(filter(math.isfinite, curve.mean), default=math.nan))

@@ -1,0 +1,52 @@
+"""The comparison page."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast, get_args
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from holdfast.protocol.timeline import ComparisonAxis
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.http.dependencies import Asker, Db
+from holdfast_server.queries.comparison import ComparisonQuery
+from holdfast_web.comparison import context
+from holdfast_web.shared import forms
+from holdfast_web.shared.routing import PageRoute
+
+MOST_SMOOTHING = 0.99
+"""Largest weight of the moving average: with 1, it would never change."""
+
+Names = Annotated[list[str] | None, Query()]
+
+router = APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+@router.get("/compare")
+async def compare(
+    db: Db,
+    asker: Asker,
+    job: Names = None,
+    metric: Names = None,
+    x: str = "",
+    start: Annotated[str, Query(alias="from")] = "",
+    end: Annotated[str, Query(alias="to")] = "",
+    smooth: str = "",
+    log: str = "",
+) -> Response:
+    if x not in ("", *get_args(ComparisonAxis)):
+        raise InvalidSetting("x", f"unknown axis {x!r}; use one of {', '.join(get_args(ComparisonAxis))}")
+    weight = forms.number("smooth", smooth) if smooth.strip() else 0.0
+    if not 0 <= weight <= MOST_SMOOTHING:
+        raise InvalidSetting("smooth", f"smoothing {smooth} is outside 0 to {MOST_SMOOTHING}")
+    chosen = tuple(dict.fromkeys(name for name in metric or () if name))
+    query = ComparisonQuery(
+        jobs=tuple(dict.fromkeys(name.strip() for name in job or () if name.strip())),
+        metrics=chosen or ("loss",),
+        axis=cast("ComparisonAxis", x or "iteration"),
+        start=forms.number("from", start) if start.strip() else None,
+        end=forms.number("to", end) if end.strip() else None,
+    )
+    address = context.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
+    return (await context.comparison_page(db, address, asker)).response()
