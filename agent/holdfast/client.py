@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Literal
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
+from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import (
     CheckpointInfo,
     Edit,
-    Fleet,
     ForkFamily,
     JobNumbers,
     JobSummary,

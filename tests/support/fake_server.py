@@ -15,7 +15,8 @@ from typer.testing import Result
 
 from holdfast.pacing.quantities import parse_seconds
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
-from holdfast.protocol.jobs import CheckpointInfo, Edit, Fleet, JobSummary, NoticeInfo, Order
+from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.jobs import CheckpointInfo, Edit, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import Goodput, JobPlan
 
 Holdfast = Callable[..., Result]

@@ -8,12 +8,10 @@ from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
-    BulkChange,
-    BulkResult,
     CheckpointInfo,
     Edit,
-    Fleet,
     ForkFamily,
     JobNumbers,
     JobStatus,

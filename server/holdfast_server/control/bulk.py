@@ -12,7 +12,8 @@ from sqlalchemy import select
 
 from holdfast.pacing import parse_budget
 from holdfast.protocol.administration import Alert
-from holdfast.protocol.jobs import BulkChange, BulkOutcome, BulkResult, DesiredChanges, JobStatus
+from holdfast.protocol.fleet import BulkChange, BulkOutcome, BulkResult
+from holdfast.protocol.jobs import DesiredChanges, JobStatus
 from holdfast_server import models
 from holdfast_server.alerts import incidents
 from holdfast_server.alerts.errors import AlertResolved, UnknownAlert

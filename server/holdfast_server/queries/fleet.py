@@ -13,7 +13,8 @@ from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, cas
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from holdfast.protocol.jobs import Fleet, JobStatus
+from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting

@@ -31,7 +31,8 @@ from holdfast.client import (
     UnreachableError,
 )
 from holdfast.format.parity_file import ParityCode
-from holdfast.protocol.jobs import Fleet, Order
+from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.jobs import Order
 from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Samples
 from holdfast.server_link import administration
 from holdfast_server.core.settings import ServerSettings

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal, get_args
 from urllib.parse import urlencode
 
 from holdfast.protocol.administration import Alert
-from holdfast.protocol.jobs import BulkAction, BulkOutcome, BulkResult, Fleet, JobStatus, JobSummary
+from holdfast.protocol.fleet import BulkAction, BulkOutcome, BulkResult, Fleet
+from holdfast.protocol.jobs import JobStatus, JobSummary
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server.alerts.incidents import open_of_jobs
 from holdfast_server.core.principal import Principal, Role

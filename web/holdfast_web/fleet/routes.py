@@ -12,7 +12,8 @@ from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from msgspec import UNSET
 
-from holdfast.protocol.jobs import BulkAction, BulkChange, JobFilter, JobStatus
+from holdfast.protocol.fleet import BulkAction, BulkChange, JobFilter
+from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_server.control import bulk
 from holdfast_server.core.errors import InvalidSetting
