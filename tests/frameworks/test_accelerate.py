@@ -23,7 +23,7 @@ def test_a_job_of_accelerate_resumes_exactly_in_mid_epoch(tmp_path, ranks, kills
 class Loop:
     """Trains in this process; each start is a new one of the same job."""
 
-    def __init__(self, store, accumulate=2, samples=22, scaler=None, **options):
+    def __init__(self, store, accumulate=2, samples=22, scaler=None, settings=None, **options):
         self.accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulate, **options)
         self.accelerator.free_memory()
         self.accelerator.scaler, self.weight = scaler, 1.0 if scaler is None else 16.0
@@ -37,8 +37,19 @@ class Loop:
         self.model, self.optimizer, self.scheduler, self.loader = prepared
         self.counted = Counted()
         self.accelerator.register_for_checkpointing(self.counted)
-        self.session = holdfast.integrations.accelerate.session(self.accelerator, "loop", store=store, every=1)
+        self.session = holdfast.integrations.accelerate.session(
+            self.accelerator, "loop", store=store, every=1, **(settings or {})
+        )
         self.seen = {}
+
+    def train_by_hand(self, accumulate):
+        """Accumulate without `accelerator.accumulate`; update in every `accumulate`-th batch only."""
+        for number, (features, classes, _) in enumerate(self.loader, 1):
+            self.accelerator.backward(nn.functional.cross_entropy(self.model(features), classes))
+            if number % accumulate == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            self.session.step()
 
     def train(self, epochs=3, until=None):
         for _ in range(self.session.epoch, epochs):
@@ -105,6 +116,25 @@ def test_steps_that_the_scaler_skips_are_no_updates(tmp_path, until):
     assert broken.seen | resumed.seen == whole.seen
     assert torch.equal(resumed.model.weight, whole.model.weight)
     assert resumed.accelerator.scaler.get_scale() == whole.accelerator.scaler.get_scale()
+
+
+def test_gradients_that_accumulate_by_hand_are_no_updates(tmp_path):
+    loop = Loop(tmp_path, accumulate=1)
+    loop.train_by_hand(accumulate=3)
+    loop.session.close()
+    assert loop.session.iteration == 2
+
+
+def test_a_closed_session_counts_on(tmp_path):
+    loop = Loop(tmp_path, accumulate=1)
+    loop.session.close()
+    loop.train(epochs=1)
+    assert loop.session.iteration == 6
+
+
+def test_a_loop_over_prepared_loaders_is_not_restorable_in_place(tmp_path):
+    with pytest.raises(ValueError, match="restorable_in_place=True: a loop over the loaders"):
+        Loop(tmp_path, settings={"restorable_in_place": True})
 
 
 def test_a_prepared_loader_is_still_a_loader_of_torch(tmp_path):

@@ -136,3 +136,65 @@ def test_an_mlflow_run_goes_on_after_a_kill_and_a_restore_begins_a_child_run(tmp
     assert values(child) == restored[1:]
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert (child.data.tags["holdfast.lineage"], child.data.tags["holdfast.iteration"]) == ("2", "8")
+
+
+class Resumed:
+    """What a logger needs of a session that has resumed: lineage 1, or a later one after a restore."""
+
+    job, url = "job", None
+
+    def __init__(self, lineage=1, logger_runs=None):
+        self.iteration, self.lineage, self.logger_runs, self.notices = 8, lineage, logger_runs or {}, []
+
+    def resume(self):
+        return self.iteration
+
+    def on_restored(self, callback):
+        callback(self.iteration, self.lineage)
+
+    def notice(self, level, code, message):
+        self.notices.append(message)
+
+
+def test_a_wandb_run_that_cannot_be_finished_does_not_end_training(tmp_path, monkeypatch):
+    import wandb
+
+    from holdfast.integrations.wandb import init
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    session = Resumed()
+    run = init(session, project="p", dir=str(tmp_path))
+    before, finish = run._run, wandb.Run.finish
+
+    def broken(self, *args, **options):
+        finish(self, *args, **options)
+        raise wandb.Error("the service is gone")
+
+    monkeypatch.setattr(wandb.Run, "finish", broken)
+    run._restored(4, 2)
+    monkeypatch.undo()
+    run.log({"loss": 0.5})
+    assert run._run is not before
+    assert session.notices[-1] == "no W&B run from iteration 4 on: the service is gone"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow", "ignore::sqlalchemy.exc.SADeprecationWarning")
+def test_a_restart_for_a_restore_ends_the_mlflow_run_as_killed(tmp_path, monkeypatch):
+    import mlflow
+
+    from holdfast.integrations.mlflow import start_run
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    try:
+        first = Resumed()
+        start_run(first)
+        mlflow.end_run()  # as at the exit of the script
+        parent = first.logger_runs["mlflow"][0]
+        second = Resumed(2, first.logger_runs)
+        start_run(second)
+        assert mlflow.MlflowClient().get_run(parent).info.status == "KILLED"
+        assert second.logger_runs["mlflow"][0] != parent
+    finally:
+        mlflow.end_run()
+        mlflow.set_tracking_uri(before)

@@ -1,12 +1,17 @@
 """The Trainer of Transformers with Holdfast: exactness after kills, errors and stops, and what is refused."""
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
+from accelerate.utils import DistributedType
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import set_seed
 
 import holdfast
@@ -43,12 +48,36 @@ def test_sigterm_saves_at_the_end_of_the_update(tmp_path):
     assert f"ending after iteration {last}: saved as {last:012}-1" in errors
 
 
-def test_what_the_trainer_logs_becomes_metrics_of_the_iteration(tmp_path, monkeypatch):
-    seen = []
-    step = holdfast.Session.step
+@pytest.fixture
+def seen(monkeypatch):
+    """Metrics of each iteration, in order."""
+    found, step = [], holdfast.Session.step
     monkeypatch.setattr(
-        holdfast.Session, "step", lambda self, **metrics: (seen.append(metrics), step(self, **metrics))
+        holdfast.Session, "step", lambda self, **metrics: (found.append(metrics), step(self, **metrics))
     )
+    return found
+
+
+def test_the_evaluation_of_an_epoch_has_the_iteration_of_its_last_update(tmp_path, seen):
+    trainer, _ = Fit(tmp_path).train()
+    evaluations = {entry["step"]: entry["eval_loss"] for entry in history(trainer) if "eval_loss" in entry}
+    assert sorted(evaluations) == [12, 24]
+    found = {number: each["eval_loss"] for number, each in enumerate(seen, 1) if "eval_loss" in each}
+    assert found == evaluations
+
+
+def test_an_evaluation_outside_of_updates_is_no_metric_of_one(tmp_path, seen, marks):
+    fit = Fit(tmp_path, max_steps=3, eval_strategy="no", eval_on_start=True)
+    fit.before_training = lambda trainer: trainer.evaluate()
+    fit.train()
+    fit.options["max_steps"] = 4
+    fit.train()
+    assert len(seen) == 4
+    assert not [name for each in seen for name in each if name.startswith("eval_")]
+    assert marks == [(0, "evaluation", ["eval_loss"]), (3, "evaluation", ["eval_loss"])]
+
+
+def test_what_the_trainer_logs_becomes_metrics_of_the_iteration(tmp_path, seen):
     Fit(tmp_path, max_steps=6, eval_strategy="steps", eval_steps=3).train()
     assert [sorted(metrics) for metrics in seen] == [
         [],
@@ -83,11 +112,16 @@ def test_epochs_and_evaluations_are_marked(tmp_path, marks):
     trainer, _ = Fit(tmp_path).train()
     last = trainer.state.global_step
     assert marks == [
-        (last // 2, "epoch 1 ends", []),
+        (last // 2, "epoch 0 ends", []),
         (last // 2, "evaluation", ["eval_loss"]),
-        (last, "epoch 2 ends", []),
+        (last, "epoch 1 ends", []),
         (last, "evaluation", ["eval_loss"]),
     ]
+
+
+def test_an_epoch_that_training_stops_in_has_no_end(tmp_path, marks):
+    Fit(tmp_path, max_steps=5, eval_strategy="no").train()
+    assert marks == []
 
 
 class Broken(Exception):
@@ -120,6 +154,7 @@ class Fit:
     def __init__(self, folder, samples=job.SAMPLES, **options):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.samples, self.options, self.starts = folder, samples, options, 0
+        self.settings, self.kind, self.before_training = {}, LoggedTrainer, lambda trainer: None
 
     def train(self, *callbacks):
         self.starts += 1
@@ -139,7 +174,7 @@ class Fit:
             "eval_strategy": "epoch",
             "save_strategy": "no",
         }
-        trainer = LoggedTrainer(
+        trainer = self.kind(
             model=model,
             args=TrainingArguments(
                 output_dir=str(self.folder / "output"), seed=job.SEED, remove_unused_columns=False,
@@ -150,7 +185,9 @@ class Fit:
             callbacks=[UpdateLogger(log), *callbacks],
         )  # fmt: skip
         trainer.log_file = log
-        holdfast.integrations.transformers.attach(trainer, "fit", store=self.folder / "store", every=3)
+        settings = {"store": self.folder / "store", "every": 3} | self.settings
+        holdfast.integrations.transformers.attach(trainer, "fit", **settings)
+        self.before_training(trainer)
         try:
             trainer.train()
         except Broken:
@@ -217,6 +254,57 @@ def test_more_epochs_continue_a_finished_job(tmp_path):
     assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [12, 24]
 
 
+@pytest.mark.parametrize("steps", [9, 10])
+def test_more_steps_continue_within_the_epoch(tmp_path, steps):
+    options = {"lr_scheduler_type": "constant", "eval_strategy": "no"}
+    _, expected = Fit(tmp_path / "whole", max_steps=24, **options).train()
+    fit = Fit(tmp_path / "more", max_steps=steps, **options)
+    fit.train()
+    fit.options["max_steps"] = 24
+    _, rest = fit.train()
+    expected = what_counts(expected)
+    assert what_counts(rest) == {number: expected[number] for number in range(steps + 1, 25)}
+
+
+def test_a_job_that_a_callback_has_ended_trains_nothing_more(tmp_path):
+    options = {
+        "learning_rate": 0.0, "save_strategy": "epoch", "load_best_model_at_end": True,
+        "metric_for_best_model": "loss", "num_train_epochs": 4,
+    }  # fmt: skip
+    fit = Fit(tmp_path, **options)
+    _, updates = fit.train(EarlyStoppingCallback(1))
+    assert len(updates) == 24
+    fit.kind = NoStep
+    again, _ = fit.train(EarlyStoppingCallback(1))
+    assert again.state.global_step == 24
+
+
+class NoStep(LoggedTrainer):
+    def training_step(self, *args, **options):
+        raise AssertionError("a finished job trains")
+
+
+class First(TrainerCallback, ExportableState):
+    def __init__(self, value):
+        self.value = value
+
+    def state(self):
+        return {"args": {}, "attributes": {"value": self.value}}
+
+
+class Second(First):
+    pass
+
+
+def test_callbacks_get_their_own_state_in_any_order(tmp_path):
+    fit = Fit(tmp_path, num_train_epochs=1)
+    fit.train(First(1), Second(2), Second(3))
+    fit.options["num_train_epochs"] = 2
+    again = Second(0), First(0), Second(0)
+    fit.train(*again)
+    assert [each.value for each in again] == [2, 1, 3]
+
+
 def test_the_patience_of_early_stopping_continues(tmp_path):
     options = {
         "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.0,
@@ -243,3 +331,55 @@ def test_what_is_not_supported_is_refused_with_a_way_out(tmp_path, option, messa
     with pytest.raises(ValueError, match=message):
         Fit(tmp_path, **option).train()
     signal.signal(signal.SIGTERM, handler)  # the Trainer has replaced it
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"state": {"model": torch.nn.Linear(1, 1)}}, "'model'.*use another name"),
+        ({"restorable_in_place": True}, "the Trainer cannot go back"),
+    ],
+)
+def test_a_setting_that_the_adapter_cannot_follow_is_refused(tmp_path, settings, message):
+    fit = Fit(tmp_path)
+    fit.settings = settings
+    with pytest.raises(ValueError, match=message):
+        fit.train()
+
+
+def test_a_checkpoint_of_the_trainer_is_refused_where_there_is_none(tmp_path):
+    fit = Fit(tmp_path)
+    fit.before_training = lambda trainer: trainer.train(resume_from_checkpoint=True)
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint=\.\.\.\): drop it"):
+        fit.train()
+
+
+class OwnLoop(LoggedTrainer):
+    def train(self):
+        return None
+
+
+def test_a_trainer_with_a_loop_of_its_own_is_reported(tmp_path, caplog):
+    fit = Fit(tmp_path)
+    fit.kind = OwnLoop
+    fit.train()
+    assert "nothing was checkpointed: OwnLoop.train does not call the training loop" in caplog.text
+
+
+def test_the_refusal_of_fsdp_names_the_option_of_the_trainer():
+    accelerator = SimpleNamespace(
+        distributed_type=DistributedType.FSDP, state=SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=1))
+    )
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(enable_jit_checkpoint=False, auto_find_batch_size=False, n_gpu=1),
+        is_fsdp_xla_enabled=False,
+        accelerator=accelerator,
+        **dict.fromkeys(holdfast.integrations.transformers._METHODS),
+    )
+    with pytest.raises(ValueError, match=re.escape('fsdp_config={"version": 2}')):
+        holdfast.integrations.transformers.attach(trainer, "fit")
+
+
+def test_a_trainer_of_another_version_is_refused_with_the_tested_ones():
+    with pytest.raises(ValueError, match=r"lacks get_train_dataloader; .* tested with 5\.3 to 5\.24"):
+        holdfast.integrations.transformers.attach(SimpleNamespace(), "fit")

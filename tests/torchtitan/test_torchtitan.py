@@ -44,3 +44,23 @@ def test_what_holdfast_cannot_follow_is_refused_by_its_name(option, degree, part
     )
     with pytest.raises(ValueError, match=option):
         _require_supported(config, [nn.Linear(1, 1)] * parts, SimpleNamespace(config=options))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"restorable_in_place": True}, "torchtitan cannot go back"), ({"state": {"model": 1}}, "use another name")],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_setting_that_the_manager_cannot_follow_is_refused(settings, message):
+    from holdfast.integrations.torchtitan import _with_objects
+
+    with pytest.raises(ValueError, match=message):
+        _with_objects(settings, {"model": nn.Linear(1, 1)})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_further_objects_are_saved_with_those_of_torchtitan():
+    from holdfast.integrations.torchtitan import _with_objects
+
+    arguments = _with_objects({"state": {"ema": 1}, "every": 3}, {"model": 2})
+    assert arguments == {"state": {"model": 2, "ema": 1}, "every": 3, "restorable_in_place": False}

@@ -77,7 +77,7 @@ class Training:
         self._is_replay_reported = False
         self.is_replay_announced = self._was_replay_announced = False
         """Whether the script called `session.wait_copied()` since the last iteration ended, and in that one."""
-        self._drawn = self._updates = self._ended = 0
+        self._drawn = self.updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
         """Iterations of this attempt, including those that a restore undid."""
@@ -131,7 +131,7 @@ class Training:
                 on_capture()
                 return None
             self._moved = True
-            self._updates += 1
+            self.updates += 1
 
             def gradients_ready() -> None:
                 before()
@@ -185,7 +185,7 @@ class Training:
     @property
     def may_replay_updates(self) -> bool:
         """Whether a CUDA graph may replay the next update, which calls no hooks."""
-        may_replay = self.replays_updates or (not self._updates and self.registry.sees_updates)
+        may_replay = self.replays_updates or (not self.updates and self.registry.sees_updates)
         return may_replay and not self._was_replay_announced and _uses_cuda()
 
     def replay_notice(self) -> str | None:
@@ -283,7 +283,7 @@ class Training:
             ]
             # ranks that train nothing together may update differently
             together = captured.shards or self.registry.replicated
-            updates = [f"{self._updates} updates"] if together else []
+            updates = [f"{self.updates} updates"] if together else []
             captured.must_match["data"] = ", ".join([f"{self._drawn} batches", *places, *updates])
         return captured
 
@@ -409,7 +409,7 @@ class Training:
         if copy := self._ranks.rank // loaded.manifest.world_size:
             self.registry.branch_rng(copy, differing_keywords(loaded))
         restarted = not self.trained
-        self._drawn = self._updates = self._ended = 0
+        self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]

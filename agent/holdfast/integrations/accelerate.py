@@ -10,7 +10,6 @@ for epoch in range(session.epoch, epochs):
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -25,10 +24,12 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from holdfast.data.loader import DataLoader
+from holdfast.engine.missing_state import unused_keyword
+from holdfast.integrations import reject_restore_in_place
 from holdfast.session import Session
 
 _WAY_OUT = {
-    DistributedType.DEEPSPEED: "DeepSpeed keeps its own state; use FSDP with fsdp_version=2, or its checkpoints",
+    DistributedType.DEEPSPEED: "DeepSpeed keeps its own state; use FSDP of version 2, or its checkpoints",
     DistributedType.MEGATRON_LM: "Megatron-LM keeps its own state; use its checkpoints",
     DistributedType.XLA: "XLA devices are not supported; use the checkpoints of Accelerate",
 }
@@ -68,6 +69,9 @@ class AcceleratorSession(Session):
         self, accelerator: Any, job: str, sources: list[ResumableSource], arguments: dict[str, Any]
     ) -> None:
         self._accelerator, self._epochs = accelerator, LoaderEpochs(sources)
+        self._counted_updates = 0
+        if sources:
+            reject_restore_in_place(arguments, "a loop over the loaders of Accelerate")
         for keyword, item in arguments.items():
             if isinstance(item, DataLoader):
                 raise ValueError(
@@ -93,7 +97,7 @@ class AcceleratorSession(Session):
         for name, items in prepared:
             for item in items:
                 if not {id(item), wrappers.get(id(item))} & given:
-                    objects[_unused(name, objects, arguments)] = item
+                    objects[unused_keyword(name, objects | arguments)] = item
         super().__init__(job, **{"restorable_in_place": False} | objects | arguments)
 
     @property
@@ -108,9 +112,18 @@ class AcceleratorSession(Session):
     def step(self, **metrics: Any) -> None:
         """End an iteration if this batch has updated the weights; otherwise do nothing.
 
-        Gradients that accumulate and a step that the scaler skips are no update. Call it after every batch. It
-        raises the errors of `holdfast.Session.step`.
+        Gradients that accumulate, under `accelerator.accumulate` or by hand, and a step that the scaler skips are
+        no update. Call it after every batch. It raises the errors of `holdfast.Session.step`.
         """
+        updates, counted = self._training.updates, self._counted_updates
+        self._counted_updates = updates
+        # a closed session does not see updates, nor those of an optimizer that runs no hooks
+        if (
+            updates == counted
+            and (updates or self._training.registry.sees_updates)
+            and not self._lifecycle.only_counts
+        ):
+            return
         if not self._accelerator.sync_gradients or self._accelerator.optimizer_step_was_skipped:
             return
         with self._epochs:
@@ -226,16 +239,21 @@ class ResumableSource(torch.utils.data.DataLoader[Any]):
             self._after, self.loader.position = None, self._after
 
 
-def require_supported(accelerator: Any) -> None:
-    """Raise ValueError for a kind of training that a session cannot checkpoint."""
+def require_supported(
+    accelerator: Any, *, fsdp_option: str = "FullyShardedDataParallelPlugin(fsdp_version=2)"
+) -> None:
+    """Raise ValueError for a kind of training that a session cannot checkpoint.
+
+    Args:
+        accelerator: an `accelerate.Accelerator`.
+        fsdp_option: what selects version 2 of FSDP.
+    """
     kind = accelerator.distributed_type
     if reason := _WAY_OUT.get(kind):
         raise ValueError(f"Accelerator with {kind.value}: {reason}")
     plugin = getattr(accelerator.state, "fsdp_plugin", None)
     if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1:
-        raise ValueError(
-            "Accelerator with FullyShardedDataParallelPlugin(fsdp_version=1) is not supported: set fsdp_version=2"
-        )
+        raise ValueError(f"FSDP of version 1 is not supported: set {fsdp_option}")
 
 
 def _require_shard(shard: Any, base: Any) -> None:
@@ -295,8 +313,3 @@ def _seedable_sampler(base: Any) -> Any:
     while batches is not None and not isinstance(batches, SeedableRandomSampler):
         batches = getattr(batches, "batch_sampler", None) or getattr(batches, "sampler", None)
     return batches
-
-
-def _unused(name: str, *taken: dict[str, Any]) -> str:
-    numbered = (name if number == 1 else f"{name}{number}" for number in itertools.count(1))
-    return next(each for each in numbered if not any(each in names for names in taken))

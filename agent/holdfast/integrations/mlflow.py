@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 from urllib.parse import urlsplit
 
 import mlflow
 
+from holdfast.integrations.logger_run import LoggerRun
 from holdfast.session import Session
 
 
-class Run:
+class Run(LoggerRun):
     """The MLflow run of a session: `log_metrics`, and all attributes of `mlflow.ActiveRun`.
 
     After a restore it stands for the run of the new lineage.
     """
 
+    logger = "MLflow"
+
     def __init__(self, session: Session, arguments: dict[str, Any]) -> None:
-        self._session, self._arguments = session, arguments
         self._client = mlflow.MlflowClient()
-        self._lineage, self._run = 0, None
         self._seen: dict[str, int] = {}
         """Last step that an earlier attempt logged, by metric."""
-        session.resume()
-        self._open(session.iteration, session.lineage)
-        session.on_restored(self._restored)
+        super().__init__(session, arguments)
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log metrics at `step`, by default the current iteration, `session.iteration + 1`.
@@ -39,19 +39,11 @@ class Run:
             entries = [mlflow.entities.Metric(key, value, at, step) for key, value in new.items()]
             self._client.log_batch(self.info.run_id, entries)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
+    def _end(self) -> None:
+        mlflow.end_run("KILLED")  # MLflow's word for a run that was ended from outside
 
-    def _restored(self, iteration: int, lineage: int) -> None:
-        if lineage == self._lineage:  # the resume that this run began from
-            return
-        self._run = None
-        try:
-            mlflow.end_run("KILLED")  # MLflow's word for a run that was ended from outside
-            self._open(iteration, lineage)
-        except Exception as error:  # training goes on, and must be able to call `log_metrics`
-            self._lineage = lineage
-            self._session.notice("warning", "logger", f"no MLflow run from iteration {iteration:,} on: {error}")
+    def _without_run(self) -> None:
+        return None
 
     def _open(self, iteration: int, lineage: int) -> None:
         known, arguments = self._session.logger_runs.get("mlflow"), self._arguments
@@ -69,6 +61,9 @@ class Run:
             latest = self._client.get_run(known[0]).data.to_proto().metrics
             self._seen = {metric.key: metric.step for metric in latest}
         else:
+            # a script that restarts for a restore has ended it as finished; it may have been deleted
+            with contextlib.suppress(mlflow.exceptions.MlflowException):
+                self._client.set_terminated(known[0], "KILLED")
             # under its parent's run, not inside an active one: `nested` does not apply
             name = f"{arguments.get('run_name', self._session.job)}, lineage {lineage} from iteration {iteration}"
             begun = {**arguments, "run_name": name, "parent_run_id": known[0], "tags": tags}

@@ -21,6 +21,7 @@ from torchtitan.components.checkpointer.dcp import CheckpointManager
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.config.override import derive, override
 
+from holdfast.integrations import reject_common_names, reject_restore_in_place
 from holdfast.session import Session
 
 
@@ -73,8 +74,7 @@ class HoldfastCheckpointManager(CheckpointManager):  # type: ignore[misc]
         settings = dict(config.settings)
         settings.setdefault("store", os.environ.get("HOLDFAST_STORE") or os.path.join(base_folder, "holdfast"))
         job = settings.pop("job", None) or os.environ.get("HOLDFAST_JOB") or "torchtitan"
-        # the trainer's loop and its iterator over the data cannot go back
-        self._session = Session(job, restorable_in_place=False, state=objects, **settings)
+        self._session = Session(job, **_with_objects(settings, objects))
         self._metrics: dict[str, Any] = {}
         if (processor := getattr(trainer, "metrics_processor", None)) is not None:
             self._observe(processor)
@@ -153,6 +153,15 @@ class _LoaderPosition:
         StatefulDataLoader.load_state_dict(loader, state["position"])
         # the iterator draws a seed for workers: a draw from the restored random state would change training
         loader.generator = torch.Generator()
+
+
+def _with_objects(settings: dict[str, Any], objects: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of a session, with the objects that torchtitan trains. ValueError: they do not fit."""
+    # its loop and its iterator over the data cannot go back
+    reject_restore_in_place(settings, "the trainer of torchtitan")
+    state = settings.get("state") or {}
+    reject_common_names(objects, state)
+    return settings | {"restorable_in_place": False, "state": objects | state}
 
 
 def _require_supported(config: Any, model_parts: list[nn.Module], trainer: Any) -> None:

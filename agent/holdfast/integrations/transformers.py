@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,9 +22,12 @@ import transformers.trainer
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from holdfast.integrations import reject_common_names, reject_restore_in_place
 from holdfast.integrations.accelerate import ResumableSource, require_supported
 from holdfast.session import Session
 from holdfast.state.rng import restore_rng, rng_state
+
+logger = logging.getLogger("holdfast")
 
 _PROGRESS = (
     *("epoch", "global_step", "num_input_tokens_seen", "total_flos"),
@@ -31,7 +36,7 @@ _PROGRESS = (
 """Attributes of `TrainerState` that training changes, besides `log_history`. Others follow from the arguments."""
 _METHODS = (
     *("get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state"),
-    *("_maybe_log_save_evaluate", "_finalize_training", "_inner_training_loop"),
+    *("_maybe_log_save_evaluate", "_finalize_training", "_inner_training_loop", "train"),
 )
 
 
@@ -51,6 +56,7 @@ def attach(trainer: Any, job: str, **settings: Any) -> TrainerAdapter:
         ValueError: a kind of training, or an option of the Trainer, that is not supported; names the way out.
     """
     _require_supported(trainer)
+    reject_restore_in_place(settings, "the Trainer")
     return TrainerAdapter(trainer, job, settings)
 
 
@@ -70,7 +76,13 @@ class TrainerAdapter:
         """Random state of the checkpoint, until the first epoch begins."""
         self._logs: dict[str, Any] = {}
         self._evaluated: dict[str, Any] | None = None
-        """Metrics of an evaluation, until the update whose weights it used is counted."""
+        """Metrics of evaluations, until the update whose weights they used is counted."""
+        self._updates_in_epoch = 0
+        """The most updates that the current epoch may have."""
+        self._is_epoch_ending = False
+        """Whether the Trainer evaluates and saves at the end of an epoch."""
+        self._has_begun = False
+        """Whether `train` has created a session."""
         self._own = {name: getattr(trainer, name) for name in _METHODS}
         for name in _METHODS:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
@@ -78,14 +90,22 @@ class TrainerAdapter:
 
     # Methods in place of the Trainer's, in the order in which it calls them
 
+    def train(self, *args: Any, **options: Any) -> Any:
+        _reject_checkpoint(args[0] if args else options.get("resume_from_checkpoint"))
+        self._has_begun = False
+        result = self._own["train"](*args, **options)
+        if not self._has_begun:
+            logger.warning(
+                "%s: nothing was checkpointed: %s.train does not call the training loop of the Trainer",
+                self._job,
+                type(self._trainer).__name__,
+            )
+        return result
+
     def inner_training_loop(self, *args: Any, **options: Any) -> Any:
         if options.get("trial") is not None:
             raise ValueError("hyperparameter_search trains several models: attach to a Trainer of each trial")
-        if options.get("resume_from_checkpoint"):
-            raise ValueError(
-                "trainer.train(resume_from_checkpoint=...): drop it, the job continues from its newest checkpoint "
-                "in the store. To start from a checkpoint of the Trainer, load its model with from_pretrained"
-            )
+        _reject_checkpoint(options.get("resume_from_checkpoint"))
         try:
             return self._own["_inner_training_loop"](*args, **options)
         except BaseException as error:  # also SystemExit and KeyboardInterrupt: the session reports what ended it
@@ -106,11 +126,15 @@ class TrainerAdapter:
         own = self._own["_init_training_state"](max_steps, *args)
         self._prepared = self._own["_prepare_for_training"](max_steps, self._loader, None)
         self._position.begin()
-        self.session = Session(self._job, **{"restorable_in_place": False} | self._settings | self._objects())
+        self._logs, self._evaluated, self._is_epoch_ending = {}, None, False
+        settings = self._settings | {"restorable_in_place": False, "state": self._objects()}
+        self.session, self._has_begun = Session(self._job, **settings), True
         if not self.session.resume():
             return own  # type: ignore[no-any-return]
         self._source.resumed()
         self._resumed_with = rng_state()
+        if self._position.has_more_steps(max_steps) and self._position.updates < args[0]:  # updates of an epoch
+            self._position.is_epoch_over = False  # the limit had ended it
         return self._position.epoch + self._position.is_epoch_over, 0
 
     def prepare_for_training(self, *_: Any) -> Any:
@@ -118,6 +142,7 @@ class TrainerAdapter:
         return prepared
 
     def run_epoch(self, **options: Any) -> None:
+        self._updates_in_epoch = options["num_update_steps_per_epoch"]
         if self._resumed_with is None:
             self._position.begin_epoch(options["epoch"])
             self._own["_run_epoch"](**options)
@@ -131,6 +156,9 @@ class TrainerAdapter:
         restore_rng(rng)
         if self._position.is_epoch_over:
             self._resumed_with = None
+            if self._trainer.control.should_training_stop:  # a callback has ended the training in that epoch
+                return
+            self._trainer.control.should_epoch_stop = False  # it ended that epoch, not this one
             self._source.loader.begin_next_epoch()
             self._position.begin_epoch(options["epoch"])
             self._own["_run_epoch"](**options)
@@ -153,14 +181,23 @@ class TrainerAdapter:
             self._own["_load_rng_state"](checkpoint)
 
     def maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
-        """Called after each update, and once more at the end of an epoch."""
+        """Called after each update, and once more at the end of an epoch.
+
+        The last update of an epoch is counted at the end of the epoch: its evaluation belongs to it.
+        """
         self._own["_maybe_log_save_evaluate"](*args, **options)
-        if self.session is not None and self._trainer.state.global_step > self.session.iteration:
+        if self.session is None:
+            return
+        is_epoch_ending, self._is_epoch_ending = self._is_epoch_ending, False
+        if self.has_uncounted_update and (is_epoch_ending or not self._is_last_in_epoch()):
             self._position.updates += 1
+            self._position.is_epoch_over = is_epoch_ending
             logs, self._logs = self._logs, {}
             self.session.step(**logs)
-        evaluated, self._evaluated = self._evaluated, None
-        if self.session is not None and evaluated is not None:
+        if is_epoch_ending and not self._stops_within_epoch():
+            self.session.mark(f"epoch {self._position.epoch} ends")
+        if self._evaluated is not None and not self.has_uncounted_update:
+            evaluated, self._evaluated = self._evaluated, None
             self.session.mark("evaluation", **evaluated)
 
     def finalize_training(self, *args: Any) -> Any:
@@ -169,6 +206,35 @@ class TrainerAdapter:
             self._resumed_with = None
         self._close()  # the state of the last update, before the Trainer may load the best model
         return self._own["_finalize_training"](*args)
+
+    # What the Trainer reports
+
+    @property
+    def has_uncounted_update(self) -> bool:
+        """Whether the Trainer has done an update that is no iteration of the session yet."""
+        return self.session is not None and self._trainer.state.global_step > self.session.iteration
+
+    def epoch_ends(self) -> None:
+        self._is_epoch_ending = True
+
+    def logged(self, metrics: dict[str, Any]) -> None:
+        """Keep what the Trainer logs, as metrics of the iteration."""
+        if self.session is not None:
+            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+            self._logs |= {name: value for name, value in numbers.items() if name != "epoch"}
+
+    def evaluated(self, metrics: dict[str, Any]) -> None:
+        """Mark an evaluation at the update whose weights it used."""
+        if self.session is None:
+            return
+        left_out = ("epoch", "_runtime", "_per_second", "_preparation_time")
+        found = {name: value for name, value in metrics.items() if not name.endswith(left_out)}
+        if self.has_uncounted_update:
+            self._evaluated = (self._evaluated or {}) | found
+            return
+        # that update has its metrics: these must not become those of the next one
+        self._logs = {name: value for name, value in self._logs.items() if name not in metrics}
+        self.session.mark("evaluation", **found)
 
     # Parts of these
 
@@ -179,7 +245,23 @@ class TrainerAdapter:
             objects["scheduler"] = trainer.lr_scheduler
         if trainer.accelerator.scaler is not None:
             objects["scaler"] = trainer.accelerator.scaler
-        return {"state": objects | {"trainer": self._position} | (self._settings.get("state") or {})}
+        objects["trainer"] = self._position
+        state = self._settings.get("state") or {}
+        reject_common_names(objects, state)
+        return objects | state
+
+    def _is_last_in_epoch(self) -> bool:
+        """Whether the epoch ends after the uncounted update; a loader without a length does not show it."""
+        control = self._trainer.control
+        return bool(
+            control.should_epoch_stop
+            or control.should_training_stop
+            or self._position.updates + 1 >= self._updates_in_epoch
+        )
+
+    def _stops_within_epoch(self) -> bool:
+        stops = self._trainer.control.should_training_stop
+        return bool(stops and self._position.updates < self._updates_in_epoch)
 
     def _has_no_update_left(self) -> bool:
         """Whether the checkpoint was taken after the last update of the epoch."""
@@ -235,7 +317,7 @@ class _Position:
             "progress": {name: getattr(trainer.state, name) for name in _PROGRESS},
             "log_history": self._encoded_history(),
             "control": dataclasses.asdict(trainer.control),
-            "callbacks": [each.state()["attributes"] for each in self._callbacks()],
+            "callbacks": {name: each.state()["attributes"] for name, each in self._callbacks()},
             "loss": getattr(trainer, "_tr_loss", None),
             "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
             "last_logged": getattr(trainer, "_globalstep_last_logged", 0),
@@ -251,16 +333,20 @@ class _Position:
         self._encoded = state["log_history"].splitlines()
         self._trainer.state.log_history = [json.loads(line) for line in self._encoded]
 
+    def has_more_steps(self, max_steps: int) -> bool:
+        """Whether the loaded job had reached its limit of updates, which is further now."""
+        return bool(self._loaded["max_steps"] <= self._trainer.state.global_step < max_steps)
+
     def restore_sums(self) -> None:
         """Restore what the Trainer resets at the start of its loop."""
         trainer, state = self._trainer, self._loaded
         for name, value in state["control"].items():
             setattr(trainer.control, name, value)
-        if state["max_steps"] <= trainer.state.global_step < trainer.state.max_steps:
-            trainer.control.should_training_stop = False  # it had reached its end, which is further now
-        for callback, attributes in zip(self._callbacks(), state["callbacks"], strict=False):
-            for name, value in attributes.items():
-                setattr(callback, name, value)
+        if self.has_more_steps(trainer.state.max_steps):
+            trainer.control.should_training_stop = False
+        for name, callback in self._callbacks():
+            for attribute, value in state["callbacks"].get(name, {}).items():
+                setattr(callback, attribute, value)
         if state["loss"] is not None:
             trainer._tr_loss = state["loss"].to(trainer.args.device).clone()
         trainer._total_loss_scalar = state["total_loss"]
@@ -268,9 +354,14 @@ class _Position:
         trainer._initial_global_step = state["first_step"]
         trainer.current_flos = state["floating_point_operations"]
 
-    def _callbacks(self) -> list[Any]:
-        callbacks = self._trainer.callback_handler.callbacks
-        return [each for each in callbacks if isinstance(each, ExportableState)]
+    def _callbacks(self) -> Iterator[tuple[str, Any]]:
+        """Yield the callbacks that export their state, by class; with a number from the second of a class on."""
+        seen: Counter[str] = Counter()
+        for each in self._trainer.callback_handler.callbacks:
+            if isinstance(each, ExportableState):
+                name = type(each).__name__
+                seen[name] += 1
+                yield (name if seen[name] == 1 else f"{name}{seen[name]}"), each
 
     def _encoded_history(self) -> bytes:
         """Encode the entries that are new: the history only grows."""
@@ -281,25 +372,30 @@ class _Position:
 
 
 class _LogCollector(TrainerCallback):  # type: ignore[misc]  # its class is Any without Transformers
-    """Collects what the Trainer logs, as metrics of the iteration."""
+    """Passes on what the Trainer reports to its callbacks."""
 
     def __init__(self, adapter: TrainerAdapter) -> None:
         self._adapter = adapter
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
-        numbers = {name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
-        self._adapter._logs |= {name: value for name, value in numbers.items() if name != "epoch"}
+        self._adapter.logged(logs or {})
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._adapter.session is not None:
-            self._adapter.session.mark(f"epoch {round(state.epoch or 0)} ends")
+        self._adapter.epoch_ends()
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, float] | None = None, **_: Any
     ) -> None:
-        left_out = ("epoch", "_runtime", "_per_second")
-        found = {name: value for name, value in (metrics or {}).items() if not name.endswith(left_out)}
-        self._adapter._evaluated = found
+        self._adapter.evaluated(metrics or {})
+
+
+def _reject_checkpoint(resume_from_checkpoint: Any) -> None:
+    """Raise ValueError for a checkpoint of the Trainer to resume from."""
+    if resume_from_checkpoint:
+        raise ValueError(
+            "trainer.train(resume_from_checkpoint=...): drop it, the job continues from its newest checkpoint "
+            "in the store. To start from a checkpoint of the Trainer, load its model with from_pretrained"
+        )
 
 
 def _require_supported(trainer: Any) -> None:
@@ -307,7 +403,7 @@ def _require_supported(trainer: Any) -> None:
     if missing := [name for name in _METHODS if not hasattr(trainer, name)]:
         raise ValueError(
             f"transformers {transformers.__version__} is not supported: its Trainer lacks {missing[0]}; "
-            "install 5.3 or later"
+            "the adapter was tested with 5.3 to 5.24"
         )
     args = trainer.args
     if args.enable_jit_checkpoint:
@@ -320,4 +416,4 @@ def _require_supported(trainer: Any) -> None:
         raise ValueError("DataParallel over several GPUs is not supported: start the script with torchrun")
     if trainer.is_fsdp_xla_enabled:
         raise ValueError("FSDP on XLA devices is not supported")
-    require_supported(trainer.accelerator)
+    require_supported(trainer.accelerator, fsdp_option='TrainingArguments(fsdp_config={"version": 2})')

@@ -7,27 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import wandb
-from wandb.proto.wandb_internal_pb2 import Record
 
+from holdfast.integrations.logger_run import LoggerRun
 from holdfast.session import Session
 
 BLOCK_BYTES = 32768
 """Size of a block in the file of an offline run, which has the log format of LevelDB after a header of 7 bytes."""
 
 
-class Run:
+class Run(LoggerRun):
     """The W&B run of a session: `log`, and all attributes of `wandb.Run`.
 
     After a restore it stands for the run of the new lineage.
     """
 
-    def __init__(self, session: Session, arguments: dict[str, Any]) -> None:
-        self._session, self._arguments = session, {"group": session.job, **arguments}
-        self._lineage = self._seen = 0
-        self._run: Any = None
-        session.resume()
-        self._open(session.iteration, session.lineage)
-        session.on_restored(self._restored)
+    logger = "W&B"
+    _seen = 0
+    """Last step that an earlier attempt logged."""
 
     def log(self, data: dict[str, Any], step: int | None = None, **arguments: Any) -> None:
         """Log `data` at `step`, by default the current iteration, `session.iteration + 1`.
@@ -39,18 +35,12 @@ class Run:
             return
         self._run.log(data, step=step, **arguments)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._run, name)
-
-    def _restored(self, iteration: int, lineage: int) -> None:
-        if lineage == self._lineage:  # the resume that this run began from
-            return
+    def _end(self) -> None:
         self._run.finish()
-        try:
-            self._open(iteration, lineage)
-        except Exception as error:  # training goes on, and must be able to call `log`
-            self._run, self._lineage = wandb.init(mode="disabled"), lineage
-            self._session.notice("warning", "logger", f"no W&B run from iteration {iteration:,} on: {error}")
+
+    def _without_run(self) -> Any:
+        self._seen = 0
+        return wandb.init(mode="disabled", reinit="create_new")  # not the run that could not be finished
 
     def _open(self, iteration: int, lineage: int) -> None:
         known, arguments = self._session.logger_runs.get("wandb"), self._arguments
@@ -92,6 +82,8 @@ class Run:
 
 def last_step(file: Path) -> int:
     """Return the last step in the file of an offline run, which no server can say; 0 if there is none."""
+    from wandb.proto.wandb_internal_pb2 import Record  # only offline runs need it
+
     data, place, record, step = file.read_bytes(), 7, b"", 0
     while place + 7 <= len(data):
         if (left := BLOCK_BYTES - place % BLOCK_BYTES) < 7:  # a header fits into its block
@@ -119,4 +111,4 @@ def init(session: Session, **arguments: Any) -> Run:
     Raises:
         wandb.Error: the run could not be begun.
     """
-    return Run(session, arguments)
+    return Run(session, {"group": session.job, **arguments})
