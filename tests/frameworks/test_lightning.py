@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import signal
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,13 +21,16 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchmetrics import MeanMetric, MetricTracker
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.wrappers import MinMaxMetric, Running
 
 import holdfast
 from benchmarks.integrations import job, kills
-from holdfast.integrations.lightning import _finished, _require_support, from_environment
+from holdfast.integrations.lightning import Checkpoint, _finished, _require_support, from_environment
 from tests.frameworks.lightning_fits import Module, Stream, end_and_resume, fit, torch_loader
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of many things
@@ -112,11 +117,44 @@ def test_epochs_and_validations_are_marked(tmp_path, monkeypatch):
         lambda self, name, /, **metrics: marks.append((self.iteration, name, sorted(metrics))),
     )
     fit(tmp_path, module=WithMetrics, max_epochs=2)
-    # the session closes with the last update, before the last epoch ends
-    assert [mark for mark in marks if mark[1] != "validation"] == [(12, "epoch 0 ends", [])]
+    assert [mark for mark in marks if mark[1] != "validation"] == [
+        (12, "epoch 0 ends", []),
+        (24, "epoch 1 ends", []),
+    ]
     assert [mark for mark in marks if mark[1] == "validation"] == [
         (iteration, "validation", ["val_loss"]) for iteration in (6, 12, 18, 24)
     ]
+
+
+def test_a_value_belongs_to_the_iteration_that_logged_it_and_to_no_later_one(tmp_path):
+    arguments: dict[str, Any] = {
+        "module": Worsening,
+        "max_epochs": 2,
+        "callbacks": lambda: [EachCheckpointDurable()],
+        "settings": {"every": 1, "retention": "best 1 by val_loss, last 1"},
+    }
+    fit(tmp_path, end_after=8, **arguments)
+    fit(tmp_path, **arguments)
+    kept = {json.loads(path.read_bytes())["iteration"] for path in tmp_path.rglob("manifest.json")}
+    # the first validation, after update 6, had the lowest loss; the second start resumed from update 8
+    assert kept == {6, 8, 24}
+
+
+def test_wrappers_of_torchmetrics_resume_with_the_values_in_their_attributes(tmp_path):
+    assert end_and_resume(tmp_path, [5, 12], module=WithWrappers) == [1, 6, 13]
+
+
+def test_a_tracker_of_metrics_in_the_module_is_refused():
+    module = Module([])
+    module.tracker = MetricTracker(MeanMetric(), maximize=False)
+    with pytest.raises(ValueError, match="create it outside the module"):
+        _require_support(trainer_with(SingleDeviceStrategy()), module)
+
+
+def test_a_hook_finds_the_keys_of_lightning_and_may_not_change_the_saved_module(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "holdfast")
+    assert end_and_resume(tmp_path, [5], module=ChangesCheckpoint, max_epochs=1) == [1, 6]
+    assert "on_save_checkpoint adds or removes 'extra' in checkpoint['state_dict']" in caplog.text
 
 
 def test_what_hooks_of_the_module_save_and_change_resumes(tmp_path):
@@ -169,6 +207,18 @@ def test_the_environment_alone_adds_no_callback_without_a_job(monkeypatch):
     assert from_environment() == []
 
 
+def test_a_trainer_without_a_job_works_with_a_lightning_that_lacks_private_names(monkeypatch):
+    monkeypatch.delattr("lightning.pytorch.loops.loop._Loop")
+    monkeypatch.delitem(sys.modules, "holdfast.integrations.lightning")
+    monkeypatch.delenv("HOLDFAST_JOB", raising=False)
+    assert not [
+        each for each in pl.Trainer(logger=False).callbacks if type(each).__module__.startswith("holdfast")
+    ]
+    monkeypatch.setenv("HOLDFAST_JOB", "of-the-environment")
+    with pytest.raises(ImportError, match=r"cannot import name '_Loop'.*install lightning 2\.5\.6 or 2\.6\.6"):
+        pl.Trainer(logger=False)
+
+
 def test_a_second_module_needs_a_job_of_its_own(tmp_path):
     fit(tmp_path, max_epochs=1)
     with pytest.raises(ValueError, match="a job name of its own"):
@@ -195,13 +245,39 @@ def test_a_training_loader_without_a_position_is_refused(tmp_path):
         fit(tmp_path, train=lambda: list(torch_loader()))
 
 
+def test_a_loader_with_its_own_position_and_no_length_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"to holdfast\.DataLoader, or define __len__"):
+        fit(tmp_path, val_check_interval=10, train=lambda: StatefulDataLoader(Stream(), batch_size=4))
+
+
+def test_an_object_under_a_name_of_the_callback_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"state=\{'model': \.\.\.\}: .* use another name"):
+        fit(tmp_path, settings={"state": {"model": torch.nn.Linear(2, 2)}})
+
+
+def test_a_restore_in_place_is_refused():
+    with pytest.raises(ValueError, match="cannot go back within a process"):
+        Checkpoint("job", restorable_in_place=True)
+
+
+def test_optimizers_whose_steps_are_not_counted_are_reported(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "holdfast")
+    fit(tmp_path, module=Uncounted, accumulate_grad_batches=1, max_epochs=5)
+    (message,) = [each.message for each in caplog.records if "global_step" in each.message]
+    assert "use_pl_optimizer=False" in message
+
+
 def test_a_sharded_strategy_is_refused():
     class FSDPStrategy:
         pass
 
-    trainer = SimpleNamespace(strategy=FSDPStrategy())
     with pytest.raises(ValueError, match="FSDPStrategy is not supported: use 'auto' or 'ddp'"):
-        _require_support(trainer, Module([]))
+        _require_support(trainer_with(FSDPStrategy()), Module([]))
+
+
+def test_a_strategy_that_averages_the_weights_now_and_then_is_refused():
+    with pytest.raises(ValueError, match="model_averaging_period"):
+        _require_support(trainer_with(DDPStrategy(model_averaging_period=4)), Module([]))
 
 
 def test_a_fit_leaves_the_trainer_and_the_signal_handlers_as_they_were(tmp_path):
@@ -210,6 +286,10 @@ def test_a_fit_leaves_the_trainer_and_the_signal_handlers_as_they_were(tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
     for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
         assert not [name for name, value in vars(loop).items() if isinstance(value, functools.partial)]
+
+
+def trainer_with(strategy: Any) -> Any:
+    return SimpleNamespace(strategy=strategy, callbacks=[], reload_dataloaders_every_n_epochs=0)
 
 
 class Finetuning(BaseFinetuning):
@@ -256,6 +336,54 @@ class Manual(Module):
         halves = list(self.parameters())[:2], list(self.parameters())[2:]
         optimizers = [torch.optim.AdamW(half, lr=1e-2) for half in halves]
         return optimizers, [torch.optim.lr_scheduler.StepLR(each, 7) for each in optimizers]
+
+
+class Uncounted(Manual):
+    def optimizers(self, use_pl_optimizer=True):
+        return super().optimizers(use_pl_optimizer=False)
+
+
+class EachCheckpointDurable(pl.Callback):
+    def on_train_batch_start(self, trainer, *_):
+        (checkpoint,) = [each for each in trainer.callbacks if isinstance(each, Checkpoint)]
+        if checkpoint.session is not None:
+            assert checkpoint.session._checkpoints.wait_settled(30)
+
+
+class Worsening(Module):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", float(self.global_step))
+
+
+class WithWrappers(Module):
+    def __init__(self, seen):
+        super().__init__(seen)
+        self.extremes = MinMaxMetric(MulticlassAccuracy(job.CLASSES))
+        self.running = Running(MeanMetric(), window=3)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.extremes.update(self.model(batch[0]), batch[1])
+        self.running.update(loss.detach())
+        extremes = self.extremes.compute()
+        self._seen.append((extremes["min"].item(), extremes["max"].item(), self.running.compute().item()))
+        return loss
+
+
+class ChangesCheckpoint(Module):
+    def __init__(self, seen):
+        super().__init__(seen)
+        self.save_hyperparameters({"width": 3})
+
+    def on_save_checkpoint(self, checkpoint):
+        del (
+            checkpoint["optimizer_states"],
+            checkpoint["lr_schedulers"],
+            checkpoint["loops"],
+            checkpoint["callbacks"],
+        )
+        assert checkpoint["hyper_parameters"] == {"width": 3}
+        checkpoint["state_dict"]["extra"] = torch.zeros(1)
 
 
 class WithMetrics(Module):

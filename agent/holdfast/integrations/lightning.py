@@ -23,18 +23,28 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities.data import sized_len
-from lightning.fabric.utilities.types import _Stateful
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loops.loop import _Loop
-from lightning.pytorch.loops.utilities import _is_max_limit_reached
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torchmetrics import MetricTracker
+
+try:
+    from lightning.fabric.utilities.data import sized_len
+    from lightning.fabric.utilities.types import _Stateful
+    from lightning.pytorch.loops.loop import _Loop
+    from lightning.pytorch.loops.utilities import _is_max_limit_reached
+    from lightning.pytorch.utilities.exceptions import SIGTERMException
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+    from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+    from holdfast.integrations.lightning_state import TrainerState
+except ImportError as error:
+    raise ImportError(
+        f"lightning {pl.__version__} is not supported ({error}): install lightning 2.5.6 or 2.6.6, with which "
+        "this adapter is tested, or unset HOLDFAST_JOB to train without checkpoints"
+    ) from error
 
 from holdfast.data.loader import DataLoader
-from holdfast.integrations.lightning_state import TrainerState
+from holdfast.integrations import reject_common_names
 from holdfast.session import Session
 from holdfast.state.rng import restore_rng, rng_state
 
@@ -50,6 +60,8 @@ _NOT_SUPPORTED = {
     "ModelPruning": "prune the module before Trainer.fit",
 }
 """Callbacks that change what the state consists of, with what to do instead."""
+_BATCHES_UNTIL_AN_UPDATE = 100
+"""With manual optimization, so many batches without an update are reported."""
 _finished: dict[tuple[str, str], weakref.ref[pl.LightningModule]] = {}
 """The module that this process has trained to its end, by job and store."""
 
@@ -60,18 +72,25 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
     Args:
         job: the job's name, under which its checkpoints and its history are kept.
         **settings: settings and further objects of a `holdfast.Session`: `store`, `server`, `budget`, `state` …
+            ValueError for `restorable_in_place=True`: the loops of Lightning cannot go back.
 
     `session` is the session while the module is fitted, from the setup of the training data on; else `None`. An
     iteration is a batch after which `trainer.global_step` has grown.
 
     Raises (from `Trainer.fit`, before the first batch):
-        ValueError: a strategy, a callback or an option of the Trainer that is not supported; says what to do.
-        TypeError: a training loader without a position; or a value in the state of a callback or a hook that
-            cannot be stored.
+        ValueError: a strategy, a callback or an option of the Trainer that is not supported, or a name in `state`
+            that the callback uses; says what to do.
+        TypeError: a training loader without a position, or one with a position of its own and no length; or a
+            value in the state of a callback or a hook that cannot be stored.
         IncompatibleCheckpoint: the newest checkpoint does not fit the module.
     """
 
     def __init__(self, job: str, **settings: Any) -> None:
+        if settings.get("restorable_in_place"):
+            raise ValueError(
+                "restorable_in_place=True: the loops of Lightning cannot go back within a process. Drop it, and "
+                "start the script with `holdfast run`, which restarts it for a restore"
+            )
         self.job = job
         self.session: Session | None = None
         self.is_from_environment = False
@@ -82,8 +101,10 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         """Methods of Lightning's loops that are replaced, by object and name."""
         self._global_step = 0
         """`trainer.global_step` at the end of the last iteration."""
-        self._validated: dict[str, Any] | None = None
-        """Metrics of a validation within the current iteration."""
+        self._is_validated = False
+        """Whether a validation took place within the current iteration."""
+        self._logged: dict[str, Any] = {}
+        """Metrics at the end of the last iteration. Lightning keeps each until it is logged again."""
         self._rng: dict[str, Any] | None = None
         """Random state of the checkpoint, between a resume and the first batch."""
 
@@ -100,9 +121,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._replace(loop.epoch_loop, "on_advance_end", functools.partial(self._batch_ended, trainer))
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.session is not None and not trainer.sanity_checking:
-            # the iteration whose weights were validated has not ended yet
-            self._validated = {name: each for name, each in _metrics(trainer).items() if name.startswith("val")}
+        # the iteration whose weights were validated has not ended yet
+        self._is_validated = self.session is not None and not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self.session is not None:
@@ -150,7 +170,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._close_session(error)
 
     def _close_session(self, error: BaseException | None = None) -> None:
-        session, self.session, self._rng, self._validated = self.session, None, None, None
+        session, self.session, self._rng, self._is_validated = self.session, None, None, False
         if session is not None:
             session.__exit__(type(error) if error is not None else None, error, None)
 
@@ -164,7 +184,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
                 self.session = Session(self.job, **self._settings | {"state": self._objects(trainer, loaders)})
             if self.session.resume():
                 self._resumed(trainer, loaders)
-            self._global_step = trainer.global_step
+            self._global_step, self._logged = trainer.global_step, _metrics(trainer)
         load_loader_states()  # those of a checkpoint of Lightning, if this is a fresh start from one
 
     def _objects(self, trainer: pl.Trainer, loaders: list[Any]) -> dict[str, Any]:
@@ -177,7 +197,10 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         if is_overridden("state_dict", trainer.datamodule, pl.LightningDataModule):
             objects["datamodule"] = trainer.datamodule
         objects |= _numbered("loader", loaders)
-        return objects | {"trainer": TrainerState(trainer, self)} | (self._settings.get("state") or {})
+        objects["trainer"] = TrainerState(trainer, self)
+        further = self._settings.get("state") or {}
+        reject_common_names(objects, further)
+        return objects | further
 
     def _resumed(self, trainer: pl.Trainer, loaders: list[Any]) -> None:
         assert self.session is not None
@@ -214,16 +237,42 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         self._step(trainer)
 
     def _step(self, trainer: pl.Trainer) -> None:
-        if self.session is None or trainer.global_step == self._global_step:
+        if self.session is None:
             return
-        self._global_step = trainer.global_step
-        self.session.step(**_metrics(trainer))
-        if self._validated is not None:
-            self.session.mark("validation", **self._validated)
-            self._validated = None
+        if trainer.global_step == self._global_step:
+            self._warn_without_updates(trainer)
+            return
+        before, self._logged, self._global_step = self._logged, _metrics(trainer), trainer.global_step
+        # a value that is logged again is in new memory, and `before` keeps the memory of the previous one
+        new = {
+            name: value
+            for name, value in self._logged.items()
+            if name not in before or before[name].data_ptr() != value.data_ptr()
+        }
+        self.session.step(**new)
+        if self._is_validated:
+            self.session.mark("validation", **{name: each for name, each in new.items() if name.startswith("val")})
+            self._is_validated = False
         if _ends(trainer):
             # now: a later state belongs to the end of an epoch, while this one continues if more steps are allowed
+            self.session.mark(f"epoch {trainer.current_epoch} ends")
             self._close_session()
+
+    def _warn_without_updates(self, trainer: pl.Trainer) -> None:
+        """Warn once if a module with manual optimization does not count its updates."""
+        batches = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        if (
+            self.session is not None
+            and batches == _BATCHES_UNTIL_AN_UPDATE
+            and trainer.global_step == 0
+            and not trainer.lightning_module.automatic_optimization
+        ):
+            self.session.notice(
+                "warning",
+                "no_updates",
+                f"trainer.global_step is 0 after {batches} batches, so that nothing is saved: call step() of what "
+                "self.optimizers() returns; optimizers(use_pl_optimizer=False) does not count updates",
+            )
 
 
 def from_environment() -> list[Callback]:
@@ -280,6 +329,17 @@ def _require_support(trainer: pl.Trainer, module: pl.LightningModule) -> None:
             f"Trainer(strategy=...): {strategy.__name__} is not supported: use 'auto' or 'ddp', or a loop of your "
             "own with torch.distributed.fsdp.fully_shard and a holdfast.Session"
         )
+    if getattr(trainer.strategy, "_model_averaging_period", None) is not None:
+        raise ValueError(
+            "DDPStrategy(model_averaging_period=...) is not supported: the weights of the ranks differ between "
+            "two averages, and a checkpoint holds those of one rank; drop it"
+        )
+    for each in module.modules():
+        if isinstance(each, MetricTracker):
+            raise ValueError(
+                "MetricTracker in the module is not supported: it adds metrics while it trains, so that a new "
+                "module does not fit the checkpoint; create it outside the module"
+            )
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
             if (instead := _NOT_SUPPORTED.get(kind.__name__)) is not None:
@@ -306,6 +366,13 @@ def _make_resumable(trainer: pl.Trainer) -> list[Any]:
             f"{len(loaders)} training loaders with mode={combined._mode!r}: use 'min_size' or 'max_size_cycle', "
             "and loaders with a length"
         )
+    for loader in unsized:
+        if not isinstance(loader, DataLoader):
+            raise TypeError(
+                f"the training loader, a {type(loader).__name__}, has no length: Lightning draws one batch in "
+                "advance, and its position counts that as trained. Give its dataset to holdfast.DataLoader, or "
+                "define __len__"
+            )
     combined.flattened = loaders
     for loader in loaders:
         if isinstance(loader, DataLoader):

@@ -5,7 +5,10 @@ Checked with Lightning 2.6.6.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,10 +26,8 @@ from torchmetrics import Metric
 
 _CONNECTOR = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx")
 """Attributes of the logger connector: the values logged last, and its position in the epoch."""
-_META = (
-    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx"),
-    *("dataloader_idx", "metric_attribute"),
-)
+_META = {field.name for field in dataclasses.fields(_Metadata)} - {"reduce_fx", "_sync"}
+logger = logging.getLogger("holdfast")
 
 
 class TrainerState:
@@ -35,6 +36,7 @@ class TrainerState:
     def __init__(self, trainer: pl.Trainer, left_out: Callback) -> None:
         self._trainer, self._left_out = trainer, left_out
         """`left_out` is the callback that creates the session, which has no state."""
+        self._has_warned = False
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -83,10 +85,17 @@ class TrainerState:
         if not callbacks and not is_overridden("on_save_checkpoint", module):
             return {}
         checkpoint = self._checkpoint()
-        own = set(checkpoint)
+        own, names = set(checkpoint), set(checkpoint["state_dict"])
         for callback in callbacks:
             callback.on_save_checkpoint(trainer, module, checkpoint)
         module.on_save_checkpoint(checkpoint)
+        if not self._has_warned and (changed := names ^ set(checkpoint.get("state_dict", ()))):
+            self._has_warned = True
+            logger.warning(
+                "on_save_checkpoint adds or removes %r in checkpoint['state_dict']: that has no effect, the whole "
+                "module is saved; add values of your own under new keys of checkpoint",
+                min(changed),
+            )
         return {key: value for key, value in checkpoint.items() if key not in own}
 
     def _load_by_hooks(self, saved: Mapping[str, Any]) -> None:
@@ -100,13 +109,23 @@ class TrainerState:
 
     def _checkpoint(self) -> dict[str, Any]:
         """Return the entries of a checkpoint of Lightning that its hooks may read."""
-        trainer = self._trainer
-        return {
+        trainer, module = self._trainer, self._trainer.lightning_module
+        checkpoint = {
             "epoch": trainer.current_epoch,
             "global_step": trainer.global_step,
             "pytorch-lightning_version": pl.__version__,
-            "state_dict": trainer.lightning_module.state_dict(),
+            "state_dict": module.state_dict(),
+            # empty: the session saves these itself
+            "loops": {},
+            "callbacks": {},
+            "optimizer_states": [],
+            "lr_schedulers": [],
         }
+        for each in (module, trainer.datamodule):
+            if each is not None and each.hparams:
+                checkpoint[each.CHECKPOINT_HYPER_PARAMS_NAME] = getattr(each, "_hparams_name", None)
+                checkpoint[each.CHECKPOINT_HYPER_PARAMS_KEY] = dict(each.hparams)
+        return checkpoint
 
 
 class _RestoredResults(_ResultCollection):  # type: ignore[misc]  # its class is Any without Lightning
@@ -184,16 +203,19 @@ def _result_metric(trainer: pl.Trainer, state: Mapping[str, Any]) -> _ResultMetr
 
 
 def _metric_state(metric: Metric) -> dict[str, Any]:
+    """Return the states of a metric, and the numbers that a wrapper such as `Running` counts in its attributes."""
+    left_out = {*inspect.signature(type(metric).__init__).parameters, "_computed", "_forward_cache"}
     return {
-        "values": {name: getattr(metric, name) for name in metric._defaults},
-        "update_count": metric._update_count,
+        name: value
+        for name, value in vars(metric).items()
+        if name in metric._defaults or (type(value) in (int, float, bool, torch.Tensor) and name not in left_out)
     }
 
 
 def _load_metric(metric: Metric, state: Mapping[str, Any], device: torch.device) -> None:
-    for name in metric._defaults.keys() & state["values"].keys():
-        setattr(metric, name, _on_device(state["values"][name], device))
-    metric._update_count, metric._computed = state["update_count"], None
+    for name in vars(metric).keys() & state.keys():
+        setattr(metric, name, _on_device(state[name], device))
+    metric._computed = None
 
 
 def _plain(value: Any) -> Any:

@@ -168,3 +168,13 @@ def test_a_curve_is_broken_where_a_value_cannot_be_drawn() -> None:
 def test_ticks_are_round_values(axis: plot.AxisRange, expected: list[float]) -> None:
     assert axis.ticks(5) == pytest.approx(expected)
     assert re.fullmatch(r"\d+(\.\d+)?", f"{100 * axis.place(expected[0]):.2f}")
+
+
+@pytest.mark.parametrize(
+    "values", [(0.0, 5e-324), (-1.7e308, 1.7e308), (1e300, 1e300), (math.nan, math.inf), (3, 3)]
+)
+def test_no_range_of_values_breaks_the_axis(values: tuple[float, ...]) -> None:
+    up = plot.y_range(values, logarithmic=False)
+    if up is not None:
+        assert 0 < up.high - up.low < math.inf
+        assert len(plot.ticks(up, plot.Y_TICKS, lambda part: 1 - part)) <= 2 * plot.Y_TICKS

@@ -11,6 +11,8 @@ WIDTH, HEIGHT = 1000, 1000
 X_TICKS, Y_TICKS = 6, 5
 MARGIN = 0.04
 """Share of the range above and below the curves."""
+LARGEST, SMALLEST = 1e300, 1e-300
+"""Largest value and smallest range that are drawn: sums and differences of them stay finite and positive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +70,13 @@ def x_range(places: Iterable[float], start: float | None, end: float | None) -> 
 
 def y_range(values: Iterable[float], *, logarithmic: bool) -> AxisRange | None:
     """Return the range of the finite values, of the positive ones for a logarithmic axis; None without any."""
-    known = [value for value in values if math.isfinite(value) and (value > 0 or not logarithmic)]
+    known = [value for value in values if abs(value) <= LARGEST and (value > 0 or not logarithmic)]
     if not known:
         return None
     low, high = min(known), max(known)
     if logarithmic:
         return AxisRange(low / 1.1, high * 1.1, logarithmic=True)
-    room = (high - low or abs(high) or 1.0) * MARGIN
+    room = max(high - low or abs(high) or 1.0, SMALLEST) * MARGIN
     return AxisRange(low - room, high + room)
 
 

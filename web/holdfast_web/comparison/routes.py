@@ -17,6 +17,8 @@ from holdfast_web.shared.routing import PageRoute
 
 MOST_SMOOTHING = 0.99
 """Largest weight of the moving average: with 1, it would never change."""
+MOST_PLACE = 1e12
+"""Largest iteration, and time in seconds, of a window."""
 
 Names = Annotated[list[str] | None, Query()]
 
@@ -45,8 +47,18 @@ async def compare(
         jobs=tuple(dict.fromkeys(name.strip() for name in job or () if name.strip())),
         metrics=chosen or ("loss",),
         axis=cast("ComparisonAxis", x or "iteration"),
-        start=forms.number("from", start) if start.strip() else None,
-        end=forms.number("to", end) if end.strip() else None,
+        start=_place("from", start),
+        end=_place("to", end),
     )
     address = context.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
     return (await context.comparison_page(db, address, asker)).response()
+
+
+def _place(field: str, text: str) -> float | None:
+    """Parse one end of the window, an iteration or a time in seconds; `None` if it is empty."""
+    if not text.strip():
+        return None
+    value = forms.number(field, text)
+    if not abs(value) <= MOST_PLACE:
+        raise InvalidSetting(field, f"{field} {value:g} is outside -{MOST_PLACE:g} to {MOST_PLACE:g}")
+    return value

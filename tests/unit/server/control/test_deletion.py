@@ -8,6 +8,8 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.protocol.attempt_reports import ConfigurationReport, OutputReport, RankTotals
+from holdfast.protocol.jobs import MARK
 from holdfast.protocol.messages import (
     AttemptFinished,
     DesiredStateApplied,
@@ -16,7 +18,6 @@ from holdfast.protocol.messages import (
     LineageStarted,
     Notice,
     OrderStateChange,
-    RankTotals,
     Stall,
 )
 from holdfast_server import models
@@ -34,6 +35,11 @@ def report_everything(agent):
     client, job = agent.client, f"{JOBS}/{agent.job}"
     at = {"at": agent.at, "iteration": 1, "lineage": 1}
     agent.start()
+    agent.say(
+        ConfigurationReport(at=agent.at, section="configuration", values={"lr": "0.1"}),
+        OutputReport(at=agent.at, first=0, lines=["a line"]),
+        Notice(level="info", code=MARK, message="epoch 0 ends", **at),
+    )
     agent.say(LineageStarted(at=agent.at, lineage=1, iteration=0))
     agent.train(300)
     agent.checkpoint(100)

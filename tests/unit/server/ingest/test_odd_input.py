@@ -15,7 +15,7 @@ from holdfast_server import models
 from holdfast_web.accounts import routes as accounts
 from holdfast_web.checkpoint import routes as checkpoint
 from holdfast_web.fleet import routes as fleet
-from holdfast_web.job import controls
+from holdfast_web.job import annotation_dialogs, controls
 from holdfast_web.job import routes as job_pages
 from holdfast_web.shared import filters
 
@@ -53,12 +53,15 @@ def fields_of(endpoint):
 
 FORMS = {
     route.path: sorted(fields_of(route.endpoint))
-    for area in (fleet, job_pages, controls, checkpoint, accounts)
+    for area in (fleet, job_pages, annotation_dialogs, controls, checkpoint, accounts)
     for route in area.router.routes
     if "POST" in route.methods
 }
 QUERIES = {
-    "/": ["search"],
+    "/": ["search", "owner", "label", "sort", "hide", "page"],
+    "/compare": ["job", "metric", "x", "from", "to", "smooth", "log"],
+    "/jobs/char-gpt/attempts/1": ["against"],
+    "/jobs/char-gpt/annotations/new": ["iteration"],
     "/fleet/live": ["search"],
     "/login": ["next"],
     "/jobs/char-gpt": ["points"],
@@ -85,7 +88,7 @@ def test_every_query_is_tried(client):
     assert {name for names in FORMS.values() for name in names} == {
         "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key", "name", "password",
         "code", "policy", "hold", "edit", "job", "back", "pinned", "label", "against",
-        "retention",
+        "retention", "action", "jobs", "all_matching", "iteration", "text",
     }  # fmt: skip
 
 
@@ -102,6 +105,7 @@ def test_no_odd_form_breaks_the_server(job, client, step):
     usual = {"version": "0", "budget": "3", "every": "9", "paused": "true", "key": "k", "checkpoint": POINT}
     for path, names in FORMS.items():
         address = path.replace("{job}", "char-gpt").replace("{order}", "x").replace("{checkpoint}", POINT)
+        address = address.replace("{annotation}", "1")
         for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
             reply = client.post(address, data=usual | {name: value}, headers=PAGE, follow_redirects=False)
             assert reply.status_code < 500, (path, name, value)
