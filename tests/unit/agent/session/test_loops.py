@@ -248,6 +248,7 @@ def test_a_nested_loop_cannot_be_taken_back_from_inside_and_says_what_can(to, tm
 class IgnoringConnection:
     """Takes no notice of what is reported to it."""
 
+    has_server = False
     desired = None
     page = None
 

@@ -109,7 +109,7 @@ def test_an_update_that_a_scaler_skips_is_not_counted(tmp_path):
         scaler.scale(run.model(torch.ones(8, 4)).mean() * scale).backward()
         run.optimizer.step()
         run.optimizer.zero_grad()
-        updates.append(run.session._training._updates)
+        updates.append(run.session._training.updates)
         run.session.step()
     assert updates == [1, 1, 2]
     run.crash()
