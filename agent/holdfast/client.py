@@ -22,6 +22,7 @@ from typing import Literal
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import (
+    Annotation,
     CheckpointInfo,
     Edit,
     ForkFamily,
@@ -53,6 +54,7 @@ PAGE = 500
 """The most rows that the server returns at once."""
 CHECKPOINT = "/jobs/{job}/checkpoints/{checkpoint}"
 VERIFICATION = "/jobs/{job}/checkpoints/{checkpoint}/verification"
+ANNOTATIONS, ANNOTATION = "/jobs/{job}/annotations", "/jobs/{job}/annotations/{annotation}"
 TENSORS = "/jobs/{job}/checkpoints/{checkpoint}/tensors"
 
 __all__ = [
@@ -307,6 +309,22 @@ class Client(Administration):
     def notices(self, job: str, *, limit: int | None = None) -> list[NoticeInfo]:
         """Return the notices of a job, newest first. Raises NotFound."""
         return self._rows(NoticeInfo, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
+
+    def annotations(self, job: str, *, limit: int | None = None) -> list[Annotation]:
+        """Return the notes at iterations, latest iterations first. Raises NotFound."""
+        return self._rows(Annotation, "annotations", ANNOTATIONS, job, query={"limit": limit})
+
+    def annotate(self, job: str, text: str, *, iteration: int | None = None) -> Annotation:
+        """Add a note at a finished iteration; `None`: the newest. Raises NotFound, Conflict and Invalid."""
+        return self._fetch(Annotation, "POST", ANNOTATIONS, job, body={"text": text, "iteration": iteration})
+
+    def edit_annotation(self, job: str, annotation: int, text: str) -> Annotation:
+        """Change a note of a person. Raises NotFound, Conflict and Invalid."""
+        return self._fetch(Annotation, "PATCH", ANNOTATION, job, annotation, body={"text": text}, idempotent=True)
+
+    def delete_annotation(self, job: str, annotation: int) -> None:
+        """Delete a note of a person. Raises NotFound and Conflict."""
+        self._call("DELETE", ANNOTATION, job, annotation, idempotent=False)
 
     # ---- settings -----------------------------------------------------------------------------
 

@@ -1,6 +1,8 @@
-"""The part of the client for alerts, retention, users, keys and the audit log."""
+"""The part of the client for many jobs, alerts, retention, users, keys and the audit log."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from holdfast.protocol.administration import (
     Alert,
@@ -12,12 +14,43 @@ from holdfast.protocol.administration import (
     Person,
     Token,
 )
+from holdfast.protocol.fleet import BulkChange, BulkResult
 from holdfast.protocol.questions import ReportRetention
+from holdfast.protocol.timeline import Comparison, ComparisonAxis
 from holdfast.server_link.json_client import JsonClient
 
 
 class Administration(JsonClient):
-    """The methods of `holdfast.client.Client` that concern no job's training."""
+    """The methods of `holdfast.client.Client` that concern no single job's training."""
+
+    # ---- many jobs ----------------------------------------------------------------------------
+
+    def change_jobs(self, change: BulkChange) -> BulkResult:
+        """Change several jobs, or preview it; each is changed or refused on its own. Raises Invalid."""
+        return self._fetch(BulkResult, "POST", "/jobs/changes", body=change)
+
+    def compare(
+        self,
+        jobs: Sequence[str],
+        metrics: Sequence[str] = ("loss",),
+        *,
+        axis: ComparisonAxis = "iteration",
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 300,
+    ) -> Comparison:
+        """Return metrics of up to eight jobs or lineages on one axis. Raises NotFound and Invalid.
+
+        Args:
+            jobs: names of jobs, or `job:lineage`.
+            metrics: at most four.
+            axis: iterations, seconds since the start of each job, or seconds since 1970.
+            start: where the window begins on the axis; `None`: at its beginning.
+            end: where it ends.
+            points: points of a curve, about.
+        """
+        query = {"job": list(jobs), "metric": list(metrics), "x": axis, "from": start, "to": end, "points": points}
+        return self._fetch(Comparison, "GET", "/compare", query=query)
 
     # ---- alerts -------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from holdfast.client import (
     UnreachableError,
 )
 from holdfast.format.parity_file import ParityCode
-from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.fleet import BulkChange, Fleet
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Samples
 from holdfast.server_link import administration
@@ -155,6 +155,26 @@ def test_the_command_line_tells_what_fires_and_what_there_are_rules_for(address,
         refused = holdfast(*command)
         assert (refused.exit_code, "there is no alert 99" in refused.stderr) == (1, True)
     assert holdfast("silence", "1", "for ever").exit_code == 2
+
+
+def test_notes_are_added_changed_and_deleted(address):
+    with Client(address) as client:
+        note = client.annotate("char-gpt", "new data", iteration=10)
+        assert (note.iteration, note.text) == (10, "new data")
+        assert client.edit_annotation("char-gpt", note.id, "other data").text == "other data"
+        assert [each.text for each in client.annotations("char-gpt")] == ["other data"]
+        client.delete_annotation("char-gpt", note.id)
+        assert client.annotations("char-gpt") == []
+
+
+def test_many_jobs_are_changed_and_compared(address):
+    with Client(address) as client:
+        preview = client.change_jobs(BulkChange(action="budget", budget="2%", jobs=["char-gpt"], preview=True))
+        assert (preview.changed, [each.job for each in preview.outcomes]) == (1, ["char-gpt"])
+        compared = client.compare(["char-gpt"], axis="iteration", start=5)
+        assert [each.job for each in compared.jobs] == ["char-gpt"]
+        with pytest.raises(NotFound):
+            client.compare(["char-gpt", "no-such-job"])
 
 
 def test_a_scrub_reports_damage_and_its_repair(address, tmp_path):
