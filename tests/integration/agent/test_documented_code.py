@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Iterator
@@ -52,12 +53,13 @@ def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
     optimizer = torch.optim.AdamW(model.parameters())
     dataset = [torch.randn(4) for _ in range(96)]
     given = {
-        "BATCH": 32, "EPOCHS": 2, "Ring": lambda: dataset, "artist": nn.Linear(4, 1), "critic": nn.Linear(4, 1),
+        "BATCH": 32, "EPOCHS": 2, "Ring": lambda: dataset,
+        "args": argparse.Namespace(lr=1e-3), "artist": nn.Linear(4, 1), "critic": nn.Linear(4, 1),
         "DistributedDataParallel": DistributedDataParallel, "artist_loss": 0.5, "critic_loss": 0.5,
         "dataset": dataset, "dist": dist, "holdfast": holdfast, "loss": 0.5,
         "loss_of": lambda model, batch: model(batch).square().mean(), "math": math,
         "max_iterations": 5, "model": model, "optimizer": optimizer,
-        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10), "torch": torch, "val_loss": 0.5,
+        "seed": 0, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10), "torch": torch, "val_loss": 0.5,
         "z": torch.Generator(),
     }  # fmt: skip
     given["opt_a"] = torch.optim.Adam(given["artist"].parameters())

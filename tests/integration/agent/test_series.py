@@ -48,7 +48,7 @@ def test_a_forked_child_reads_and_puts_nothing(tmp_path: Path) -> None:
 
 
 def test_the_example_inverts() -> None:
-    command = [sys.executable, ROOT / "examples/seismic_inversion.py", "--side", "48", "--steps", "120"]
+    command = [sys.executable, ROOT / "examples/seismic_inversion.py", "--side", "40", "--steps", "260"]
     ended = subprocess.run([*command, "--iterations", "3"], capture_output=True, text=True, check=True)
     misfits = [float(line.split("misfit ")[1].split(",")[0]) for line in ended.stdout.splitlines()]
     assert len(misfits) == 3

@@ -42,7 +42,7 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     page.keyboard.press("Escape")
     page.keyboard.press("j")
     page.keyboard.press("j")
-    expect(page.get_by_role("link", name="keys-2")).to_be_focused()
+    expect(page.get_by_role("link", name="keys-2", exact=True)).to_be_focused()
     page.keyboard.press("k")
     page.keyboard.press("Enter")
     expect(page).to_have_url(re.compile("/jobs/keys-1$"))
