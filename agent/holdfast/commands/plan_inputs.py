@@ -126,6 +126,8 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
     copy = _parse(options.copy_bandwidth, "--copy-bandwidth", parse_speed, COPY_BYTES_PER_SECOND)
     write = _parse(options.write_bandwidth, "--write-bandwidth", parse_speed, WRITE_BYTES_PER_SECOND)
     snapshot = state_bytes / (options.ranks or 1) / copy
+    if not state_bytes and (options.parity or options.compress or options.unchanged):
+        raise ValueError("--parity, --compress and --unchanged need the size: give --state or --parameters")
     writing: list[PlanInput] = []
     new_bytes, encoding = _written(options, state_bytes / (options.ranks or 1), writing)
     persist = encoding + new_bytes / write

@@ -13,7 +13,7 @@ from holdfast.integrations.logger_run import LoggerRun
 from holdfast.session import Session
 
 
-class Run(LoggerRun):
+class MlflowRun(LoggerRun):
     """The MLflow run of a session: `log_metrics`, and all attributes of `mlflow.ActiveRun`.
 
     After a restore it stands for the run of the new lineage.
@@ -83,7 +83,7 @@ def _page(info: Any) -> str:
     return f"{uri.scheme}://{host}{uri.path.rstrip('/')}/#/experiments/{info.experiment_id}/runs/{info.run_id}"
 
 
-def start_run(session: Session, **arguments: Any) -> Run:
+def start_run(session: Session, **arguments: Any) -> MlflowRun:
     """Begin the MLflow run of a job, or continue it after a restart.
 
     Resumes the session, unless it has resumed: the checkpoint holds the id of the run. MLflow deletes no metrics,
@@ -97,4 +97,4 @@ def start_run(session: Session, **arguments: Any) -> Run:
     Raises:
         mlflow.exceptions.MlflowException: the run could not be begun.
     """
-    return Run(session, arguments)
+    return MlflowRun(session, arguments)

@@ -15,7 +15,7 @@ BLOCK_BYTES = 32768
 """Size of a block in the file of an offline run, which has the log format of LevelDB after a header of 7 bytes."""
 
 
-class Run(LoggerRun):
+class WandbRun(LoggerRun):
     """The W&B run of a session: `log`, and all attributes of `wandb.Run`.
 
     After a restore it stands for the run of the new lineage.
@@ -97,7 +97,7 @@ def last_step(file: Path) -> int:
     return step
 
 
-def init(session: Session, **arguments: Any) -> Run:
+def init(session: Session, **arguments: Any) -> WandbRun:
     """Begin the W&B run of a job, or continue it after a restart.
 
     Resumes the session, unless it has resumed: the checkpoint holds the id of the run. After a restore, the run is
@@ -111,4 +111,4 @@ def init(session: Session, **arguments: Any) -> Run:
     Raises:
         wandb.Error: the run could not be begun.
     """
-    return Run(session, {"group": session.job, **arguments})
+    return WandbRun(session, {"group": session.job, **arguments})

@@ -38,6 +38,7 @@ SPAN = 2000
 """Iterations that are read before them."""
 JOBS_AT_ONCE = 50
 RECORD = 2.0
+"""How many times as far above the median as the losses before it a spike is."""
 NEWEST_LOSSES = 10
 """Losses of a rise that are not compared with; spiking iterations that are as close are one spike."""
 

@@ -30,7 +30,7 @@ class Trouble:
 
 
 async def newest(db: Database, job: str) -> Trouble | None:
-    """Return the iteration at which the loss stopped to be finite, else the newest one that an alert is about.
+    """Return the iteration from which the loss is not finite, else the newest one that an alert is about.
 
     Only iterations of the current attempt that are on the path to the current one count. Raises UnknownJob.
     """

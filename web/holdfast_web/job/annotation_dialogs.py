@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Path
@@ -90,11 +90,7 @@ async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: flo
         await act
     except (InvalidSetting, NotPossible) as refusal:
         field = refusal.field if isinstance(refusal, InvalidSetting) else ""
-        shown = AnnotationDialog(
-            job=dialog.job, annotation=dialog.annotation, iteration=dialog.iteration, text=dialog.text,
-            refusal=str(refusal), refused_field=field,
-        )  # fmt: skip
-        return _respond(shown, htmx, refusal.status)
+        return _respond(replace(dialog, refusal=str(refusal), refused_field=field), htmx, refusal.status)
     if not htmx:
         return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
     live = await context.job_live(db, dialog.job, now=now)

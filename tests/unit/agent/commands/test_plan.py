@@ -151,6 +151,7 @@ def test_scripts_get_the_curve_and_what_it_rests_on(holdfast: Holdfast) -> None:
         (["--state", "6GB", "--policy", "fixed"], "add --every 500"),
         (["--state", "6GB", "--restart", "soon"], "is not a time"),
         (["--stall", "-1s"], "--stall '-1s'"),
+        (["--stall", "10ms", "--parity", "10+2"], "need the size: give --state or --parameters"),
         (["--job", "gpt", "--state", "6GB"], "--state is measured"),
     ],
 )

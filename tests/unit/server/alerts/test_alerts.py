@@ -270,8 +270,8 @@ def test_a_finished_restore_is_told_for_a_while(alive, client, clock, look):
         )
     look(1)
     assert [alert["rule"] for alert in alerts(client)] == ["restored"], "by default it raises no alert"
-    told = only(client, "restored")
-    assert (told["severity"], told["message"]) == ("info", "restored to iteration 10 in 1.5 s")
+    alert = only(client, "restored")
+    assert (alert["severity"], alert["message"]) == ("info", "restored to iteration 10 in 1.5 s")
 
 
 def test_rules_are_of_a_project_and_can_be_changed_and_put_back(client, clock):

@@ -60,9 +60,9 @@ def test_each_selected_job_takes_it_and_no_other(jobs):
 
 
 def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
-    done = set_budget(jobs, "one", "nobody", "one")
+    done = set_budget(jobs, "one", "missing", "one")
     assert "1 job changed, 1 job not changed" in words(done.text)
-    assert "Not changed: job 'nobody' not found: no agent has reported under this name" in words(done.text)
+    assert "Not changed: job 'missing' not found: no agent has reported under this name" in words(done.text)
     assert budget_of(jobs, "one") == 0.02
 
 
@@ -100,7 +100,7 @@ def test_each_is_judged_by_who_asks(stage, cast, who, sentence):
 
 def test_the_confirmation_names_the_number_and_what_is_skipped_and_changes_nothing(jobs):
     act(jobs, "pause", "three")
-    page = words(ask(jobs, "pause", "one", "two", "three", "nobody").text)
+    page = words(ask(jobs, "pause", "one", "two", "three", "missing").text)
     assert "Pause checkpoints of 2 jobs?" in page
     assert "one, two" in page
     assert "Skipped: 2 jobs" in page
