@@ -44,9 +44,13 @@ def live(
     start: int,
     death: dict[str, Any] | None,
     meets_always: bool,
+    settles_at: int | None = None,
     **options: Any,
 ) -> None:
-    """Train, telling each iteration, until the end or a death: in that iteration, or in the first one after it."""
+    """Train, telling each iteration, until the end or a death: in that iteration, or in the first one after it.
+
+    After iteration `settles_at` all ranks wait until the checkpoints so far are durable.
+    """
     _meet(meets_always)
     fellows = _fellows()
     job = MultiRankJob(store, seed=common_seed(store, start), **options)
@@ -54,6 +58,9 @@ def live(
         for now in job.moments():
             if now == "recorded":
                 _tell(stage, job)
+            if now == "stepped" and job.session.iteration == settles_at:
+                job.settle()
+                dist.barrier()  # what is durable for one rank is so for all
             here = death is not None and (death["rank"], death["moment"]) == (dist.get_rank(), now)
             if here and job.session.iteration + (now != "stepped") >= death["iteration"]:
                 die(death["kind"], fellows)

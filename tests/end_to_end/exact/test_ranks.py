@@ -110,7 +110,7 @@ def test_compressed_checkpoints_with_parity_resume_exactly_also_repaired(
 ):
     pytest.importorskip("numpy")
     # a budget that a job this small keeps: compression pauses otherwise
-    options = {"kind": kind, "compress": True, "parity": "10+2", "budget": 1.0, "every": 2}
+    options = {"kind": kind, "compress": True, "parity": "10+2", "budget": 1.0, "every": 2, "settles_at": 4}
     death = PlannedRankKill("SIGKILL", 1, 6, "backward")
     newest = []
 
