@@ -29,6 +29,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix=".bench-dashboard-", dir=options.folder) as made:
         folder, port = Path(made), free_port()
         command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
+        command += ["--max-jobs", str(options.jobs + 1)]
         with running(command, port=port, ready="/readyz", log=folder / "log", environment={}) as server:
             began = time.perf_counter()
             run = fill(port, iterations=options.iterations, checkpoints=options.checkpoints, ends_at=time.time())

@@ -74,6 +74,7 @@ def methods() -> list[Method]:
         Method("every 8th step, raw", Raw(), 8),
         Method("half", Half()),
         *(Method(f"zfp, {tolerance:g}", Zfp(tolerance)) for tolerance in (1e-3, 1e-2, 1e-1)),
+        Method("zfp, 0.01, every 8th step", Zfp(1e-2), 8),
         *(Method(f"SZ3, {tolerance:g}", Sz3(tolerance)) for tolerance in (1e-2, 2e-2)),
         Method("PCA, 0.03", pca),
         Method("autoencoder, 0.03", autoencoder),
