@@ -24,6 +24,8 @@ from benchmarks.integrations.kills import Comparison, compare, entries, run
 from holdfast.format.manifest import MANIFEST, decode_manifest
 
 RESUMED_BY = ("framework", "holdfast")
+WITHOUT_OWN_RESUME = ("plain", "stateful_loader")
+"""Scripts without a framework that saves checkpoints."""
 DISTRIBUTIONS = {"fabric": "lightning", "stateful_loader": "torchdata", "plain": "torch"}
 """Where the name of a script is not that of its framework's distribution."""
 
@@ -84,7 +86,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         for script in [name for name in args.only if name != OVERHEAD]:
             for resumed_by in RESUMED_BY:
-                if resumed_by == "framework" and not _has_own_resume(script):
+                if resumed_by == "framework" and script in WITHOUT_OWN_RESUME:
                     continue
                 row = _measure(script, resumed_by, Path(folder) / script / resumed_by, args.kills, args.seed)
                 rows.append(row)
@@ -149,10 +151,6 @@ def _recorded_stalls(store: Path) -> list[float]:
 
 def _source(script: str) -> str:
     return (Path(jobs.__file__).parent / f"{script}.py").read_text()
-
-
-def _has_own_resume(script: str) -> bool:
-    return '"framework"' in _source(script)
 
 
 def _lines(script: str) -> int:

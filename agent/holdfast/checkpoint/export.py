@@ -5,11 +5,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import logging
 import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,8 +19,9 @@ import torch
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import Progress
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.dtypes import stored_as
+from holdfast.format.dtypes import dtype_of_view, stored_as
 from holdfast.format.shards import is_module, names_in, state_for
 from holdfast.state.tree import decode
 from holdfast.state.wrappers import RESERVED
@@ -27,6 +29,8 @@ from holdfast.store import Store
 from holdfast.system.files import Files
 from holdfast.system.host_memory import bytes_of
 from holdfast.torch_internals import with_metadata
+
+logger = logging.getLogger("holdfast")
 
 Format = Literal["safetensors", "torch", "dcp"]
 DCP_METADATA = ".metadata"
@@ -42,6 +46,8 @@ class ExportResult:
     tensors: int = 0
     size_bytes: int = 0
     left_out: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """Names of damaged tensors, which a degraded export leaves out."""
 
 
 def export(
@@ -53,6 +59,7 @@ def export(
     *,
     only: str | None = None,
     force: bool = False,
+    degraded: bool = False,
     progress: Progress | None = None,
 ) -> ExportResult:
     """Verify a checkpoint and write it to `target` atomically.
@@ -60,12 +67,20 @@ def export(
     The tensors of a module have the names of its state_dict(). With `only`, one object of the session is written.
     Shards of several ranks are assembled; of what each rank had for itself, that of rank 0 is written.
 
+    With `degraded`, tensors that are damaged beyond repair are left out of a safetensors file, whose metadata then
+    counts them as `lost`. The other tensors are verified like those of any export.
+
     Raises:
         FileExistsError: `target` exists; with `force`, it is not an export.
         LookupError: the checkpoint has no object `only`.
         OSError: the store cannot be read, or `target` cannot be written; the error names the file.
+        ValueError: `degraded` for a format that is not safetensors.
         Whatever `restore.load` raises.
     """
+    if degraded and format != "safetensors":
+        raise ValueError(
+            f"a {format} export has no room for lost tensors: use --format safetensors with --degraded"
+        )
     _require_free(target, format, force)
     manifest = restore.manifest(store, job, checkpoint)
     state = state_for(manifest, EXPORTED_RANK)
@@ -75,13 +90,33 @@ def export(
             raise LookupError(f"{checkpoint} has no object {only!r}; it has {', '.join(trees)}")
         trees = {only: trees[only]}
     wanted = names_in(list(trees.values()))
-    loaded = restore.load(store, job, checkpoint, only=wanted, rank=EXPORTED_RANK, progress=progress)
-    chosen = _Selection(manifest, trees, loaded.tensors, alone=only is not None)
+
+    def load(names: Collection[str]) -> dict[str, torch.Tensor]:
+        loaded = restore.load(store, job, checkpoint, only=names, rank=EXPORTED_RANK, progress=progress)
+        return dict(loaded.tensors)
+
+    tensors = _load_sound(load, sorted(wanted), manifest) if degraded else load(wanted)
+    chosen = _Selection(manifest, trees, tensors, alone=only is not None)
     written = ExportResult(list(trees))
     with atomic_write(target, force) as temporary:
         _WRITERS[format](temporary, chosen, written)
         written.size_bytes = sync(temporary)
     return written
+
+
+def _load_sound(
+    load: Callable[[Collection[str]], dict[str, torch.Tensor]], names: Sequence[str], manifest: fmt.Manifest
+) -> dict[str, torch.Tensor]:
+    """Load tensors in ever smaller groups until only damaged ones fail; these are on the device `meta`."""
+    try:
+        return load(names)
+    except DamagedCheckpoint as error:
+        if len(names) == 1:
+            logger.warning("%s is lost: %s", names[0], error)
+            dtype, shape = restore.shapes(manifest, EXPORTED_RANK)[names[0]]
+            return {names[0]: torch.empty(shape, dtype=dtype_of_view(dtype.removeprefix("torch.")), device="meta")}
+    middle = len(names) // 2
+    return _load_sound(load, names[:middle], manifest) | _load_sound(load, names[middle:], manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +167,16 @@ def _plain(value: Any) -> Any:
 
 
 def _write_safetensors(path: Path, chosen: _Selection, written: ExportResult) -> None:
-    tensors = {name: tensor.contiguous() for name, tensor in chosen.named().items()}
+    named = chosen.named()
+    written.lost = [name for name, tensor in named.items() if tensor.is_meta]
+    tensors = {name: tensor.contiguous() for name, tensor in named.items() if not tensor.is_meta}
     stored = {name: stored_as(name, tensor) for name, tensor in tensors.items()}
     slots = fmt.lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
     views = {f"view of {name}": view for name, (_, _, view) in stored.items() if view is not None}
     about = {"format": "pt", "job": chosen.manifest.job, "iteration": str(chosen.manifest.iteration)}
+    lost = {"lost": f"{len(written.lost)} of {len(named)} tensors"} if written.lost else {}
     with path.open("xb") as file:
-        file.write(fmt.payload_header(slots, about | views))
+        file.write(fmt.payload_header(slots, about | views | lost))
         for slot in slots:
             file.write(bytes_of(tensors[slot.name]))
     written.tensors = len(slots)

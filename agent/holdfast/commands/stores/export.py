@@ -32,6 +32,8 @@ class ExportReport(msgspec.Struct, kw_only=True):
     size_bytes: int
     left_out: list[str]
     """Values that the format cannot hold."""
+    lost: list[str]
+    """Damaged tensors that a degraded export leaves out."""
 
 
 def export(
@@ -44,6 +46,9 @@ def export(
         str | None, typer.Option(help="Export only this object of the session, such as model.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
+    degraded: Annotated[
+        bool, typer.Option("--degraded", help="Leave out tensors that are damaged beyond repair.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Verify a checkpoint and write it in a format that other programs read.
@@ -57,6 +62,9 @@ def export(
 
     TARGET is written atomically; an interrupted export leaves nothing.
 
+    A damaged checkpoint is refused. With --degraded, a safetensors file gets the tensors that are sound or can be
+    repaired, and the others are listed. Training from such a file is no exact resume.
+
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
     export checkpoints char-gpt 1200 gpt.pt --format torch
     """
@@ -68,8 +76,10 @@ def export(
             fail(f"export needs {error.name}: install Holdfast with its extra `torch`")
         try:
             with progress_bar(f"{job} {name}") as progress:
-                made = write(store, job, name, target, format, only=only, force=force, progress=progress)
-        except (FileExistsError, LookupError) as error:
+                made = write(
+                    store, job, name, target, format, only=only, force=force, degraded=degraded, progress=progress
+                )
+        except (FileExistsError, LookupError, ValueError) as error:
             fail(str(error.args[0]))
         except KeyboardInterrupt:
             fail(f"interrupted; {target} was not written")
@@ -82,6 +92,7 @@ def export(
         tensors=made.tensors,
         size_bytes=made.size_bytes,
         left_out=made.left_out,
+        lost=made.lost,
     )
     if json:
         print_json(written)
@@ -93,6 +104,8 @@ def _print(written: ExportReport) -> None:
     what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}"
     size = format_bytes(written.size_bytes)
     print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what}, {size})")
+    if written.lost:
+        print(f"lost {counted(len(written.lost), 'damaged tensor')}: {', '.join(written.lost)}")
     if written.left_out:
         few = ", ".join(written.left_out[:3]) + (", …" if len(written.left_out) > 3 else "")
         print(f"left out {counted(len(written.left_out), 'value')} that are not tensors: {few}")

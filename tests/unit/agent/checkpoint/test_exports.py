@@ -152,6 +152,39 @@ def test_one_object_needs_no_other_to_be_sound(made, tmp_path):
     assert names(tmp_path) == ["store", "x"]
 
 
+def test_a_degraded_export_has_all_tensors_but_the_damaged_ones_and_says_so(made, tmp_path):
+    written, model, optimizer = made
+    lost = ["model.norm.weight", "optimizer.state.exp_avg.embed.weight"]
+    stored = {tensor.name for tensor in written.manifest.tensors}
+    for name in ("model.norm.weight", "optimizer.state.exp_avg.embed.weight"):
+        assert name in stored
+        damage(written, name)
+    result = export(written.store, "job", written.id, tmp_path / "x", "safetensors", degraded=True)
+    found = load_file(tmp_path / "x")
+    assert sorted(result.lost) == lost
+    assert not set(lost) & found.keys()
+    assert torch.equal(found["model.head.weight"], model.head.weight)
+    moment = optimizer.state[model.norm.weight]["exp_avg_sq"]
+    assert torch.equal(found["optimizer.state.exp_avg_sq.norm.weight"], moment)
+    with safetensors.safe_open(tmp_path / "x", "pt") as file:
+        assert file.metadata()["lost"] == f"2 of {len(found) + 2} tensors"
+
+
+def test_a_degraded_export_of_a_sound_checkpoint_is_that_of_any_other(made, tmp_path):
+    written, *_ = made
+    for name, degraded in (("plain", False), ("degraded", True)):
+        result = export(written.store, "job", written.id, tmp_path / name, "safetensors", degraded=degraded)
+        assert result.lost == []
+    assert (tmp_path / "plain").read_bytes() == (tmp_path / "degraded").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+def test_formats_that_need_every_tensor_refuse_a_degraded_export(made, tmp_path, kind):
+    written, *_ = made
+    with pytest.raises(ValueError, match="use --format safetensors with --degraded"):
+        export(written.store, "job", written.id, tmp_path / "x", kind, degraded=True)
+
+
 @pytest.mark.parametrize("kind", exports._WRITERS)
 def test_nothing_is_replaced_unasked_and_nothing_but_an_export_at_all(made, tmp_path, kind):
     written, *_ = made

@@ -55,7 +55,9 @@ SURFACE = {
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],
-    "store export": ["PATH", "JOB", "CHECKPOINT", "TARGET", "--force", "--format", "--json", "--only"],
+    "store export": [
+        "PATH", "JOB", "CHECKPOINT", "TARGET", "--degraded", "--force", "--format", "--json", "--only",
+    ],
     "store gc": [
         "PATH", "--drop", "--dry-run", "--job", "--json", "--keep", "--retention", "--server", "--token",
         "--while-running", "--yes", "-y",

@@ -74,6 +74,18 @@ def test_damage_is_refused(holdfast: Holdfast, store: Path, tmp_path: Path) -> N
     assert "damaged: rank-0.safetensors: is 19,583 bytes long" in result.stderr
 
 
+def test_a_degraded_export_names_what_is_lost(holdfast: Holdfast, store: Path, tmp_path: Path) -> None:
+    payload = store / "job" / "000000000005-1" / "rank-0.safetensors"
+    data = bytearray(payload.read_bytes())
+    data[-1] ^= 1
+    payload.write_bytes(data)
+    result = holdfast("store", "export", store, "job", "latest", tmp_path / "x", "--degraded", "--json")
+    found = json.loads(result.stdout)
+    assert (len(found["lost"]), found["tensors"]) == (1, 7)
+    again = holdfast("store", "export", store, "job", "latest", tmp_path / "x", "--degraded", "--force")
+    assert f"lost 1 damaged tensor: {found['lost'][0]}" in again.stdout
+
+
 INTERRUPTED = """
 import os, sys, torch
 real = torch.save
