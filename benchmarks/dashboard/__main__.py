@@ -16,6 +16,7 @@ from benchmarks.ingest.running import free_port, running
 
 from . import pages
 from .filling import JOB, fill, fill_fleet
+from .watching import JOBS as WATCHED_JOBS
 from .watching import cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix=".bench-dashboard-", dir=options.folder) as made:
         folder, port = Path(made), free_port()
         command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", str(folder / "bench.db")]
-        command += ["--max-jobs", str(options.jobs + 1)]
+        command += ["--max-jobs", str(options.jobs + 1 + WATCHED_JOBS)]
         with running(command, port=port, ready="/readyz", log=folder / "log", environment={}) as server:
             began = time.perf_counter()
             run = fill(port, iterations=options.iterations, checkpoints=options.checkpoints, ends_at=time.time())
