@@ -1,37 +1,28 @@
-"""A directory store that fails on request, in any process that opens it. Does not import torch."""
+"""A directory store that fails on request."""
 
 import errno
-import json
 import os
-import signal
 from pathlib import Path
 
 from holdfast.store import LocalStore
 
 
 class FaultyStore(LocalStore):
-    """Directory store that injects `fault` in any process that opens it."""
-
-    opener = "tests.support.faulty_store:open_faulty"
+    """Directory store that injects `fault`."""
 
     def __init__(self, root, fault, **details):
         super().__init__(Path(root))
         self.fault, self.details = fault, details
-        self.url = json.dumps({"root": str(root), "fault": fault, **details})
 
     @property
     def begun(self):
-        """Number of writers so far, in all processes."""
+        """Number of writers so far."""
         return (self.root / "begun").stat().st_size
 
     def begin(self, *args):
         with open(self.root / "begun", "a") as file:
             file.write(".")
         return FaultyWriter(self, super().begin(*args))
-
-
-def open_faulty(url):
-    return FaultyStore(**json.loads(url))
 
 
 class FaultyWriter:
@@ -64,14 +55,6 @@ class FaultyWriter:
         if self.store.begun == 1:
             tell(self.store.root / "reached", str(os.getpid()))
             hear(self.store.root / "go")
-
-    def before_killed(self, _):
-        """Kill this process, and leave a child that holds its files open."""
-        if os.fork() == 0:
-            tell(self.store.root / "reached", str(os.getpid()))
-            hear(self.store.root / "go")
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def before_paced(self, options):
         """Write at a very low rate until the rate limit is lifted."""

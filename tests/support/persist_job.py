@@ -24,7 +24,6 @@ from tests.support.faulty_store import FaultyStore
 from tests.support.process_inspection import children
 
 JOB = "job"
-BACKENDS = ["thread", "process"]
 
 
 def origin(**changes):
@@ -67,14 +66,13 @@ class SettledRuns:
 class PersistJob:
     """Live tensors, a store, and what takes checkpoints of the ones to the other."""
 
-    def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
+    def __init__(self, store, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
         self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
-        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
-        self.snapshots.shared = self.persister.shares_memory
+        self.persister = Persister(store, max_in_flight=max_in_flight)
 
     @property
     def settled(self):

@@ -1,6 +1,6 @@
 """Verify a stored checkpoint at a limited rate, in a separate process.
 
-    python -m holdfast.checkpoint.verification OPENER URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
+    python -m holdfast.checkpoint.verification URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
 
 The process shares no interpreter lock, torch threads or memory with training. It prints progress and the result as
 lines of JSON, and exits when the process that started it has gone.
@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import math
 import os
-import pkgutil
 import sys
 import threading
 import time
@@ -30,7 +29,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
 from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.io_pool import lower_cpu_priority
 from holdfast.system.processes import raise_oom_score
@@ -272,11 +271,10 @@ def _norm(sums: Sums, squares: float) -> float:
     return math.sqrt(squares) if sums.comparable else math.nan
 
 
-def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:
+def main(url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:
     lower_cpu_priority()
     raise_oom_score()
     torch.set_num_threads(1)
-    open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
     reported_at = 0.0
 
     def report(read_bytes: int, total_bytes: int) -> None:

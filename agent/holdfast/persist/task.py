@@ -1,4 +1,4 @@
-"""The description of a checkpoint to write, without the bytes; it is sent to helper processes."""
+"""The description of a checkpoint to write, without the bytes; it is kept in the completion marker as well."""
 
 from __future__ import annotations
 
@@ -93,13 +93,11 @@ def is_worth_sharing(unchanged_bytes: int, size_bytes: int) -> bool:
     return unchanged_bytes >= max(MIN_SHARED_BYTES, MIN_SHARED_SHARE * size_bytes)
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True, tag="written"):
+class Written(msgspec.Struct, frozen=True, kw_only=True):
     """A durable checkpoint, or a rank's durable part of one."""
 
     write_seconds: float
     """Time to write the payload."""
-    encode_seconds: float = 0.0
-    """Time to encode it."""
     tries: int = 1
     part: RankShard | None = None
     files: list[File] = []

@@ -64,8 +64,6 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of rank 0's state by entry: other ranks send only entries that differ."""
     may_link: bool = True
     """Whether files of earlier checkpoints may be linked."""
-    compress: bool = False
-    """Whether files are encoded."""
     reason: str | None = None
     torn: bool = False
 
@@ -316,7 +314,6 @@ def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] |
         uid=origin.uid,
         state=state or {},
         may_link=origin.may_link,
-        compress=origin.compress,
     )
 
 
@@ -328,7 +325,6 @@ def _for_folder(task: Task, begun: _Begin) -> Task:
         attempt=begun.attempt,
         uid=begun.uid,
         may_link=begun.may_link and task.origin.may_link,
-        compress=begun.compress,
     )
     return msgspec.structs.replace(task, origin=origin)
 

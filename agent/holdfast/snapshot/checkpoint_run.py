@@ -178,8 +178,6 @@ class WriteResult:
     """Why the checkpoint is not durable; None if it is."""
     seconds: float = 0.0
     """Time since the end of the copy, or since a writer became free if that was later."""
-    backend: str | None = None
-    """`thread` or `process`; None when nothing was written."""
     fenced: bool = False
     """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
@@ -188,8 +186,6 @@ class WriteResult:
     """Size of the files among them that earlier checkpoints wrote."""
     raw_bytes: int = 0
     """Size of all ranks' files before they were encoded; 0 if none was."""
-    encode_seconds: float = 0.0
-    """Part of `seconds` in which this rank encoded its files."""
     not_linked: str | None = None
     """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()

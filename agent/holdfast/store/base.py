@@ -222,17 +222,13 @@ class Store(Protocol):
     def leftovers(self, job: str) -> list[Leftover]:
         """List what earlier attempts left unfinished, and what was set aside as damaged.
 
-        What the newest attempt left unfinished is not listed: its helper process may still write when the trainer
+        What the newest attempt left unfinished is not listed: the supervisor may still commit it when the trainer
         has died.
         """
         ...
 
     def remove_leftover(self, job: str, name: str) -> None:
         """Remove a leftover as far as possible."""
-        ...
-
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        """Remove an unfinished checkpoint whose writer, of `attempt`, has died; never raises."""
         ...
 
 

@@ -152,10 +152,6 @@ class LocalStore(RecordStore):
             raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, too large for a record", str(path))
         return data
 
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        for path in self._job(job).glob(f"{_folder_prefix(checkpoint, attempt)}*"):
-            discard(self.files, path)
-
     @contextlib.contextmanager
     def fenced(self, job: str, attempt: int) -> Iterator[None]:
         """Hold the lock of the job while `attempt` is its newest: no newer attempt can begin."""

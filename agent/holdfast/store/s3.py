@@ -151,13 +151,6 @@ class ObjectStore(RecordStore):
         yield
         self.require_newest(job, attempt)
 
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        try:
-            folders = self.survey(job, checkpoint).folders
-            self._delete(job, [f for f in folders if f.order[0] == attempt and MANIFEST not in f.files])
-        except OSError as error:
-            logger.warning("unfinished objects of %s remain in %s: %s", checkpoint, self.url, error.strerror)
-
     def survey(self, job: str, checkpoint: str = "") -> Survey:
         """List the objects of a job, or of one checkpoint, and determine which of them count."""
         sizes = self.names(job, f"{checkpoint_id(*parse_checkpoint_id(checkpoint))}/" if checkpoint else "")

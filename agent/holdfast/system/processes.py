@@ -23,7 +23,7 @@ from holdfast.system.io_pool import lower_cpu_priority
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 CRASH_COMMIT = "holdfast.supervisor.crash_commit"
-HELPERS = (b"holdfast.persist.helper_main", CRASH_COMMIT.encode())
+HELPERS = (CRASH_COMMIT.encode(),)
 """Modules of processes that may outlive a trainer, to finish their checkpoint."""
 KILL_TIMEOUT_SECONDS = 10.0
 """How long to wait for killed processes; one in an uninterruptible system call may stay."""

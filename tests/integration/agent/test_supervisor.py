@@ -504,7 +504,7 @@ def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: SupervisedTrai
     helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
     helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
     if start == 1:
-        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.helper_main"],
+        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.supervisor.crash_commit"],
                          start_new_session=True)
         die()
     wait_for("finished")
