@@ -14,7 +14,7 @@ from holdfast.checkpoint.repair import parity_matches, repair_in_memory
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import build_parity
-from holdfast.persist.redundancy import manifest_copies
+from holdfast.persist.writer import manifest_copies
 from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
 from holdfast.store.base import FileReplacer, Pace

@@ -15,15 +15,16 @@ from holdfast.engine.coordination import (
     CollectiveCall,
     Decision,
     DetachedCoordinator,
+    Requests,
     RestoreTarget,
+    Situation,
     coordinator_for,
+    decide,
 )
-from holdfast.engine.decide import Requests, Situation, decide
-from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
+from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore, RestoreCallbacks
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
-from holdfast.engine.restore_callbacks import RestoreCallbacks
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
@@ -32,7 +33,7 @@ from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.snapshot.checkpoint_run import RunState
-from holdfast.store import attempt_log
+from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -154,9 +155,7 @@ class Boundary:
         """Record in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            attempt_log.record_ending(
-                checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
-            )
+            record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""

@@ -27,7 +27,8 @@ from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
-from holdfast.store import Lineage, Store, attempt_log
+from holdfast.store import Lineage, Store
+from holdfast.store.records import failures_between
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
 from holdfast.telemetry.reporter import Reporter
@@ -261,7 +262,7 @@ class Startup:
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
-            self._training.failed(attempt_log.failures_between(store, checkpoints.job, first, present, last))
+            self._training.failed(failures_between(store, checkpoints.job, first, present, last))
         self._report_earlier_orders()
         self._reporter.lineage_began(checkpoints.lineage)
         pinned, world_size = checkpoints.retention_queue.pinned.checkpoints, self._ranks.world_size

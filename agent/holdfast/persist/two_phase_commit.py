@@ -16,9 +16,8 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
-from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.persist.task import Task, Written
-from holdfast.persist.writer import manifest_of
+from holdfast.persist.writer import manifest_of, write_manifest_copies
 from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.store import CheckpointWriter, Store
 

@@ -1,4 +1,7 @@
-"""Write one checkpoint to a store. Does not import torch."""
+"""Write one checkpoint to a store, with what it is repaired from: parity files, copies of the manifest.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,10 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
-from holdfast.format.parity_file import StripeLayout
+from holdfast.format.parity_file import ParityCode, ParityFile, StripeLayout, build_parity
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
-from holdfast.persist.redundancy import write_manifest_copies, write_parity
-from holdfast.persist.task import Task, Written
-from holdfast.persist.unchanged import Reuse, find_unchanged, stem_of
+from holdfast.persist.task import Reuse, Task, Written, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.store.base import Pace
 from holdfast.system import io_pool
@@ -355,3 +356,35 @@ def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) ->
 def _zeros(dimensions: int) -> tuple[int, ...]:
     """Return one cached tuple per length: a new one per tensor would trigger the garbage collector more often."""
     return (0,) * dimensions
+
+
+def write_parity(
+    writer: CheckpointWriter,
+    code: ParityCode | None,
+    payload: str,
+    parts: Sequence[memoryview | bytes],
+    pace: Pace | None,
+) -> ParityFile | None:
+    """Compute and write the parity file of a payload file, whose bytes are `parts`; None without a code.
+
+    Raises what `CheckpointWriter.write` does.
+    """
+    if code is None:
+        return None
+    found, entry = build_parity(code, payload, parts, pace or (lambda size_bytes: None))
+    writer.write(entry.name, [found], pace=pace)
+    return entry
+
+
+def write_manifest_copies(writer: CheckpointWriter, manifest: fmt.Manifest, data: bytes) -> None:
+    """Write the copies of the manifest `data`, where the checkpoint has parity. Before the commit.
+
+    Raises what `CheckpointWriter.write` does.
+    """
+    for name in manifest_copies(manifest):
+        writer.write(name, [data])
+
+
+def manifest_copies(manifest: fmt.Manifest) -> tuple[str, ...]:
+    """Return the names of the copies of a manifest."""
+    return fmt.MANIFEST_COPIES if any(file.parity for file in manifest.files) else ()

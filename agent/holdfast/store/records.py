@@ -1,7 +1,7 @@
 """Records of jobs: small files, written once and never changed, in the same way in all stores.
 
 <job>/attempts/   one per start; only the attempt with the highest number may write
-<job>/endings/    how an attempt ended, unless it was killed
+<job>/endings/    how an attempt ended, unless it was killed; the next one counts those that failed
 <job>/lineages/   where each lineage began
 <job>/pins/       <attempt, 8 digits>-<turn, 6 digits>.json: only the last one counts. A late write of an older
                   attempt sorts before those of newer attempts and changes nothing
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import re
 import time
@@ -22,10 +23,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from holdfast.errors import Fenced
 from holdfast.protocol.messages import (
+    INTENDED_ENDS,
     MAX_ATTEMPT,
     MAX_ITERATION,
     MAX_LINEAGE,
+    REQUESTED_EXITS,
     Origin,
     is_checkpoint_id,
     parse_checkpoint_id,
@@ -328,3 +332,49 @@ def protected_checkpoints(lineages: Iterable[Lineage], current: int, asked_for: 
     kept = {lineage.left for lineage in lineages[-UNDOABLE:]}
     kept |= {parent for _, _, parent in ancestry(lineages, current)}
     return {each for each in kept if each is not None} | set(list(asked_for)[-ASKED_FOR:])
+
+
+logger = logging.getLogger("holdfast")
+
+STARTING_SECONDS = 60.0
+"""An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that
+did: of those there may be many in a row."""
+
+
+def record_ending(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
+    """Say in the store how `attempt` ends, having trained so many iterations."""
+    try:
+        store.append(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))
+    except (OSError, Fenced) as error:
+        logger.debug("%s: how attempt %d ended is not noted: %s", job, attempt, error)
+
+
+def failures_between(store: Store, job: str, first: int, present: int, last_exit: str | None = None) -> int:
+    """How many attempts from `first` up to the one before `present` failed while they trained.
+
+    One that was stopped by a person or a scheduler did not, nor one that ended before it had trained. `first` has
+    taken a checkpoint, and so has trained.
+
+    Args:
+        last_exit: how the last of them ended, as its supervisor saw it.
+    """
+    try:
+        attempts = store.records(job, Attempt, first)
+        endings = {ending.attempt: ending for ending in store.records(job, Ending, first)}
+    except OSError:  # it is a figure for planning, for which no start waits; none is better than a wrong one
+        return 0
+    failed = 0
+    for attempt, following in itertools.pairwise(attempts):
+        if following.number > present:
+            break
+        if following.number == present and last_exit in REQUESTED_EXITS:
+            continue
+        if (ending := endings.get(attempt.number)) is not None:
+            failed += ending.reason not in INTENDED_ENDS and ending.iterations > 0
+        else:
+            failed += attempt.number == first or _lasted(attempt, following)
+    return failed
+
+
+def _lasted(attempt: Attempt, following: Attempt) -> bool:
+    return following.started_at - attempt.started_at >= STARTING_SECONDS

@@ -34,7 +34,7 @@ from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import PublishedAttempt, log_line
 
 HELPER_SECONDS = 600.0
-"""Maximum wait for the writer processes of the dead trainer, which may be committing the same snapshot."""
+"""Maximum wait for the rescue of an earlier start, which may be committing the same snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
         except (DamagedCheckpoint, IncompleteParts, NotPrepared) as error:  # try the next older one
             worst = error
             continue
-        except FileExistsError:  # a writer process of the trainer committed it first
+        except FileExistsError:  # the rescue of an earlier start committed it first
             return None
         return RescuedCheckpoint(sealed.task, size_bytes, before[0])
     if worst is not None:

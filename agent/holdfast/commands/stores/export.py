@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from holdfast.commands.console import counted, fail, print_json
+from holdfast.commands.console import counted, fail, print_json, progress_bar
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.pacing.quantities import format_bytes
 

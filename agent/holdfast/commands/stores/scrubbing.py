@@ -20,9 +20,9 @@ from holdfast.commands.console import (
     fail,
     print_json,
     print_table,
+    progress_bar,
 )
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
 from holdfast.pacing.quantities import format_bytes, parse_speed

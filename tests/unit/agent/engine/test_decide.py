@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.engine.coordination import Decision
-from holdfast.engine.decide import FACTOR, Situation, decide
+from holdfast.engine.coordination import FACTOR, Decision, Situation, decide
 
 NOTHING, WAITS = Decision(), Decision(waits=True)
 SCHEDULED = Decision(checkpoint="scheduled", lineage=1)

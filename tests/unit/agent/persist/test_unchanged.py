@@ -250,7 +250,7 @@ def test_a_state_without_unchanged_tensors_reads_no_manifest_and_compares_no_dig
         def refuse(*_):
             raise AssertionError
 
-        monkeypatch.setattr("holdfast.persist.unchanged.read_manifest", refuse)
+        monkeypatch.setattr("holdfast.persist.task.read_manifest", refuse)
         second = take(job, first)
     assert files_of(store, second.id).keys() == {MAIN}
 
@@ -418,7 +418,7 @@ def random_tensor(dtype, shape, seed):
 def test_every_state_is_restored_bit_for_bit_whatever_changed(tmp_path_factory, kinds, steps):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
-        patch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
         store = open_store(tmp_path_factory.mktemp("store"))
         store.acquire_attempt(JOB, "first")
         tensors = {f"t{n}": random_tensor(*kind, n) for n, kind in enumerate(kinds)}
