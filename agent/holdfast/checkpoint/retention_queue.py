@@ -24,6 +24,8 @@ from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
+MIN_KEPT = 3
+"""Number of newest sound checkpoints that server-sent rules never delete."""
 
 
 class PinnedCheckpoints:
@@ -111,12 +113,6 @@ class PinnedCheckpoints:
         for checkpoint in sorted(unknown):
             message = f"{checkpoint} is pinned but not in the store"
             self._reporter.notice("warning", "pins", message)
-
-
-logger = logging.getLogger("holdfast")
-
-MIN_KEPT = 3
-"""Number of newest sound checkpoints that server-sent rules never delete."""
 
 
 class Protector(enum.Enum):

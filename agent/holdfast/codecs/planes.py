@@ -37,6 +37,15 @@ _OPTIONS = {
     int(zstd.CompressionParameter.min_match): 7,
 }
 _LIMITS = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG}
+LEAST_GAIN = 0.1
+"""A block that becomes smaller by a lower share is not worth encoding."""
+_MAGIC, _ZEROS = b"HFbp", bytes(3)
+_LEAST_GAIN_OF_PLANE = 0.05
+_HEADER = struct.Struct("<4sB3sQ")
+_WIDTHS = (1, 2, 4, 8)
+_SAMPLE_NUMBERS, _RUNS = 4096, 16
+_SEGMENT_NUMBERS = 1 << 18
+Numbers = np.ndarray[Any, Any]
 
 
 class DamagedEncoding(ValueError):
@@ -68,19 +77,6 @@ def decompress(frame: Buffer, size_bytes: int) -> bytes:
     if len(content) != size_bytes or not decompressor.eof or decompressor.unused_data:
         raise DamagedEncoding(f"a frame does not have the content of {size_bytes} bytes that the header names")
     return content
-
-
-LEAST_GAIN = 0.1
-"""A block that becomes smaller by a lower share is not worth encoding."""
-
-_MAGIC, _ZEROS = b"HFbp", bytes(3)
-_LEAST_GAIN_OF_PLANE = 0.05
-_HEADER = struct.Struct("<4sB3sQ")
-_WIDTHS = (1, 2, 4, 8)
-_SAMPLE_NUMBERS, _RUNS = 4096, 16
-_SEGMENT_NUMBERS = 1 << 18
-
-Numbers = np.ndarray[Any, Any]
 
 
 def encode(data: Buffer, width: int, least_gain: float = LEAST_GAIN) -> bytes | None:

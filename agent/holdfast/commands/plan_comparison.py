@@ -21,6 +21,12 @@ MIN_USEFUL_ETTR = 0.01
 """ETTR below which no interval is worth a recommendation."""
 NEGLIGIBLE = 1e-4
 """Difference in ETTR that is not worth acting on."""
+WIDTH, HEIGHT = 80, 13
+LABEL = 7
+"""Columns of the vertical axis."""
+CURVE, LIMIT, REQUESTED, CURRENT, BEST = "*", ":", "+", "X", "O"
+STYLES = {CURVE: "green", LIMIT: "magenta", REQUESTED: "cyan", CURRENT: "bold yellow", BEST: "bold green"}
+"""Each mark has its own letter, so that the plot works without color."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,14 +168,6 @@ def _simulated_row(each: SimulatedPolicy) -> tuple[str, ...]:
         f"{each.checkpoints:,.0f}",
         f"{each.lost_hours_a_day:.2f}",
     )
-
-
-WIDTH, HEIGHT = 80, 13
-LABEL = 7
-"""Columns of the vertical axis."""
-CURVE, LIMIT, REQUESTED, CURRENT, BEST = "*", ":", "+", "X", "O"
-STYLES = {CURVE: "green", LIMIT: "magenta", REQUESTED: "cyan", CURRENT: "bold yellow", BEST: "bold green"}
-"""Each mark has its own letter, so that the plot works without color."""
 
 
 def print_plot(comparison: IntervalComparison) -> None:

@@ -33,6 +33,8 @@ MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 10
 RestoreTarget = tuple[str, str | None]
 """(checkpoint, order): the order is `None` where the script requests the restore."""
+FACTOR = 1.5
+"""Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +267,6 @@ def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
         call=bool(call),
     )
     return at, decision, bool(ended)
-
-
-FACTOR = 1.5
-"""Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
 
 @dataclass(slots=True)

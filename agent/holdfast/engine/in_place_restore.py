@@ -194,9 +194,6 @@ class InPlaceRestore:
         return True
 
 
-logger = logging.getLogger("holdfast")
-
-
 class RestoreCallbacks:
     """Calls each callback with (iteration, lineage) after a resume or a restore. For the training thread only."""
 

@@ -31,6 +31,12 @@ from holdfast.protocol.retention import LoggedMetric
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin, SnapshotContents
 from holdfast.store import Store, read_manifest
 
+MIN_SHARED_BYTES = 1 << 20
+"""Fewer unchanged bytes are not worth a file."""
+MIN_SHARED_SHARE = 0.05
+"""A smaller share of the state is not worth the wait: digests are compared before the write."""
+logger = logging.getLogger("holdfast")
+
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint to write."""
@@ -88,12 +94,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-MIN_SHARED_BYTES = 1 << 20
-"""Fewer unchanged bytes are not worth a file."""
-MIN_SHARED_SHARE = 0.05
-"""A smaller share of the state is not worth the wait: digests are compared before the write."""
-
-
 def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
     """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
     before = contents.parent_versions
@@ -123,9 +123,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     """All files of the rank, linked ones included."""
     not_linked: str | None = None
     """Why a file of the parent was written again; None if none was."""
-
-
-logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,8 @@ PLAIN, ENCODED = ".safetensors", ".planes"
 """How the names of files end."""
 ENCODED_FILE_BYTES = 256 << 20
 """Tensors that are encoded in one file, so that as much memory is enough; a larger one has a file to itself."""
+MIN_BYTES_PER_SECOND = 1e6
+"""Lowest rate limit, so that every checkpoint becomes durable in a reasonable time."""
 
 
 def write_checkpoint(
@@ -69,10 +71,6 @@ def write_checkpoint(
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
-
-
-MIN_BYTES_PER_SECOND = 1e6
-"""Lowest rate limit, so that every checkpoint becomes durable in a reasonable time."""
 
 
 class RateLimiter:

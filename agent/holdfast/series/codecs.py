@@ -22,6 +22,8 @@ Payload: TypeAlias = Tensor | bytes
 HALF_TOLERANCE = 2.0**-11
 """Rounding error of half precision, relative to the largest magnitude of a state."""
 _MOST_DIMENSIONS = 3
+_DISTANCES = (np.uint8, np.uint16, np.uint32, np.uint64)
+_MOST = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +164,6 @@ def _field_shape(shape: Size) -> tuple[int, ...]:
     sides = [side for side in shape if side > 1] or [1]
     leading = len(sides) - _MOST_DIMENSIONS + 1
     return (math.prod(sides[:leading]), *sides[leading:]) if leading > 1 else tuple(sides)
-
-
-_DISTANCES = (np.uint8, np.uint16, np.uint32, np.uint64)
-_MOST = 127
 
 
 def corrections(error: Tensor, limit: float) -> bytes:

@@ -24,6 +24,12 @@ from holdfast.system.host_memory import MAX_SPANS, Gather, SafeMemoryReader, byt
 from holdfast.torch_internals import copy_all, version_of
 
 EDGE_BYTES = 64
+Tensors = Mapping[str, torch.Tensor]
+Copy = tuple[torch.Tensor, torch.Tensor]
+"""(target in host memory, source on a device)"""
+logger = logging.getLogger("holdfast")
+RESERVE = 0.1
+"""Fraction of device memory that stays free above the peak of training and a snapshot on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +182,6 @@ def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:
         else:
             runs.append([pair])
     return runs
-
-
-Tensors = Mapping[str, torch.Tensor]
-Copy = tuple[torch.Tensor, torch.Tensor]
-"""(target in host memory, source on a device)"""
-logger = logging.getLogger("holdfast")
-
-RESERVE = 0.1
-"""Fraction of device memory that stays free above the peak of training and a snapshot on the device."""
 
 
 class DeviceCopies:

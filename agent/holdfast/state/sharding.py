@@ -22,6 +22,7 @@ from holdfast.torch_internals import chunks_of, root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+EDGE_BYTES = 64
 
 
 def is_sharding_in_use() -> bool:
@@ -124,9 +125,6 @@ def _dtensor() -> type[DTensor] | None:
     """Return the class; `None` while its module has not been imported, so that no such tensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
-
-
-EDGE_BYTES = 64
 
 
 class ReplicaChecksum:

@@ -48,6 +48,9 @@ UNDOABLE = 3
 """Number of the last restores that can be undone: retention keeps the states that they replaced."""
 NO_RECORD = (errno.ENXIO, errno.EFBIG)
 """Errors that mean that a name does not refer to a record."""
+STARTING_SECONDS = 60.0
+"""An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that
+did: of those there may be many in a row."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -332,13 +335,6 @@ def protected_checkpoints(lineages: Iterable[Lineage], current: int, asked_for: 
     kept = {lineage.left for lineage in lineages[-UNDOABLE:]}
     kept |= {parent for _, _, parent in ancestry(lineages, current)}
     return {each for each in kept if each is not None} | set(list(asked_for)[-ASKED_FOR:])
-
-
-logger = logging.getLogger("holdfast")
-
-STARTING_SECONDS = 60.0
-"""An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that
-did: of those there may be many in a row."""
 
 
 def record_ending(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:

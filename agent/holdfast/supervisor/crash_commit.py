@@ -1,6 +1,6 @@
 """Commit the newest snapshot that a dead trainer left in shared memory.
 
-    python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS [PID ...]
+    python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS
 
 The supervisor runs this process while it restarts the trainer, which reads the same memory and does not wait for
 the commit. If the new attempt begins first, this process is fenced, and that attempt saves the state that it
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import select
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +30,6 @@ from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import PublishedAttempt, log_line
-
-HELPER_SECONDS = 600.0
-"""Maximum wait for the rescue of an earlier start, which may be committing the same snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +127,9 @@ def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> No
         report_rescue(trained, saved.task, saved.size_bytes, message)
 
 
-def _wait_for_exit(pids: Iterable[int]) -> None:
-    """Wait until these processes have ended."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:  # it has ended
-            continue
-        try:
-            select.select([fd], [], [], HELPER_SECONDS)
-        finally:
-            os.close(fd)
-
-
-def main(folder: str, attempt_json: str, end: str, dead: str, *pids: str) -> None:
+def main(folder: str, attempt_json: str, end: str, dead: str) -> None:
     become_background_process()  # a stop signal to all processes of the job must not interrupt the commit
     trained = msgspec.json.decode(attempt_json, type=PublishedAttempt)
-    _wait_for_exit(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
