@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Self
 
 import msgspec
 import torch
@@ -161,7 +160,7 @@ class _OtherCheckpoint:
             each.reader.close()
 
 
-class _OpenReader:
+class _OpenReader(FileReader):
     """A reader that stays open over many calls of `reading.read`: an object store looks up a file to open it."""
 
     def __init__(self, reader: FileReader) -> None:
@@ -169,13 +168,6 @@ class _OpenReader:
 
     def read_into(self, start: int, target: memoryview) -> None:
         self.reader.read_into(start, target)
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def _identity(tensor: fmt.Tensor) -> tuple[object, ...]:

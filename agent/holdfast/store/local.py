@@ -29,7 +29,7 @@ from holdfast.protocol.messages import (
     parse_checkpoint_id,
     validate_job,
 )
-from holdfast.store.base import Leftover, Pace
+from holdfast.store.base import Leftover, Pace, Store
 from holdfast.store.local_reader import LocalReader
 from holdfast.store.local_writer import (
     NO_LINKS,
@@ -41,7 +41,7 @@ from holdfast.store.local_writer import (
     rename,
     write_durably,
 )
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, RecordStore, require_number
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, require_number
 from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
@@ -56,7 +56,7 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
 
-class LocalStore(RecordStore):
+class LocalStore(Store):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
     shares_files = True

@@ -174,6 +174,13 @@ class RecordStore(ABC):
         """Create the folders that records need."""
 
     def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
+        """Add a record durably. Pins replace the previous pins.
+
+        Raises:
+            Fenced: a newer attempt than the record's has begun.
+            FileExistsError: this lineage, or the ending of this attempt, is already recorded.
+            OSError: the store failed.
+        """
         if isinstance(record, Lineage):
             require_number(record.number, MAX_LINEAGE, "lineage", job, self.url)
         self._prepare(job)
@@ -198,14 +205,21 @@ class RecordStore(ABC):
             self._remove_records(job, [each for _, each in notes])
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
+        """List the records of a kind by number, from `since` on; of `Pins` only the newest.
+
+        Anything that is not a record is ignored, unless it is in the place of the newest pins. OSError when the
+        store cannot be read.
+        """
         while (found := self._read_records(job, kind, since)) is None:
             pass
         return found
 
     def latest_attempt(self, job: str) -> int:
+        """Return the number of the newest attempt; 0 when there is none."""
         return max((number for number, _ in self._numbered(job, Attempt)), default=0)
 
     def record_names(self, job: str) -> list[RecordName]:
+        """List the names of all attempts, endings and lineages, in an order that is safe for removal."""
         return [
             RecordName(name=name, kind=kind, number=number)
             for kind, of in _REMOVABLE.items()
@@ -213,6 +227,7 @@ class RecordStore(ABC):
         ]
 
     def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
+        """Remove a record; Fenced when `attempt` is given and no longer the newest."""
         with self.fenced(job, attempt) if attempt is not None else contextlib.nullcontext():
             self._remove_records(job, [name])
 

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,8 +20,8 @@ from holdfast.format.manifest import MANIFEST
 from holdfast.protocol.messages import MAX_ATTEMPT, checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import s3_connection
 from holdfast.store import s3_keys as keys
-from holdfast.store.base import Leftover, Pace
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, RecordName, RecordStore, require_number
+from holdfast.store.base import FileReader, Leftover, Pace, Store
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, RecordName, require_number
 from holdfast.store.s3_bucket import Bucket
 from holdfast.store.s3_connection import NoSuchObject, Place, Unanswered
 from holdfast.store.s3_keys import Folder, Seen, Survey
@@ -43,7 +43,7 @@ def parse_url(url: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-class ObjectStore(RecordStore):
+class ObjectStore(Store):
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the guarantees."""
 
     shares_files = False
@@ -251,7 +251,7 @@ class ObjectStore(RecordStore):
         self.bucket.delete(f"{job}/{key}" for key in manifests + rest)
 
 
-class ObjectReader:
+class ObjectReader(FileReader):
     """A file of a checkpoint."""
 
     def __init__(self, bucket: Bucket, name: str, size_bytes: int) -> None:
@@ -265,15 +265,6 @@ class ObjectReader:
             self._bucket.read(self.name, start, target)
         except NoSuchObject as error:
             raise DamagedCheckpoint(url, "the object no longer exists") from error
-
-    def close(self) -> None:
-        """Do nothing: no connection is held between requests."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class ObjectWriter:
