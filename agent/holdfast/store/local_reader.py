@@ -25,9 +25,10 @@ connection to the device, and do not mean that the checkpoint is damaged."""
 
 
 class LocalReader(FileReader):
-    """Reads a file. Large uncached reads bypass the page cache: bytes that are read once take no memory from training.
+    """Reads a file.
 
-    With `from_disk` none come from the cache.
+    Large uncached reads bypass the page cache, so that bytes that are read once take no memory from training. With
+    `from_disk` none come from the cache.
     """
 
     def __init__(self, files: Files, path: Path, *, from_disk: bool = False) -> None:

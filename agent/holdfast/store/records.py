@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -129,16 +129,6 @@ PATTERNS: dict[type[Any], re.Pattern[str]] = {
 """Patterns of names within a folder that all stores share; the first group is the number."""
 
 
-class RecordName(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a record. Another program may have written it, so the number may be out of range."""
-
-    name: str
-    kind: Literal["attempt", "ending", "lineage"]
-    number: int
-    is_needed: bool = False
-    """Whether the store needs this record to manage its checkpoints."""
-
-
 class RecordStore(ABC):
     """Records, on top of the small named files and the fencing of a store."""
 
@@ -218,18 +208,8 @@ class RecordStore(ABC):
         """Return the number of the newest attempt; 0 when there is none."""
         return max((number for number, _ in self._numbered(job, Attempt)), default=0)
 
-    def record_names(self, job: str) -> list[RecordName]:
-        """List the names of all attempts, endings and lineages, in an order that is safe for removal."""
-        return [
-            RecordName(name=name, kind=kind, number=number)
-            for kind, of in _REMOVABLE.items()
-            for number, name in self._in_folder(job, of)
-        ]
-
-    def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
-        """Remove a record; Fenced when `attempt` is given and no longer the newest."""
-        with self.fenced(job, attempt) if attempt is not None else contextlib.nullcontext():
-            self._remove_records(job, [name])
+    def remove_record(self, job: str, name: str) -> None:
+        self._remove_records(job, [name])
 
     def _in_folder(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         """List (number, name) by number, without names that no record has."""
@@ -265,12 +245,6 @@ class RecordStore(ABC):
         return found
 
 
-_REMOVABLE: dict[Literal["attempt", "ending", "lineage"], type[Any]] = {
-    "attempt": Attempt, "ending": Ending, "lineage": Lineage,
-}  # fmt: skip
-"""The kinds that may be removed, in a safe order."""
-
-
 def decode_record(data: bytes, kind: type[R], number: int) -> R:
     """Decode a record whose name contains `number`.
 
@@ -299,9 +273,11 @@ def decode_record(data: bytes, kind: type[R], number: int) -> R:
 def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
     """Raise OSError for a record number beyond the largest allowed one."""
     if number > most:
-        command = f"holdfast store repair {url} --job {job}"
         raise OSError(
-            errno.ERANGE, f"{what} {number} of {job} exceeds the largest number {most}: run {command}", url
+            errno.ERANGE,
+            f"{what} {number} of {job} exceeds the largest number {most}: another program wrote to the store. To "
+            f"continue training, run holdfast fork {job} latest NEW --store {url}",
+            url,
         )
 
 

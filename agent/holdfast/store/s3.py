@@ -21,7 +21,7 @@ from holdfast.protocol.messages import MAX_ATTEMPT, checkpoint_id, parse_checkpo
 from holdfast.store import s3_connection
 from holdfast.store import s3_keys as keys
 from holdfast.store.base import FileReader, Leftover, Pace, Store
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, RecordName, require_number
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, require_number
 from holdfast.store.s3_bucket import Bucket
 from holdfast.store.s3_connection import NoSuchObject, Place, Unanswered
 from holdfast.store.s3_keys import Folder, Seen, Survey
@@ -127,16 +127,6 @@ class ObjectStore(Store):
 
     def remove_leftover(self, job: str, name: str) -> None:
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
-
-    def record_names(self, job: str) -> list[RecordName]:
-        # an attempt deletes no folder of a later one, so the attempts that wrote folders must stay on record
-        writers = {folder.order[0] for folder in self.survey(job).counting_folders()}
-        found = [
-            msgspec.structs.replace(each, is_needed=each.kind == "attempt" and each.number in writers)
-            for each in super().record_names(job)
-        ]
-        # `seen` records go first: without its attempt, one would rule out what later attempts write
-        return sorted(found, key=lambda each: (each.kind, each.number, not each.name.endswith(keys.SEEN)))
 
     def read_record(self, job: str, name: str) -> bytes:
         name = f"{validate_job(job)}/{name}"
