@@ -148,12 +148,6 @@ class Config:
         "how many snapshots may be in flight, each in host memory of the state's size",
         _count("max_in_flight", "snapshots in flight"),
     )
-    spread: float = setting(
-        0.0,
-        "the share of the interval over which a checkpoint's writing is spread; 0: at full speed",
-        _number("spread", float, 0, 1, "a share of the interval between checkpoints, from 0 to 1"),
-        shown="`0`",
-    )
     parity: ParityCode | None = setting(
         None,
         "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`",

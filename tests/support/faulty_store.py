@@ -30,38 +30,31 @@ class FaultyWriter:
         self.store, self.writer = store, writer
         self.folder, self.make_durable, self.abort = writer.folder, writer.make_durable, writer.abort
 
-    def write(self, file, parts, **options):
-        getattr(self, f"before_{self.store.fault}", lambda _: None)(options)
-        self.writer.write(file, parts, **options)
+    def write(self, file, parts):
+        getattr(self, f"before_{self.store.fault}", lambda: None)()
+        self.writer.write(file, parts)
 
     def commit(self, manifest, **options):
         self.writer.commit(manifest, **options)
         if self.store.fault == "unsure" and self.store.begun == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO), "the directory, after the rename")
 
-    def before_errno(self, _):
+    def before_errno(self):
         if self.store.begun <= self.store.details.get("times", 99):
             number = self.store.details["number"]
             raise OSError(number, os.strerror(number), self.store.details.get("place", "somewhere"))
 
-    def before_no_memory(self, _):
+    def before_no_memory(self):
         raise MemoryError("no room")
 
-    def before_bug(self, _):
+    def before_bug(self):
         raise KeyError("typo")
 
-    def before_wait(self, _):
+    def before_wait(self):
         """Report the process id of the writer, then wait for permission to continue."""
         if self.store.begun == 1:
             tell(self.store.root / "reached", str(os.getpid()))
             hear(self.store.root / "go")
-
-    def before_paced(self, options):
-        """Write at a very low rate until the rate limit is lifted."""
-        options["pace"](10**9)
-        tell(self.store.root / "reached", str(os.getpid()))
-        options["pace"](1)
-        assert (self.store.root / "closing").exists(), "nothing held it back"
 
 
 def tell(fifo, text):

@@ -60,7 +60,7 @@ def scrub(
     checkpoint: str,
     *,
     repair: bool = False,
-    pace: Pace = lambda size_bytes: None,
+    pace: Pace | None = None,
     progress: Callable[[int, int], None] = lambda done_bytes, total_bytes: None,
 ) -> ScrubbedCheckpoint:
     """Read every byte of a checkpoint on its storage device, and list the damage by file.
@@ -98,7 +98,7 @@ class _Scrub:
         job: str,
         checkpoint: str,
         repair: bool,
-        pace: Pace,
+        pace: Pace | None,
         progress: Callable[[int, int], None],
     ) -> None:
         self._store, self._job, self._checkpoint = store, job, checkpoint

@@ -13,7 +13,6 @@ import itertools
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable
 
@@ -22,11 +21,10 @@ import torch
 
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.decoding import decoded
-from holdfast.checkpoint.reading import FileRange
+from holdfast.checkpoint.reading import FileRange, RateLimiter
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
-from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
 from holdfast.store import Store, open_store
 from holdfast.store.base import FileReader, Pace
@@ -275,7 +273,7 @@ def main(url: str, job: str, checkpoint: str, bytes_per_second: str, against: st
             reported_at = time.monotonic()
             _print(VerifyProgress(read_bytes, total_bytes))
 
-    pace = RateLimiter(float(bytes_per_second), threading.Event().wait)
+    pace = RateLimiter(float(bytes_per_second))
     _print(reread(open_store(url), job, checkpoint, against or None, pace=pace, progress=report))
 
 

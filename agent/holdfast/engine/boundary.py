@@ -66,7 +66,7 @@ class Boundary:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._preemption = meter, preemption
-        self._lifecycle, self._spread = lifecycle, options.spread
+        self._lifecycle = lifecycle
         self._position = reporter.position
         if ranks.leads:  # which writes the manifest
             checkpoints.read_metrics = meter.newest_metrics
@@ -251,7 +251,6 @@ class Boundary:
             in_flight=checkpoints.under_way,
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,
-            spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
             call_due=self.collective_call is not None and self.collective_call.is_due(at_end=False),
         )
 
@@ -313,7 +312,6 @@ class Boundary:
                 self._training.capture,
                 decision.checkpoint,
                 mode=decision.mode,
-                over_seconds=decision.over_seconds,
                 at_once=decision.at_once or self._training.may_replay_updates,
             )
             self._controller.started(self._position.iteration)

@@ -212,12 +212,11 @@ class Checkpointer:
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",
-        over_seconds: float = 0.0,
         at_once: bool = False,
     ) -> CheckpointRun | None:
         """Begin a checkpoint of this instant; `None` when it could not begin, which is reported.
 
-        The write is spread over `over_seconds`. All ranks call it at the same boundary.
+        All ranks call it at the same boundary.
         """
         self._number += 1
         if self._ranks.leads and not self.attempt and not self._acquire_late():
@@ -233,7 +232,6 @@ class Checkpointer:
             number=self._number,
             mode=mode,
             at_once=at_once,
-            over_seconds=over_seconds,
             fingerprint=_fingerprint(),
             metrics=self.read_metrics(),
         )

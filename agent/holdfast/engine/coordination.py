@@ -30,7 +30,7 @@ END_SECONDS = 60.0
 """How long a rank that has ended waits for the others: one may be waiting for it in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
-NUMBERS = 10
+NUMBERS = 9
 RestoreTarget = tuple[str, str | None]
 """(checkpoint, order): the order is `None` where the script requests the restore."""
 FACTOR = 1.5
@@ -45,8 +45,6 @@ class Decision:
     at_once: bool = False
     """Training waits for the copy."""
     mode: SnapshotMode = "cpu"
-    over_seconds: float = 0.0
-    """Time to spread the write over; 0 for full speed."""
     lineage: int = 0
     """The lineage of rank 0."""
     restore: RestoreTarget | None = None
@@ -245,7 +243,6 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
         -1 if decision.checkpoint is None else KINDS.index(decision.checkpoint),
         int(decision.at_once),
         MODES.index(decision.mode),
-        round(decision.over_seconds * 1e6),
         decision.lineage,
         int(ended),
         int(decision.end),
@@ -255,12 +252,11 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
 
 
 def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
-    at, restore, kind, at_once, mode, over, lineage, ended, end, call = numbers.tolist()
+    at, restore, kind, at_once, mode, lineage, ended, end, call = numbers.tolist()
     decision = Decision(
         checkpoint=None if kind < 0 else KINDS[kind],
         at_once=bool(at_once),
         mode=MODES[mode],
-        over_seconds=over / 1e6,
         lineage=lineage,
         restore=("", None) if restore else None,
         end=bool(end),
@@ -306,8 +302,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     max_in_flight: int = 1
     """How many the pacing controller allows at the same time."""
     mode: SnapshotMode = "cpu"
-    spread_seconds: float = 0.0
-    """The time over which the bytes are written; 0: at full speed."""
     call_due: bool = False
     """All ranks are to call what an integration has registered."""
 
@@ -334,7 +328,6 @@ def decide(now: Situation) -> Decision:
         checkpoint="requested" if now.requested else "scheduled",
         at_once=now.retry,
         mode=now.mode,
-        over_seconds=0.0 if now.retry else now.spread_seconds,
         lineage=now.lineage,
         call=now.call_due,
     )

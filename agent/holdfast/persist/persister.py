@@ -13,7 +13,7 @@ from holdfast.errors import Fenced, HoldfastError
 from holdfast.format.manifest import raw_bytes, reused_bytes
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
-from holdfast.persist.writer import RateLimiter, write_checkpoint
+from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import RankCheckpointTimes
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
 from holdfast.store import Store
@@ -33,7 +33,6 @@ class Persister:
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
-        self._rate_limit_lifted = threading.Event()
 
     def submit(self, run: CheckpointRun) -> None:
         """Write a run once it is copied. RuntimeError when no thread can be started."""
@@ -51,15 +50,10 @@ class Persister:
         if not self._threads:
             self._start_thread()
 
-    def lift_rate_limit(self) -> None:
-        """Write at full speed from now on, because a caller waits for the writes."""
-        self._rate_limit_lifted.set()
-
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Finish all submitted runs at full speed; `False` on timeout."""
+        """Finish all submitted runs; `False` on timeout."""
         for _ in self._threads:
             self._work.put(None)
-        self.lift_rate_limit()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -104,9 +98,8 @@ class Persister:
         def write(task: Task) -> Written:
             nonlocal written
             assert run.contents is not None
-            limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
             payload = run.contents.arena.bytes(run.size_bytes)
-            written = write_checkpoint(self._store, task, payload, pace=limiter)
+            written = write_checkpoint(self._store, task, payload)
             return written
 
         try:

@@ -69,11 +69,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, run: CheckpointRun) -> Task:
         request, contents = run.request, run.contents
         assert contents is not None
-        origin, spread = request.origin, request.over_seconds
-        if spread > 0:
-            origin = msgspec.structs.replace(origin, bytes_per_second=contents.size_bytes / spread)
         return cls(
-            origin=origin,
+            origin=request.origin,
             id=run.id,
             iteration=request.iteration,
             lineage=request.lineage,

@@ -9,9 +9,8 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -25,7 +24,6 @@ from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
 from holdfast.persist.task import Reuse, Task, Written, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
-from holdfast.store.base import Pace
 from holdfast.system import io_pool
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
@@ -36,8 +34,6 @@ PLAIN, ENCODED = ".safetensors", ".planes"
 """How the names of files end."""
 ENCODED_FILE_BYTES = 256 << 20
 """Tensors that are encoded in one file, so that as much memory is enough; a larger one has a file to itself."""
-MIN_BYTES_PER_SECOND = 1e6
-"""Lowest rate limit, so that every checkpoint becomes durable in a reasonable time."""
 
 
 def write_checkpoint(
@@ -45,20 +41,18 @@ def write_checkpoint(
     task: Task,
     payload: memoryview,
     *,
-    pace: Pace | None = None,
     known: list[fmt.Tensor] | None = None,
 ) -> Written:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
     Args:
         payload: the bytes, which must not change until this returns.
-        pace: called with a number of bytes before they are written, and may wait.
         known: the manifest entries of the tensors, if already computed.
 
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
-    writing = _Writing(store, task, payload, pace, known)
+    writing = _Writing(store, task, payload, known)
     try:
         if task.origin.folder is not None:
             return writing.part(task.origin.folder)
@@ -73,35 +67,6 @@ def write_checkpoint(
         concurrent.futures.wait([writing.tensors])
 
 
-class RateLimiter:
-    """A `Pace` that limits the average rate, for any number of threads.
-
-    Each request waits until the earlier ones have used up their time at this rate; the first does not wait. `wait`
-    waits a number of seconds, and returns True to lift the limit.
-    """
-
-    def __init__(
-        self,
-        bytes_per_second: float | None,
-        wait: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rate = None if bytes_per_second is None else max(bytes_per_second, MIN_BYTES_PER_SECOND)
-        self._wait, self._clock = wait, clock
-        self._lock = threading.Lock()
-        self._paid_at = 0.0
-
-    def __call__(self, size_bytes: int, /) -> None:
-        if self._rate is None:
-            return
-        with self._lock:
-            now = self._clock()
-            begins_at = max(now, self._paid_at)
-            self._paid_at = begins_at + size_bytes / self._rate
-        if begins_at > now and self._wait(begins_at - now):
-            self._rate = None  # the limit was lifted
-
-
 class _Writing:
     """The write of one checkpoint, in one or two tries."""
 
@@ -110,11 +75,9 @@ class _Writing:
         store: Store,
         task: Task,
         payload: memoryview,
-        pace: Pace | None,
         known: list[fmt.Tensor] | None,
     ) -> None:
         self._store, self._task, self._payload = store, task, payload
-        self._pace = pace
         self._header = completion_marker.header_of(task)
         self._file = f"{stem_of(task.origin.rank)}{PLAIN}"
         self._replace = task.origin.replaces
@@ -234,9 +197,9 @@ class _Writing:
         """
         parts = payload if encoding is not None else [header, *payload]
         started = time.perf_counter()
-        writer.write(name, parts, pace=self._pace)
+        writer.write(name, parts)
         seconds = time.perf_counter() - started
-        parity = write_parity(writer, self._task.origin.parity, name, parts, self._pace)
+        parity = write_parity(writer, self._task.origin.parity, name, parts)
         entry = _file(name, header, sum(map(len, parts)))
         return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
@@ -361,7 +324,6 @@ def write_parity(
     code: ParityCode | None,
     payload: str,
     parts: Sequence[memoryview | bytes],
-    pace: Pace | None,
 ) -> ParityFile | None:
     """Compute and write the parity file of a payload file, whose bytes are `parts`; None without a code.
 
@@ -369,8 +331,8 @@ def write_parity(
     """
     if code is None:
         return None
-    found, entry = build_parity(code, payload, parts, pace or (lambda size_bytes: None))
-    writer.write(entry.name, [found], pace=pace)
+    found, entry = build_parity(code, payload, parts)
+    writer.write(entry.name, [found])
     return entry
 
 

@@ -79,8 +79,6 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Replaces a damaged checkpoint of the same name."""
     may_link: bool = True
     """Whether files of `parent` may be linked; False after damage was found."""
-    bytes_per_second: float | None = None
-    """Rate limit of the write; `None` for full speed."""
     parity: ParityCode | None = None
     """Strength of the parity files to write; `None` for none."""
     compress: bool = False
@@ -100,8 +98,6 @@ class RunRequest:
     mode: SnapshotMode = "cpu"
     at_once: bool = False
     """Copy everything while training waits."""
-    over_seconds: float = 0.0
-    """Time to spread the write over; 0 writes at full speed."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """Environment that the state was trained in."""
     metrics: Callable[[], Mapping[str, LoggedMetric]] = dict

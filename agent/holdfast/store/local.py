@@ -257,8 +257,7 @@ class LocalWriter:
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         with self._unless_cleared_away():
-            path = self._temporary / file
-            write_durably(self._files, path, parts, self._volume, pace=pace)
+            write_durably(self._files, self._temporary / file, parts, self._volume, pace=pace)
 
     def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name

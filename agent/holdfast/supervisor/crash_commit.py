@@ -111,7 +111,7 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:
-    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None, bytes_per_second=None)
+    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None)
     return msgspec.structs.replace(task, origin=origin, marker=None)
 
 

@@ -363,11 +363,11 @@ def test_damage_without_parity_is_listed_by_range(written, tmp_path):
     assert path.read_bytes() == data
 
 
-def test_parity_is_written_under_the_rate_limit(tmp_path):
+def test_a_payload_that_is_cut_off_is_repaired(tmp_path):
     store = open_store(tmp_path)
     store.acquire_attempt(JOB, "first")
     with running(store) as job:
-        run = job.checkpoint(parity=ParityCode(3, 2), bytes_per_second=1e9)
+        run = job.checkpoint(parity=ParityCode(3, 2))
         assert run.state == "durable"
     assert scrub(store, JOB, FIRST).state == "sound"
     path = store.path(JOB, FIRST) / PAYLOAD

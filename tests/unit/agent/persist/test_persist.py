@@ -271,30 +271,6 @@ def test_closing_does_not_wait_longer_than_it_may(tmp_path):
     assert job.close()
 
 
-def test_bytes_are_held_back_until_somebody_waits_for_them(tmp_path):
-    job = PersistJob(faulty(tmp_path, "paced"))
-    snapshot = job.take(bytes_per_second=1e6)
-    hear(tmp_path / "reached")
-    assert not snapshot.wait_settled(0.3)
-    (tmp_path / "closing").touch()
-    assert job.close()
-    assert snapshot.state == "durable", snapshot.result.reason
-
-
-def test_what_is_begun_after_that_is_not_held_back_either(tmp_path):
-    (tmp_path / "closing").touch()
-    job = PersistJob(faulty(tmp_path, "paced"))
-    first = job.take()
-    hear(tmp_path / "reached")
-    assert first.wait_settled(300)
-    job.persister.lift_rate_limit()
-    second = job.take(bytes_per_second=1e6)
-    hear(tmp_path / "reached")
-    assert second.wait_settled(300)
-    assert job.close()
-    assert (first.state, second.state) == ("durable", "durable")
-
-
 class Gates:
     """A store whose commits return when and in the order that a test says."""
 

@@ -993,7 +993,6 @@ def test_a_setting_of_the_environment_that_makes_no_sense_is_named_by_its_variab
         ({"policy": "weekly"}, "is not one of checkfreq"), ({"keep": 0}, "keep=0"),
         ({"max_in_flight": "two"}, "max_in_flight='two': give a whole number of snapshots in flight"),
         ({"debug": "perhaps"}, "debug='perhaps': give one of 1, true"),
-        ({"spread": 2}, "spread=2: give a share"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_with_the_reason(store, options, message):
