@@ -181,7 +181,7 @@ def plot(comparison: IntervalComparison) -> Iterator[Text]:
     geometry = PlotGeometry(comparison)
     columns = WIDTH - LABEL - 1
     cells = _cells(comparison, geometry, columns)
-    labels = {_row(geometry.y(share)): ettr(share) for share in geometry.shares(5)}
+    labels = {_line_number(geometry.y(share)): ettr(share) for share in geometry.shares(5)}
     for row in range(HEIGHT):
         yield _line(f"{labels.get(row, ''):>{LABEL}}", "|", cells[row])
     yield Text(" " * LABEL + "+" + "-" * columns)
@@ -201,7 +201,7 @@ def _cells(comparison: IntervalComparison, geometry: PlotGeometry, columns: int)
 
     def put(mark: str, seconds: float | None, ettr: float | None) -> None:
         if seconds is not None and ettr is not None and geometry.y(ettr) >= 0:
-            cells[_row(geometry.y(ettr))][_column(geometry.x(seconds), columns)] = mark
+            cells[_line_number(geometry.y(ettr))][_column(geometry.x(seconds), columns)] = mark
 
     if geometry.low < comparison.budget_seconds < geometry.high:
         for row in cells:
@@ -257,7 +257,7 @@ def _legend(comparison: IntervalComparison) -> Iterator[tuple[str, str] | str]:
         yield f" {meaning}"
 
 
-def _row(y: float) -> int:
+def _line_number(y: float) -> int:
     return HEIGHT - 1 - min(HEIGHT - 1, max(0, round(y * (HEIGHT - 1))))
 
 

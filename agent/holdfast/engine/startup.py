@@ -17,10 +17,10 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
-from holdfast.engine.rank_changes import dropped_gradients
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
+from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
 from holdfast.protocol.messages import RestoreOrder
@@ -396,7 +396,7 @@ class Startup:
         self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
-        if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
+        if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: self._training.apply(loaded))
         if loaded.repaired:  # in memory: its files are still damaged
