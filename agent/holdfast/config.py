@@ -26,7 +26,6 @@ from holdfast.protocol.retention import Retention, parse_retention
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
 DEFAULT_POLICY = "checkfreq"
-BACKENDS = ("thread", "process")
 MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
@@ -74,12 +73,6 @@ def _number(name: str, kind: type[float], least: float, most: float, advice: str
 
 def _count(name: str, what: str) -> Callable[[Any], float]:
     return _number(name, int, 1, math.inf, f"a whole number of {what}, at least 1")
-
-
-def _parse_backend(value: str) -> str:
-    if value not in BACKENDS:
-        raise ValueError(f"backend {value!r}: choose one of {', '.join(BACKENDS)}")
-    return value
 
 
 def _parse_flag(name: str, value: bool | str) -> bool:
@@ -154,17 +147,6 @@ class Config:
         1,
         "how many snapshots may be in flight, each in host memory of the state's size",
         _count("max_in_flight", "snapshots in flight"),
-    )
-    backend: str = setting(
-        "thread",
-        "what writes: `thread` or `process`",
-        _parse_backend,
-    )
-    spread: float = setting(
-        0.0,
-        "the share of the interval over which a checkpoint's writing is spread; 0: at full speed",
-        _number("spread", float, 0, 1, "a share of the interval between checkpoints, from 0 to 1"),
-        shown="`0`",
     )
     parity: ParityCode | None = setting(
         None,

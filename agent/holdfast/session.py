@@ -61,14 +61,10 @@ class Session:
             size 200GB, per lineage". Default: HOLDFAST_RETENTION.
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
-        backend: what writes checkpoints: "thread" of this process, or "process", a helper that finishes the
-            checkpoint in hand even when this process is killed. Default: HOLDFAST_BACKEND, else "thread".
-        spread: the share of the interval over which the writing of a checkpoint is spread, so that it takes less
-            from each iteration and becomes durable later. Default: HOLDFAST_SPREAD, else 0: at full speed.
         parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
             stripe are repaired. Default: HOLDFAST_PARITY, else off.
-        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
-            encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
+        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. Default:
+            HOLDFAST_COMPRESS, else no.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.
@@ -106,8 +102,6 @@ class Session:
         keep: int | None = None,
         retention: str | Retention | None = None,
         max_in_flight: int | None = None,
-        backend: str | None = None,
-        spread: float | None = None,
         parity: str | None = None,
         compress: bool | None = None,
         debug: bool | None = None,
@@ -143,7 +137,7 @@ class Session:
         )
         self._checkpoints = Checkpointer(
             open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
-            max_in_flight=options.max_in_flight, backend=options.backend, debug=options.debug,
+            max_in_flight=options.max_in_flight, debug=options.debug,
             parity=options.parity, compress=options.compress, reporter=self._reporter, ranks=self._ranks,
         )  # fmt: skip
         console_log.open()

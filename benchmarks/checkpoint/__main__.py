@@ -13,12 +13,12 @@ from .calling import ROOT
 from .driver import CheckpointBenchmark, removed_at_exit
 from .figures import report
 from .machine import facts
-from .registry import BACKENDS, CONTENDERS, FORK, PLAIN, TORCH_SAVE
+from .registry import CONTENDERS, FORK, OURS, PLAIN, TORCH_SAVE
 from .results import BenchmarkOptions
 from .scale import TrainingScale
 
 SIZES_GB = (0.1, 0.3, 1.0, 3.0, 10.0)
-BESIDE_FORK = (PLAIN, TORCH_SAVE, *BACKENDS.values())
+BESIDE_FORK = (PLAIN, TORCH_SAVE, OURS)
 AFTER_ROUNDS_SECONDS = 120
 """Approximate duration of everything after the rounds."""
 
@@ -80,7 +80,7 @@ def _options() -> argparse.Namespace:
         help=f"only this library, without the measurements of Holdfast alone; may be repeated: {names}",
     )
     parser.add_argument(
-        "--crum", action="store_true", help="a forked save beside torch.save, thread and process, by state size"
+        "--crum", action="store_true", help="a forked save beside torch.save and Holdfast, by state size"
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_GB, metavar="GB", help="sizes for --crum")
     parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")

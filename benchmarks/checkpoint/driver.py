@@ -37,7 +37,7 @@ class CheckpointBenchmark:
     def everything(self) -> Results:
         try:
             waiting = list(map(by_name, self.plan.only)) if self.plan.only else list(CONTENDERS)
-            waiting.sort(key=lambda entry: entry.name not in OURS)  # if memory is short, ours run first
+            waiting.sort(key=lambda entry: entry.name != OURS)  # if memory is short, ours run first
             while waiting:
                 waiting = self._take_turns(waiting)
             if not self.plan.only:

@@ -7,14 +7,11 @@ import math
 import statistics
 from collections.abc import Callable
 
-from .registry import BACKENDS, CONTENDERS, ONLY_BY_NAME, OURS, PLAIN, TORCH_SAVE
+from .registry import CONTENDERS, ONLY_BY_NAME, OURS, PLAIN, TORCH_SAVE
 from .results import BenchmarkOptions, Results
 from .table import LEAST_SECONDS, Medians, best, best_ways, medians, ratio, render, slope
 
 Say = Callable[[str], None]
-
-DEFAULT = BACKENDS["thread"]
-
 
 LEGEND = """\
 blocked s        time that the training thread waited: in save, before optimizer steps, in hooks
@@ -38,7 +35,6 @@ def report(results: Results, plan: BenchmarkOptions, say: Say = print) -> None:
         "",
         *LEGEND.format(k=plan.k).splitlines(),
         "",
-        f"holdfast    the figures are those of {DEFAULT}",
         *_best_peers(contenders),
         *_limits(limits, results.state_bytes),
         *_idle(results.idle),
@@ -54,7 +50,7 @@ def report(results: Results, plan: BenchmarkOptions, say: Say = print) -> None:
 def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -> dict[str, float | None]:
     """Return Holdfast ÷ another: below 1 is better. `idle_overhead` is a share of the time.
 
-    Holdfast is its default backend. The best peer is the best of all peers and configurations for that figure.
+    The best peer is the best of all peers and configurations for that figure.
     Waits below a millisecond count as one, and slow-downs below the difference of two plain stretches count as
     that difference: otherwise the luckiest of many peers would seem to cost nothing.
     `persist_vs_bare_write`: time from the copy in memory until durable without training, digests, manifest and
@@ -62,7 +58,7 @@ def figures(contenders: dict[str, Medians], limits: Medians, results: Results) -
     `restore_…`: cold cache, unless the name says warm.
     `slot_bytes_vs_state`: extra memory of all processes per snapshot in flight.
     """
-    ours, peers = contenders.get(DEFAULT, {}), _peers(contenders)
+    ours, peers = contenders.get(OURS, {}), _peers(contenders)
     torch_save = contenders.get(TORCH_SAVE, {})
 
     def beside(measure: str, least: float = 0.0) -> float | None:
@@ -119,7 +115,7 @@ def _heading(contenders: dict[str, Medians], results: Results) -> list[str]:
 
 
 def _peers(contenders: dict[str, Medians]) -> dict[str, Medians]:
-    return {name: each for name, each in contenders.items() if name not in OURS | {PLAIN}}
+    return {name: each for name, each in contenders.items() if name not in (OURS, PLAIN)}
 
 
 def _best_peers(contenders: dict[str, Medians]) -> list[str]:

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from .training import BenchmarkTraining
 
 PLAIN, TORCH_SAVE = "plain", "torch.save"
-BACKENDS = {backend: f"holdfast, {backend}" for backend in ("thread", "process")}
-"""The backends of Holdfast, each measured on its own."""
-OURS = frozenset(BACKENDS.values())
+OURS = "holdfast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +48,7 @@ CONTENDERS = (
     ContenderEntry("torchsnapshot", "libraries:TorchSnapshot"),
     ContenderEntry("nvidia-resiliency-ext", "libraries:NvidiaResiliency"),
     ContenderEntry("Lightning async", "libraries:Lightning"),
-    *(ContenderEntry(name, "ours:HoldfastContender", {"backend": backend}) for backend, name in BACKENDS.items()),
+    ContenderEntry(OURS, "ours:HoldfastContender"),
 )
 
 

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.codecs.frames import Buffer, DamagedEncoding, decompress, zstd
-from holdfast.codecs.planes import LEAST_GAIN
+from holdfast.codecs.planes import LEAST_GAIN, Buffer, DamagedEncoding, decompress, zstd
 
 SMALLEST_CHUNK_BYTES = 128
 LARGEST_CHUNK_BYTES = 4096

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.codecs import frames, planes
+from holdfast.codecs import planes
 
 from . import chunks, differences, merkle
 from .training import Snapshot
@@ -75,7 +75,7 @@ def methods() -> list[Method]:
         Method(
             "whole tensors", _reuse, lambda encoded, block: encoded.content if encoded.content is not None else 0
         ),
-        Method("zstd -3", _zstd, lambda encoded, block: frames.zstd.decompress(encoded.content)),
+        Method("zstd -3", _zstd, lambda encoded, block: planes.zstd.decompress(encoded.content)),
         Method("zipnn", _zipnn, _from_zipnn),
         Method("zipnn, XOR", _zipnn_delta, _from_zipnn_delta),
         Method("planes", _planes, _from_planes),
@@ -116,7 +116,7 @@ def _reuse(block: Block) -> Encoded:
 
 
 def _zstd(block: Block) -> Encoded:
-    content = frames.zstd.compress(block.data, 3)
+    content = planes.zstd.compress(block.data, 3)
     return Encoded(content, len(content))
 
 

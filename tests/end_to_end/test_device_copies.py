@@ -41,18 +41,18 @@ class Runs:
 class FastJob:
     """A training whose iterations end before a copy of its state does."""
 
-    def __init__(self, store: Path, seed: int = 0, backend: str = "thread", begins: bool = True) -> None:
+    def __init__(self, store: Path, seed: int = 0, begins: bool = True) -> None:
         torch.manual_seed(seed)
         self.model = nn.ParameterList(torch.randn(NUMBERS) for _ in range(PARTS)).to(DEVICE)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.runs = Runs()
-        self._store, self._backend = store, backend
+        self._store = store
         if begins:
             self.begin()
 
     def begin(self) -> None:
         self.session = holdfast.Session(
-            "job", store=self._store, every=1, keep=1000, backend=self._backend,
+            "job", store=self._store, every=1, keep=1000,
             model=self.model, optimizer=self.optimizer, loop=holdfast.Variables(),
         )  # fmt: skip
         self.session.observe(self.runs)
@@ -96,9 +96,8 @@ def test_checkpoints_hold_the_state_of_their_iteration_though_updates_follow_at_
         assert any(run.copy.device_copy_seconds for run in job.runs.durable), "none was first copied on the device"
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_restore_in_place_and_a_resume_give_the_bits_of_the_checkpoint(backend, tmp_path):
-    job = FastJob(tmp_path, backend=backend)
+def test_a_restore_in_place_and_a_resume_give_the_bits_of_the_checkpoint(tmp_path):
+    job = FastJob(tmp_path)
     with job.session:
         job.iterate()
         expected = job.end_iteration()

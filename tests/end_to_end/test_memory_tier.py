@@ -33,7 +33,7 @@ def run(
     folder.mkdir(exist_ok=True)
     ledger, log, store = folder / "ledger.txt", folder / "run.log", folder / "store"
     command = [*HOLDFAST, "run", *options, "--", sys.executable, str(TRAINER), str(ledger), *arguments]
-    env = environment(store, server) | {"HOLDFAST_BACKEND": "thread", "TMPDIR": str(folder)} | extra
+    env = environment(store, server) | {"TMPDIR": str(folder)} | extra
     with spawned(command, log, env) as supervisor:
         status = supervisor.wait(PATIENCE_SECONDS)
         print(log.read_text())
@@ -154,12 +154,6 @@ def _trainers(log: Path) -> list[int]:
 def _trains(ledger: Path, log: Path, start: int) -> bool:
     pids = _trainers(log)
     return len(pids) >= start and any(step.pid == pids[start - 1] for step in read_ledger(ledger))
-
-
-def test_a_helper_that_outlives_the_trainer_is_left_to_finish(tmp_path: Path, expected: dict[int, str]) -> None:
-    ended = run(tmp_path, "--end", "SIGKILL", HOLDFAST_BACKEND="process")
-    assert_exact(ended, expected)
-    assert (ended.resumed_at, ended.from_memory) == ([15], [15])
 
 
 def test_without_the_tier_the_store_is_read(tmp_path: Path, expected: dict[int, str]) -> None:

@@ -43,7 +43,6 @@ def test_a_rank_that_is_killed_costs_what_came_after_the_last_that_all_had_seale
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
     trainer = [str(HERE / "memory_tier_torchrun_trainer.py"), str(tmp_path), kind, end]
     env = environment(tmp_path / "store") | {
-        "HOLDFAST_BACKEND": "thread",
         "OMP_NUM_THREADS": "1",
         "TMPDIR": str(tmp_path),
     }

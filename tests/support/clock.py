@@ -15,18 +15,15 @@ class FakeClock:
     A worker process of a data loader gets a copy of it, so waits in one process are not seen in another.
     """
 
-    def __init__(self, now: float = 1_790_000_000.0, *, wait_ends_at: float | None = None) -> None:
+    def __init__(self, now: float = 1_790_000_000.0) -> None:
         self.now = now
-        self.wait_ends_at = wait_ends_at
-        """Time from which on `wait` reports True, as `threading.Event.wait` does once its event is set."""
 
     def __call__(self) -> float:
         return self.now
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> None:
         """Move the time on by `seconds` instead of sleeping."""
         self.now += seconds
-        return self.wait_ends_at is not None and self.now >= self.wait_ends_at
 
 
 def train_by(clock: FakeClock, session: holdfast.Session, replace: Callable[..., None] = setattr) -> None:

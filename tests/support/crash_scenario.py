@@ -79,8 +79,6 @@ class CrashScenario:
             found.append(f"ended with {child.status}: {child.account()}")
         if child.status == 0:
             allowed += kills - 1
-        elif self.options.get("backend", "thread") != "thread":
-            allowed += 1  # a helper may have come to the same point before its trainer did
         if not child.all("alone"):
             found.append("left processes behind")
         found += violations(root, child.told, leftovers_allowed=allowed)

@@ -129,7 +129,7 @@ class ExactJob:
             schedule=self.schedule, plateau=self.plateau, ema=self.ema, scaler=self.scaler, noise=self.noise,
             dice=self.dice, choice=self.choice, loop=self.loop,
             # No grace: SIGTERM is a death here like any other.
-            **{"every": 1, "keep": 1000, "backend": "thread", "grace": 0} | options,
+            **{"every": 1, "keep": 1000, "grace": 0} | options,
         )  # fmt: skip
         self.log: Log = {}
         self._samples: list[int] = []

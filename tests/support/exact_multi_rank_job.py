@@ -101,7 +101,7 @@ class MultiRankJob:
             "job", store=store, model=self.trained, optimizer=self.optimizer, heavy=self.heavy,
             schedule=self.schedule, plateau=self.plateau, ema=self.ema, scaler=self.scaler, noise=self.noise,
             dice=self.dice, choice=self.choice, loop=self.loop,
-            **{"every": 1, "keep": 1000, "max_in_flight": 2, "backend": "thread"} | options,
+            **{"every": 1, "keep": 1000, "max_in_flight": 2} | options,
         )  # fmt: skip
         self.log: Log = {}
         self._samples: list[int] = []
@@ -244,7 +244,7 @@ class DeterministicMultiRankJob:
         )  # fmt: skip
         self.session = holdfast.Session(
             "job", store=store, model=self.trained, optimizer=self.optimizer, schedule=self.schedule,
-            every=1, keep=1000, max_in_flight=2, backend="thread", **options,
+            every=1, keep=1000, max_in_flight=2, **options,
         )  # fmt: skip
         self.samples: list[list[int]] = []
         self.losses: list[float] = []

@@ -1,27 +1,22 @@
-"""A directory store that fails on request, in any process that opens it. Does not import torch."""
+"""A directory store that fails on request."""
 
 import errno
-import json
 import os
-import signal
 from pathlib import Path
 
 from holdfast.store import LocalStore
 
 
 class FaultyStore(LocalStore):
-    """Directory store that injects `fault` in any process that opens it."""
-
-    opener = "tests.support.faulty_store:open_faulty"
+    """Directory store that injects `fault`."""
 
     def __init__(self, root, fault, **details):
         super().__init__(Path(root))
         self.fault, self.details = fault, details
-        self.url = json.dumps({"root": str(root), "fault": fault, **details})
 
     @property
     def begun(self):
-        """Number of writers so far, in all processes."""
+        """Number of writers so far."""
         return (self.root / "begun").stat().st_size
 
     def begin(self, *args):
@@ -30,55 +25,36 @@ class FaultyStore(LocalStore):
         return FaultyWriter(self, super().begin(*args))
 
 
-def open_faulty(url):
-    return FaultyStore(**json.loads(url))
-
-
 class FaultyWriter:
     def __init__(self, store, writer):
         self.store, self.writer = store, writer
         self.folder, self.make_durable, self.abort = writer.folder, writer.make_durable, writer.abort
 
-    def write(self, file, parts, **options):
-        getattr(self, f"before_{self.store.fault}", lambda _: None)(options)
-        self.writer.write(file, parts, **options)
+    def write(self, file, parts):
+        getattr(self, f"before_{self.store.fault}", lambda: None)()
+        self.writer.write(file, parts)
 
     def commit(self, manifest, **options):
         self.writer.commit(manifest, **options)
         if self.store.fault == "unsure" and self.store.begun == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO), "the directory, after the rename")
 
-    def before_errno(self, _):
+    def before_errno(self):
         if self.store.begun <= self.store.details.get("times", 99):
             number = self.store.details["number"]
             raise OSError(number, os.strerror(number), self.store.details.get("place", "somewhere"))
 
-    def before_no_memory(self, _):
+    def before_no_memory(self):
         raise MemoryError("no room")
 
-    def before_bug(self, _):
+    def before_bug(self):
         raise KeyError("typo")
 
-    def before_wait(self, _):
+    def before_wait(self):
         """Report the process id of the writer, then wait for permission to continue."""
         if self.store.begun == 1:
             tell(self.store.root / "reached", str(os.getpid()))
             hear(self.store.root / "go")
-
-    def before_killed(self, _):
-        """Kill this process, and leave a child that holds its files open."""
-        if os.fork() == 0:
-            tell(self.store.root / "reached", str(os.getpid()))
-            hear(self.store.root / "go")
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def before_paced(self, options):
-        """Write at a very low rate until the rate limit is lifted."""
-        options["pace"](10**9)
-        tell(self.store.root / "reached", str(os.getpid()))
-        options["pace"](1)
-        assert (self.store.root / "closing").exists(), "nothing held it back"
 
 
 def tell(fifo, text):

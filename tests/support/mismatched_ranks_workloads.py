@@ -17,7 +17,7 @@ class SynchronousJob:
     """Session that waits for each checkpoint, and records the notices."""
 
     def __init__(self, store, **objects):
-        options = {"every": 1, "keep": 100, "backend": "thread", "max_in_flight": 2}
+        options = {"every": 1, "keep": 100, "max_in_flight": 2}
         self.told = []
         self.session = holdfast.Session("j", store=store, **options, **objects)
         notice = self.session._reporter.notice

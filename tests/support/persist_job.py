@@ -24,7 +24,6 @@ from tests.support.faulty_store import FaultyStore
 from tests.support.process_inspection import children
 
 JOB = "job"
-BACKENDS = ["thread", "process"]
 
 
 def origin(**changes):
@@ -67,20 +66,19 @@ class SettledRuns:
 class PersistJob:
     """Live tensors, a store, and what takes checkpoints of the ones to the other."""
 
-    def __init__(self, store, backend, *, max_in_flight=1, tensors=None):
+    def __init__(self, store, *, max_in_flight=1, tensors=None):
         self.store, self.iteration = store, 0
         self.tensors = tensors if tensors is not None else small_state()
         self.frozen = set()
         self.snapshots = Snapshotter(max_in_flight)
         self._settled = SettledRuns()
-        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend)
-        self.snapshots.shared = self.persister.shares_memory
+        self.persister = Persister(store, max_in_flight=max_in_flight)
 
     @property
     def settled(self):
         return self._settled.runs
 
-    def take(self, *, over_seconds=0.0, before=None, **changes):
+    def take(self, *, before=None, **changes):
         """A checkpoint of this instant, on its way to the store; it may link files of the run `before`."""
         if before is not None:
             changes = {"parent": before.id} | changes
@@ -89,7 +87,7 @@ class PersistJob:
         captured = CapturedState(
             trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
         )
-        request = requested(self.iteration, origin=origin(**changes), at_once=True, over_seconds=over_seconds)
+        request = requested(self.iteration, origin=origin(**changes), at_once=True)
         run = CheckpointRun(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)
         self.persister.submit(run)
@@ -154,7 +152,7 @@ def bytes_of(tensors):
 def faulty(tmp_path, fault, **details):
     """Such a store, ready for attempt 1."""
     open_store(tmp_path).acquire_attempt(JOB, "first")
-    if fault in ("wait", "paced", "killed"):
+    if fault == "wait":
         os.mkfifo(tmp_path / "reached")
         os.mkfifo(tmp_path / "go")
     return FaultyStore(tmp_path, fault, **details)

@@ -273,9 +273,7 @@ class IdleJob:
         self.model = torch.nn.Linear(2, 2)
         torch.nn.init.constant_(self.model.weight, dist.get_rank())
         self.loop = holdfast.Variables()
-        self.session = holdfast.Session(
-            "m", store=store, backend="thread", model=self.model, loop=self.loop, **options
-        )
+        self.session = holdfast.Session("m", store=store, model=self.model, loop=self.loop, **options)
         self.taken = []
         take = self.session._checkpoints.take
 
@@ -372,7 +370,7 @@ def restore_back(stage, store, fails_on=None):
 def afresh(stage, store):
     """A loop that neither resumes nor draws batches."""
     model = torch.nn.Linear(2, 2)
-    session = holdfast.Session("m", store=store, backend="thread", every=1, model=model)
+    session = holdfast.Session("m", store=store, every=1, model=model)
     for _ in range(10):
         session.step()
     session.close()

@@ -136,7 +136,6 @@ class CrashingTrainer:
         self.session = holdfast.Session(
             "job",
             store=root,
-            backend="thread",
             model=self.model,
             optimizer=self.optimizer,
             loop=holdfast.Variables(),

@@ -29,7 +29,7 @@ class Trainer:
         self.loop = holdfast.Variables(best_loss=math.inf)
         self.session = holdfast.Session(
             job, store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
-            loop=self.loop, **{"every": 3, "backend": "thread"} | options,
+            loop=self.loop, **{"every": 3} | options,
         )  # fmt: skip
         self.loader = holdfast.DataLoader(RandomPoints(), batch_size=8, shuffle=True, seed=1)
         self.losses: list[tuple[int, float]] = []

@@ -130,7 +130,7 @@ class SmallCheckpointJob:
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.session = holdfast.Session(
-            "job", store=root, model=self.model, optimizer=self.optimizer, every=1, backend="thread", **options
+            "job", store=root, model=self.model, optimizer=self.optimizer, every=1, **options
         )
         self.losses: list[float] = []
 
@@ -181,12 +181,12 @@ def _size(directory: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in directory.iterdir())
 
 
-def overwrite(stage: WorkloadChannel, root: str, rounds: int, backend: str, max_in_flight: int) -> None:
+def overwrite(stage: WorkloadChannel, root: str, rounds: int, max_in_flight: int) -> None:
     """As soon as a checkpoint has been taken, change everything it is made of, in the order a loop would."""
     torch.set_num_threads(1)
     stage.ready()
     for number in range(1, rounds + 1):
-        model, optimizer, session = _large(root, backend, max_in_flight)
+        model, optimizer, session = _large(root, max_in_flight)
         session.resume()
         _train(model, optimizer)
         expected = _everything(model, optimizer)
@@ -201,7 +201,7 @@ def overwrite(stage: WorkloadChannel, root: str, rounds: int, backend: str, max_
         assert session._checkpoints.wait_settled(300)
         durable = session._checkpoints.head
         session._close("killed")
-        model, optimizer, session = _large(root, backend, max_in_flight)
+        model, optimizer, session = _large(root, max_in_flight)
         assert (session.resume(), durable) == (number, f"{number:012d}-1"), "the checkpoint was not durable"
         found = _everything(model, optimizer)
         session._close("killed")
@@ -209,9 +209,7 @@ def overwrite(stage: WorkloadChannel, root: str, rounds: int, backend: str, max_
         stage.tell("round", number, *(different or ["the same"]))
 
 
-def _large(
-    root: str, backend: str, max_in_flight: int
-) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, holdfast.Session]:
+def _large(root: str, max_in_flight: int) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, holdfast.Session]:
     model = torch.nn.Sequential(
         torch.nn.Linear(1024, 1024), torch.nn.BatchNorm1d(1024), torch.nn.Linear(1024, 512)
     )
@@ -223,7 +221,6 @@ def _large(
         optimizer=optimizer,
         every=10**9,
         keep=2,
-        backend=backend,
         max_in_flight=max_in_flight,
     )
     return model, optimizer, session

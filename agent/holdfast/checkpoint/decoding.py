@@ -7,7 +7,6 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Self
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -51,8 +50,8 @@ def _shared_memory() -> _ThreadMemory:
 _memory_of_files = weakref.ref(_ThreadMemory())
 
 
-class _DecodingReader:
-    """A `FileReader` of a plain file. Each read decodes all blocks that it touches."""
+class _DecodingReader(FileReader):
+    """Reads a plain file. Each read decodes all blocks that it touches."""
 
     def __init__(self, file: fmt.File, encoding: Encoding, reader: FileReader) -> None:
         self._file, self._encoding, self._reader = file, encoding, reader
@@ -87,9 +86,3 @@ class _DecodingReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

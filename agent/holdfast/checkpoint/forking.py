@@ -18,7 +18,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import Progress
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
-from holdfast.persist.redundancy import write_manifest_copies
+from holdfast.persist.writer import write_manifest_copies
 from holdfast.protocol.messages import Origin, checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import Attempt, Ending, Hold, Lineage, Store
 

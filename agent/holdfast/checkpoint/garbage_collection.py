@@ -1,19 +1,17 @@
-"""Maintenance of a store without a session: retention, leftovers, records with implausible numbers."""
+"""Maintenance of a store without a session: retention and leftovers."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, PLAUSIBLE_STEP, parse_checkpoint_id
 from holdfast.protocol.retention import Retention, checkpoints_to_delete
-from holdfast.store import Attempt, Lineage, Pins, RecordName, Store, newest_attempt, newest_pins
-from holdfast.store.records import decode_record, held_checkpoints, protected_checkpoints
+from holdfast.store import Attempt, Lineage, Store, newest_attempt, newest_pins
+from holdfast.store.records import held_checkpoints, protected_checkpoints
 from holdfast.system import processes
 
 SLACK_SECONDS = 60.0
@@ -42,17 +40,6 @@ class RemovalPlan(msgspec.Struct, kw_only=True):
     items: list[RemovableItem]
     stays: int
     """Number of checkpoints that remain."""
-
-
-class RepairPlan(RemovalPlan):
-    """The records of a job with implausible numbers."""
-
-    newest_left: int
-    """The newest attempt that remains; 0 when none does."""
-    pins: Pins | None
-    """Pins recorded by a removed attempt, to be recorded again."""
-    unrepairable: list[str]
-    """Messages about numbers that are exhausted and cannot be freed."""
 
 
 def plan(
@@ -104,90 +91,6 @@ def carry_out(store: Store, planned: RemovalPlan) -> None:
         else:
             store.delete(planned.job, item.name, planned.attempt)
         item.removed = True
-
-
-def plan_repair(store: Store, job: str, *, has_ended: bool = False) -> RepairPlan:
-    """Plan which records of attempts, and of lineages without checkpoints, to remove.
-
-    A number is implausible if it is out of range or almost, or far above the previous number. The lowest number is
-    always plausible.
-
-    Args:
-        store: where the checkpoints of the job are.
-        job: its name.
-        has_ended: whether attempts on other machines have ended; otherwise they may still run.
-    """
-    records, committed = store.record_names(job), store.checkpoints(job)
-    attempts = [each for each in records if each.kind == "attempt"]
-    lineages = [each for each in records if each.kind == "lineage"]
-    writers = {each.number for each in attempts if each.is_needed}
-    trained = {parse_checkpoint_id(each)[1] for each in committed}
-    gone = dict(_implausible(attempts, MAX_ATTEMPT, writers))
-    newest_left = max((each.number for each in attempts if each.name not in gone), default=0)
-    suspects = [each for each in attempts if each.name in gone or each.number == newest_left]
-    gone |= _implausible(lineages, MAX_LINEAGE, trained)
-    gone |= {
-        each.name: "its attempt has no record"
-        for each in records
-        if each.kind == "ending" and each.number > newest_left
-    }
-    noted = newest_pins(store, job)
-    kept = {"attempt": (writers | {newest_left}, MAX_ATTEMPT), "lineage": (trained, MAX_LINEAGE)}
-    return RepairPlan(
-        job=job,
-        attempt=store.latest_attempt(job),
-        running=_running(store, job, suspects, has_ended=has_ended),
-        items=[
-            RemovableItem(name=each.name, why=gone[each.name], size_bytes=None)
-            for each in records
-            if each.name in gone
-        ],
-        stays=len(committed),
-        newest_left=newest_left,
-        pins=noted if noted is not None and noted.attempt > newest_left else None,
-        unrepairable=[
-            f"{what} {max(numbers):,} remains because checkpoints belong to it, and few numbers are left: "
-            f"to continue training, fork the job with holdfast fork"
-            for what, (numbers, most) in kept.items()
-            if any(most - PLAUSIBLE_STEP < number <= most for number in numbers)
-        ],
-    )
-
-
-def repair(store: Store, planned: RepairPlan) -> None:
-    """Remove what was planned, mark removed items, and record pins again. Raises what `carry_out` does."""
-    for item in planned.items:
-        store.remove_record(planned.job, item.name, planned.attempt)
-        item.removed = True
-    if planned.pins is not None:
-        store.append(planned.job, msgspec.structs.replace(planned.pins, attempt=planned.newest_left))
-
-
-def _implausible(records: list[RecordName], most: int, needed: Collection[int]) -> Iterator[tuple[str, str]]:
-    """Yield (name, reason) of records of one kind."""
-    known = sorted(each for each in needed if each <= most)
-    for record in sorted(records, key=lambda each: each.number):
-        before = max((each for each in known if each <= record.number), default=None)
-        if record.number > most:
-            yield record.name, f"above {most:,}, the largest number"
-        elif record.number > most - PLAUSIBLE_STEP and record.number not in needed:
-            yield record.name, f"leaves too few numbers up to the largest, {most:,}"
-        elif before is not None and record.number > before + PLAUSIBLE_STEP:
-            yield record.name, f"far above {before:,}, the previous number"
-        else:
-            known.append(record.number)
-
-
-def _running(store: Store, job: str, suspects: list[RecordName], *, has_ended: bool) -> str | None:
-    """Return where one of these attempts runs or may run, ignoring unreadable records."""
-    for record in reversed(suspects):
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            attempt = decode_record(store.read_record(job, record.name), Attempt, record.number)
-            if has_ended and attempt.host != socket.gethostname():
-                continue
-            if (where := running_where(attempt)) is not None:
-                return where
-    return None
 
 
 def running_where(attempt: Attempt) -> str | None:

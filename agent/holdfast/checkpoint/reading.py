@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import mmap
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import wait
 from typing import TypeVar
@@ -35,6 +36,8 @@ SMALL_FILE_BYTES = 1 << 20
 GAP_BYTES = 64 << 10
 """A gap of at most this size is read as well, because a second read would take longer."""
 PROGRESS_SECONDS = 0.1
+MIN_BYTES_PER_SECOND = 1e6
+"""Lowest rate limit, so that every read ends in a reasonable time."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes read so far and the total, on the thread that waits for them."""
@@ -213,6 +216,30 @@ def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_
         fmt.check_size(file, opened.size_bytes)
         undo.pop_all()
         return decoded(file, opened)
+
+
+class RateLimiter:
+    """A `Pace` that limits the average rate of one thread.
+
+    Each request waits until the earlier ones have used up their time at this rate; the first does not wait.
+    """
+
+    def __init__(
+        self,
+        bytes_per_second: float,
+        wait: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rate = max(bytes_per_second, MIN_BYTES_PER_SECOND)
+        self._wait, self._clock = wait, clock
+        self._paid_at = 0.0
+
+    def __call__(self, size_bytes: int, /) -> None:
+        now = self._clock()
+        begins_at = max(now, self._paid_at)
+        self._paid_at = begins_at + size_bytes / self._rate
+        if begins_at > now:
+            self._wait(begins_at - now)
 
 
 class _Reading:

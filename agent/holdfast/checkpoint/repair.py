@@ -7,7 +7,7 @@ import itertools
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from holdfast.checkpoint import reading
 from holdfast.checkpoint.decoding import decoded
@@ -163,7 +163,7 @@ def byte_ranges(blocks: Sequence[int], size_bytes: int) -> str:
     return f"bytes {', '.join(shown)}{more}"
 
 
-class BlockReader:
+class BlockReader(FileReader):
     """Reads a file that may be damaged, short or missing; what cannot be read is zeros."""
 
     def __init__(self, store: Store, job: str, checkpoint: str, file: str, pace: Pace | None = None) -> None:
@@ -201,15 +201,9 @@ class BlockReader:
         if self._reader is not None:
             self._reader.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-
-class _RepairedReader:
-    """A `FileReader` of a damaged file that puts recomputed blocks in their places."""
+class _RepairedReader(FileReader):
+    """Reads a damaged file, and puts recomputed blocks in their places."""
 
     def __init__(self, repaired: RepairedFile) -> None:
         self._blocks, self.size_bytes = repaired.blocks, repaired.file.size_bytes
@@ -226,12 +220,6 @@ class _RepairedReader:
 
     def close(self) -> None:
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def repair_in_memory(

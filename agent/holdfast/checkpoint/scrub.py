@@ -14,7 +14,7 @@ from holdfast.checkpoint.repair import parity_matches, repair_in_memory
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import build_parity
-from holdfast.persist.redundancy import manifest_copies
+from holdfast.persist.writer import manifest_copies
 from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
 from holdfast.store.base import FileReplacer, Pace
@@ -60,7 +60,7 @@ def scrub(
     checkpoint: str,
     *,
     repair: bool = False,
-    pace: Pace = lambda size_bytes: None,
+    pace: Pace | None = None,
     progress: Callable[[int, int], None] = lambda done_bytes, total_bytes: None,
 ) -> ScrubbedCheckpoint:
     """Read every byte of a checkpoint on its storage device, and list the damage by file.
@@ -98,7 +98,7 @@ class _Scrub:
         job: str,
         checkpoint: str,
         repair: bool,
-        pace: Pace,
+        pace: Pace | None,
         progress: Callable[[int, int], None],
     ) -> None:
         self._store, self._job, self._checkpoint = store, job, checkpoint

@@ -1,6 +1,6 @@
 """Verify a stored checkpoint at a limited rate, in a separate process.
 
-    python -m holdfast.checkpoint.verification OPENER URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
+    python -m holdfast.checkpoint.verification URL JOB CHECKPOINT BYTES_PER_SECOND [AGAINST]
 
 The process shares no interpreter lock, torch threads or memory with training. It prints progress and the result as
 lines of JSON, and exits when the process that started it has gone.
@@ -12,25 +12,21 @@ import dataclasses
 import itertools
 import math
 import os
-import pkgutil
 import sys
-import threading
 import time
 from collections.abc import Callable
-from typing import Self
 
 import msgspec
 import torch
 
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.decoding import decoded
-from holdfast.checkpoint.reading import FileRange
+from holdfast.checkpoint.reading import FileRange, RateLimiter
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
-from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
-from holdfast.store import Store
+from holdfast.store import Store, open_store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.io_pool import lower_cpu_priority
 from holdfast.system.processes import raise_oom_score
@@ -162,7 +158,7 @@ class _OtherCheckpoint:
             each.reader.close()
 
 
-class _OpenReader:
+class _OpenReader(FileReader):
     """A reader that stays open over many calls of `reading.read`: an object store looks up a file to open it."""
 
     def __init__(self, reader: FileReader) -> None:
@@ -170,13 +166,6 @@ class _OpenReader:
 
     def read_into(self, start: int, target: memoryview) -> None:
         self.reader.read_into(start, target)
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def _identity(tensor: fmt.Tensor) -> tuple[object, ...]:
@@ -272,11 +261,10 @@ def _norm(sums: Sums, squares: float) -> float:
     return math.sqrt(squares) if sums.comparable else math.nan
 
 
-def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:
+def main(url: str, job: str, checkpoint: str, bytes_per_second: str, against: str = "") -> None:
     lower_cpu_priority()
     raise_oom_score()
     torch.set_num_threads(1)
-    open_store: Callable[[str], Store] = pkgutil.resolve_name(opener)
     reported_at = 0.0
 
     def report(read_bytes: int, total_bytes: int) -> None:
@@ -285,7 +273,7 @@ def main(opener: str, url: str, job: str, checkpoint: str, bytes_per_second: str
             reported_at = time.monotonic()
             _print(VerifyProgress(read_bytes, total_bytes))
 
-    pace = RateLimiter(float(bytes_per_second), threading.Event().wait)
+    pace = RateLimiter(float(bytes_per_second))
     _print(reread(open_store(url), job, checkpoint, against or None, pace=pace, progress=report))
 
 

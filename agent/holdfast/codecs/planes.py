@@ -8,29 +8,75 @@ A block is encoded in segments of 262,144 numbers, which stay in the cache of a 
 with a header in little-endian order: 4 bytes of magic, the width of a number, 3 zero bytes, the number of raw
 bytes in 8 bytes, and for each plane of each segment, from the least significant on, its stored length in 4 bytes.
 The planes follow in that order, and then the bytes behind the last whole number. A plane whose stored length is
-the number of numbers is not compressed.
+the number of numbers is not compressed. The content of a frame has a known size, which a hostile frame cannot
+exceed. Compressing releases the GIL.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
 from typing import Any
 
 import numpy as np
 
-from holdfast.codecs.frames import Buffer, DamagedEncoding, NumberCompressor, decompress
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
+Buffer = Any
+"""A contiguous buffer."""
+
+_WINDOW_LOG = 17
+# Mostly Huffman coding: repetitions are rare in the planes of numbers, and short ones do not pay.
+_OPTIONS = {
+    int(zstd.CompressionParameter.strategy): int(zstd.Strategy.fast),
+    int(zstd.CompressionParameter.window_log): _WINDOW_LOG,
+    int(zstd.CompressionParameter.hash_log): 10,
+    int(zstd.CompressionParameter.min_match): 7,
+}
+_LIMITS = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG}
 LEAST_GAIN = 0.1
 """A block that becomes smaller by a lower share is not worth encoding."""
-
 _MAGIC, _ZEROS = b"HFbp", bytes(3)
 _LEAST_GAIN_OF_PLANE = 0.05
 _HEADER = struct.Struct("<4sB3sQ")
 _WIDTHS = (1, 2, 4, 8)
 _SAMPLE_NUMBERS, _RUNS = 4096, 16
 _SEGMENT_NUMBERS = 1 << 18
-
 Numbers = np.ndarray[Any, Any]
+
+
+class DamagedEncoding(ValueError):
+    """Encoded bytes are damaged, or belong to another block."""
+
+
+class NumberCompressor:
+    """Fast compression of bytes that hardly repeat. Its memory is used again for each frame."""
+
+    def __init__(self) -> None:
+        self._compressor = zstd.ZstdCompressor(options=_OPTIONS)
+
+    def compress(self, data: Buffer) -> bytes:
+        """Return a frame."""
+        return bytes(self._compressor.compress(data, self._compressor.FLUSH_FRAME))
+
+
+def decompress(frame: Buffer, size_bytes: int) -> bytes:
+    """Return the content of a frame of `size_bytes`. Never takes much more memory than that.
+
+    Raises:
+        DamagedEncoding: this is no frame, or its content has another size.
+    """
+    decompressor = zstd.ZstdDecompressor(options=_LIMITS)
+    try:
+        content = bytes(decompressor.decompress(frame, max_length=size_bytes))
+    except zstd.ZstdError as error:
+        raise DamagedEncoding(f"a frame cannot be decompressed: {error}") from None
+    if len(content) != size_bytes or not decompressor.eof or decompressor.unused_data:
+        raise DamagedEncoding(f"a frame does not have the content of {size_bytes} bytes that the header names")
+    return content
 
 
 def encode(data: Buffer, width: int, least_gain: float = LEAST_GAIN) -> bytes | None:

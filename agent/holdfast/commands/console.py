@@ -1,4 +1,4 @@
-"""What all commands share: the client, printing, and exit codes.
+"""What all commands share: the client, printing, a progress bar, and exit codes.
 
 0: success. 1: refused or failed. 2: wrong usage. 3: no server is reachable.
 """
@@ -115,3 +115,24 @@ def seconds(value: float | None) -> str:
 
 def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+@contextlib.contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that takes the bytes done and the total bytes."""
+    if not sys.stderr.isatty():
+        yield lambda done_bytes, total_bytes: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    columns = (
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda done_bytes, total_bytes: shown.update(task, completed=done_bytes, total=total_bytes)

@@ -13,9 +13,8 @@ import typer
 
 from holdfast.checkpoint import forking
 from holdfast.checkpoint.forking import Fork
-from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json
+from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json, progress_bar
 from holdfast.commands.options import Json, StoreJob, StoreOption, Token
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Fenced

@@ -10,21 +10,21 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import Config
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
-from holdfast.engine.compression import Compression
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
     CollectiveCall,
     Decision,
     DetachedCoordinator,
+    Requests,
     RestoreTarget,
+    Situation,
     coordinator_for,
+    decide,
 )
-from holdfast.engine.decide import Requests, Situation, decide
-from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore
+from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore, RestoreCallbacks
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
-from holdfast.engine.restore_callbacks import RestoreCallbacks
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
@@ -33,7 +33,7 @@ from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.snapshot.checkpoint_run import RunState
-from holdfast.store import attempt_log
+from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -66,12 +66,10 @@ class Boundary:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._preemption = meter, preemption
-        self._lifecycle, self._spread = lifecycle, options.spread
+        self._lifecycle = lifecycle
         self._position = reporter.position
         if ranks.leads:  # which writes the manifest
             checkpoints.read_metrics = meter.newest_metrics
-        self._compression = Compression(options.compress and ranks.leads, controller, reporter)
-        checkpoints.compresses = self._compression.begin
         self.requests = Requests()
         self.restore_callbacks = RestoreCallbacks(self._position)
         self.collective_call: CollectiveCall | None = None
@@ -157,9 +155,7 @@ class Boundary:
         """Record in the store how the attempt ends."""
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
-            attempt_log.record_ending(
-                checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained
-            )
+            record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""
@@ -183,7 +179,6 @@ class Boundary:
         """Process the checkpoints that settled since the last iteration."""
         for run in self._checkpoints.drain():
             self._meter.checkpoint_settled(run)
-            self._compression.settled(run)
             if run.result.fenced:
                 self._give_way()
             if run.state is RunState.TORN:
@@ -256,7 +251,6 @@ class Boundary:
             in_flight=checkpoints.under_way,
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,
-            spread_seconds=self._spread * controller.interval_seconds if self._spread else 0.0,
             call_due=self.collective_call is not None and self.collective_call.is_due(at_end=False),
         )
 
@@ -318,7 +312,6 @@ class Boundary:
                 self._training.capture,
                 decision.checkpoint,
                 mode=decision.mode,
-                over_seconds=decision.over_seconds,
                 at_once=decision.at_once or self._training.may_replay_updates,
             )
             self._controller.started(self._position.iteration)

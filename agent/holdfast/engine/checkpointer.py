@@ -65,7 +65,6 @@ class Checkpointer:
         *,
         retention: Retention,
         max_in_flight: int = 1,
-        backend: str = "thread",
         debug: bool = False,
         parity: ParityCode | None = None,
         compress: bool = False,
@@ -75,6 +74,7 @@ class Checkpointer:
         self._ranks = ranks
         self._number = 0  # of checkpoints that this attempt began, the same on all ranks
         self.store, self.job, self.uid, self.parity = store, job, uid, parity
+        self._compress = compress
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -111,11 +111,9 @@ class Checkpointer:
         self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
         self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(store, max_in_flight=max_in_flight, backend=backend, channel=channel)
-        self.snapshots.shared = self.persister.shares_memory
+        self.persister = Persister(store, max_in_flight=max_in_flight, channel=channel)
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
-        self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded
         self.unprepared = True  # `prepare` was not called yet
 
     @property
@@ -203,8 +201,6 @@ class Checkpointer:
             self.snapshots.prepare(captured)
             self._estimate_space(captured)
             self.persister.prepare()
-            if (refusal := self.persister.refusal) is not None:
-                self._reporter.notice("info", "backend", f"a thread writes checkpoints, no helper: {refusal}")
 
     def _estimate_space(self, captured: CapturedState) -> None:
         if self._ranks.leads and self.attempt:
@@ -216,12 +212,11 @@ class Checkpointer:
         kind: CheckpointKind,
         *,
         mode: SnapshotMode = "cpu",
-        over_seconds: float = 0.0,
         at_once: bool = False,
     ) -> CheckpointRun | None:
         """Begin a checkpoint of this instant; `None` when it could not begin, which is reported.
 
-        The write is spread over `over_seconds`. All ranks call it at the same boundary.
+        All ranks call it at the same boundary.
         """
         self._number += 1
         if self._ranks.leads and not self.attempt and not self._acquire_late():
@@ -237,7 +232,6 @@ class Checkpointer:
             number=self._number,
             mode=mode,
             at_once=at_once,
-            over_seconds=over_seconds,
             fingerprint=_fingerprint(),
             metrics=self.read_metrics(),
         )
@@ -278,7 +272,7 @@ class Checkpointer:
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
             parity=self.parity,
             may_link=self._newest_durable >= self._links_from,
-            compress=self.compresses(),
+            compress=self._compress,
         )
 
     def save_survivor(self, committed: list[str]) -> None:

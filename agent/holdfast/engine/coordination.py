@@ -1,4 +1,4 @@
-"""Coordination of ranks: all act on the same decision at the same boundary between two iterations.
+"""The decision at a boundary between two iterations, and its coordination: all ranks act on the same one.
 
 Rank 0 decides. At one boundary it broadcasts the decision for a later one, usually the next, so that the message
 travels while the iteration runs and no rank waits for it.
@@ -30,9 +30,11 @@ END_SECONDS = 60.0
 """How long a rank that has ended waits for the others: one may be waiting for it in a collective."""
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
-NUMBERS = 10
+NUMBERS = 9
 RestoreTarget = tuple[str, str | None]
 """(checkpoint, order): the order is `None` where the script requests the restore."""
+FACTOR = 1.5
+"""Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,6 @@ class Decision:
     at_once: bool = False
     """Training waits for the copy."""
     mode: SnapshotMode = "cpu"
-    over_seconds: float = 0.0
-    """Time to spread the write over; 0 for full speed."""
     lineage: int = 0
     """The lineage of rank 0."""
     restore: RestoreTarget | None = None
@@ -243,7 +243,6 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
         -1 if decision.checkpoint is None else KINDS.index(decision.checkpoint),
         int(decision.at_once),
         MODES.index(decision.mode),
-        round(decision.over_seconds * 1e6),
         decision.lineage,
         int(ended),
         int(decision.end),
@@ -253,15 +252,82 @@ def _encoded(at: int, decision: Decision, *, ended: bool = False) -> torch.Tenso
 
 
 def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
-    at, restore, kind, at_once, mode, over, lineage, ended, end, call = numbers.tolist()
+    at, restore, kind, at_once, mode, lineage, ended, end, call = numbers.tolist()
     decision = Decision(
         checkpoint=None if kind < 0 else KINDS[kind],
         at_once=bool(at_once),
         mode=MODES[mode],
-        over_seconds=over / 1e6,
         lineage=lineage,
         restore=("", None) if restore else None,
         end=bool(end),
         call=bool(call),
     )
     return at, decision, bool(ended)
+
+
+@dataclass(slots=True)
+class Requests:
+    """Requests that wait for a decision, which clears them."""
+
+    checkpoint: bool = False
+    """Requested by the script or an operator, whatever the interval."""
+    restore: str | None = None
+    """The checkpoint that the script restores."""
+    retry: bool = False
+    """The last copy was torn: take another at once, while training waits."""
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of a decision: what is requested and what is possible at a boundary."""
+
+    lineage: int = 1
+    end_requested: bool = False
+    """A rank has received SIGTERM."""
+    grace_left_seconds: float = 0.0
+    checkpoint_seconds: float | None = None
+    """Usual time from the boundary until a checkpoint is durable; None while nothing was measured."""
+    restore: RestoreTarget | None = None
+    requested: bool = False
+    retry: bool = False
+    due: bool = False
+    """The pacing controller wants a checkpoint after this iteration."""
+    withheld: bool = False
+    """An operator's settings have kept the job from checkpoints for too long."""
+    memory_ready: bool = True
+    """Memory for the copy is allocated, or training has waited long enough for that."""
+    has_room: bool = True
+    """A snapshot may begin: fewer than `max_in_flight` are in memory."""
+    in_flight: int = 0
+    """Checkpoints that are being copied or written."""
+    max_in_flight: int = 1
+    """How many the pacing controller allows at the same time."""
+    mode: SnapshotMode = "cpu"
+    call_due: bool = False
+    """All ranks are to call what an integration has registered."""
+
+
+def decide(now: Situation) -> Decision:
+    """An end comes before a restore, and a restore before a checkpoint.
+
+    A checkpoint that is due waits some iterations rather than stall training: for memory to be allocated, or for
+    the one before it to be written. One that was requested, or is taken again, waits for room only.
+    """
+    if now.end_requested:
+        takes = now.checkpoint_seconds  # one of which nothing is known is tried: half of it does no harm
+        fits = takes is None or FACTOR * takes <= now.grace_left_seconds
+        return Decision(end=True, checkpoint="final" if fits else None, at_once=True, lineage=now.lineage)
+    if now.restore is not None:
+        return Decision(restore=now.restore)
+    urgent = now.requested or now.retry
+    if not (urgent or now.due or now.withheld):
+        return Decision(call=now.call_due)
+    can_wait = not urgent and (not now.memory_ready or now.in_flight >= now.max_in_flight)
+    if can_wait or not now.has_room:
+        return Decision(waits=True, call=now.call_due)
+    return Decision(
+        checkpoint="requested" if now.requested else "scheduled",
+        at_once=now.retry,
+        mode=now.mode,
+        lineage=now.lineage,
+        call=now.call_due,
+    )

@@ -17,17 +17,18 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
-from holdfast.engine.rank_changes import dropped_gradients
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
+from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
 from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
-from holdfast.store import Lineage, Store, attempt_log
+from holdfast.store import Lineage, Store
+from holdfast.store.records import failures_between
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
 from holdfast.telemetry.reporter import Reporter
@@ -261,7 +262,7 @@ class Startup:
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
-            self._training.failed(attempt_log.failures_between(store, checkpoints.job, first, present, last))
+            self._training.failed(failures_between(store, checkpoints.job, first, present, last))
         self._report_earlier_orders()
         self._reporter.lineage_began(checkpoints.lineage)
         pinned, world_size = checkpoints.retention_queue.pinned.checkpoints, self._ranks.world_size
@@ -395,7 +396,7 @@ class Startup:
         self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
-        if (what := dropped_gradients(loaded, self._ranks.world_size)) is not None:
+        if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: self._training.apply(loaded))
         if loaded.repaired:  # in memory: its files are still damaged

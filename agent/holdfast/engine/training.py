@@ -17,10 +17,9 @@ from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
-from holdfast.engine.rank_changes import differing_keywords, fitting_state
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
-from holdfast.format.shards import saved_rank, state_for
+from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of
@@ -404,10 +403,10 @@ class Training:
 
     def apply(self, loaded: LoadedCheckpoint) -> None:
         """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
-        trees = fitting_state(loaded, self._ranks.world_size)
+        trees = fitting_state(loaded.manifest, loaded.state, self._ranks.world_size)
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
         if copy := self._ranks.rank // loaded.manifest.world_size:
-            self.registry.branch_rng(copy, differing_keywords(loaded))
+            self.registry.branch_rng(copy, differing_keywords(loaded.manifest))
         restarted = not self.trained
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)

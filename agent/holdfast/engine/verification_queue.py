@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 import platform
 import signal
 import subprocess
@@ -22,7 +23,6 @@ import msgspec
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.checkpoint.verification import VerifyMessage, VerifyResult
 from holdfast.engine.checkpointer import Checkpointer
-from holdfast.persist.helper_process import environment, opener
 from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
 from holdfast.system import io_pool
@@ -143,9 +143,7 @@ class Verifier:
 
     def _start(self, request: VerifyRequest, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         store = self._checkpoints.store
-        if (opens := opener(store)) is None:
-            raise OSError(f"store {store.url} cannot be opened in another process")
-        words = [opens, store.url, self._checkpoints.job, request.checkpoint, str(self._bytes_per_second)]
+        words = [store.url, self._checkpoints.job, request.checkpoint, str(self._bytes_per_second)]
         with self._lock:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and no text from users
                 [
@@ -156,7 +154,7 @@ class Verifier:
                     *words,
                     *filter(None, [request.against]),
                 ],
-                env=environment(),
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -122,11 +122,11 @@ def decode_block(block: EncodedBlock, stored: memoryview, out: memoryview) -> st
     if block.stored_bytes == block.raw_bytes:
         out[:] = stored
         return None
-    from holdfast.codecs import frames, planes
+    from holdfast.codecs import planes
 
     try:
         planes.decode(stored, out)
-    except frames.DamagedEncoding as error:
+    except planes.DamagedEncoding as error:
         return f"cannot be decoded: {error}"
     return None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 import msgspec
@@ -133,10 +133,7 @@ def block_digests(data: memoryview) -> Iterator[bytes]:
 
 
 def build_parity(
-    code: ParityCode,
-    payload: str,
-    parts: Sequence[memoryview | bytes],
-    pace: Callable[[int], None] = lambda size_bytes: None,
+    code: ParityCode, payload: str, parts: Sequence[memoryview | bytes]
 ) -> tuple[memoryview, ParityFile]:
     """Compute the parity file of a payload file.
 
@@ -146,7 +143,6 @@ def build_parity(
         code: its strength.
         payload: the name of the payload file.
         parts: the bytes of the payload file.
-        pace: called with a number of bytes before they are computed, and may wait.
 
     Returns:
         The bytes of the parity file, and its entry in the manifest.
@@ -165,7 +161,6 @@ def build_parity(
     for stripe in range(0, layout.stripes, SEGMENT_BLOCKS):
         count = min(SEGMENT_BLOCKS, layout.stripes - stripe)
         size_bytes = count * PARITY_BLOCK_BYTES
-        pace(size_bytes * code.parity_blocks)
         rows = [_cut(views, *layout.data_range(row, stripe, count)) for row in range(code.data_blocks)]
         for row, data in enumerate(rows):
             enter(row * layout.stripes + stripe, data)

@@ -262,3 +262,46 @@ def state_for(manifest: fmt.Manifest, rank: int) -> dict[str, Any]:
     if not own:
         return manifest.state
     return {keyword: tree for keyword, tree in (manifest.state | own).items() if tree != fmt.ABSENT}
+
+
+def dropped_gradients(manifest: fmt.Manifest, state: dict[str, Any], world_size: int) -> str | None:
+    """Describe what of a checkpoint is dropped because the world size is another one."""
+    if manifest.world_size == world_size or not _unfitting(manifest, state):
+        return None
+    return (
+        "gradients that each rank had accumulated for itself are dropped, since the checkpoint has "
+        f"{manifest.world_size} ranks and this job has {world_size}"
+    )
+
+
+def _unfitting(manifest: fmt.Manifest, state: dict[str, Any]) -> set[str]:
+    """Return names of gradients that one rank holds: their mean over other ranks would be wrong."""
+    own = {tensor.name for tensor in manifest.tensors if tensor.rank is not None}
+    return own & names_in(state.get("gradients", {}))
+
+
+def fitting_state(manifest: fmt.Manifest, state: dict[str, Any], world_size: int) -> dict[str, Any]:
+    """Return the state of a checkpoint without what is dropped."""
+    if manifest.world_size == world_size or not (gone := _unfitting(manifest, state)):
+        return state
+    gradients = {
+        keyword: {name: tree for name, tree in parameters.items() if tree["$tensor"] not in gone}
+        for keyword, parameters in state["gradients"].items()
+    }
+    return {**state, "gradients": gradients}
+
+
+def differing_keywords(manifest: fmt.Manifest) -> set[str]:
+    """Return keywords, and entries of `rng` such as `rng.torch`, that differed among ranks."""
+    seen: dict[str, set[str]] = {}
+    for tensor in manifest.tensors:
+        if tensor.rank is not None:
+            seen.setdefault(tensor.name, set()).add(tensor.digest)
+    names = [name.split(".") for name, digests in seen.items() if len(digests) > 1]
+    found = {".".join(parts[:2]) if parts[0] == "rng" else parts[0] for parts in names}
+    first = manifest.state
+    for trees in manifest.rank_states.values():
+        found |= trees.keys()
+        rng = trees.get("rng", {})
+        found |= {f"rng.{entry}" for entry, tree in rng.items() if tree != first["rng"].get(entry)}
+    return found

@@ -162,7 +162,7 @@ class MemoryTier:
             frozen=task.unchanged,
         )
         origin = msgspec.structs.replace(
-            task.origin, attempt=attempt, uid=uid, folder=None, replaces=task.id in damaged, bytes_per_second=None
+            task.origin, attempt=attempt, uid=uid, folder=None, replaces=task.id in damaged
         )
         request = RunRequest(
             iteration=task.iteration,

@@ -114,16 +114,6 @@ class Controller:
         return self._measured.spread
 
     @property
-    def interval_seconds(self) -> float:
-        """Duration of an interval; 0 while unknown."""
-        if self._plan is not None and self._plan.interval_seconds is not None:
-            return self._plan.interval_seconds
-        profile = self.profile
-        if profile is None or self._plan is None or self._plan.interval is None:
-            return 0.0
-        return self._plan.interval * profile.iteration_seconds
-
-    @property
     def measured_overhead(self) -> float | None:
         """(time with checkpoints / time without) - 1 in the newest window; `None` before the first interval."""
         return self._newest.overhead if self._newest else None

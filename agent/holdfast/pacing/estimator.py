@@ -18,6 +18,8 @@ CLIP = 5.0
 """Values are limited to so many medians: an evaluation inside an iteration is no interference."""
 PAIRED_IDLE = 2
 """Idle iterations that a span needs for a comparison of its own."""
+TYPICAL_SPANS = 3
+"""Newest spans that give the current cost of a checkpoint."""
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: creating a frozen one in each iteration takes 3 times as long
@@ -130,8 +132,8 @@ class OverheadEstimate:
     """The mean over all spans but the most expensive one, as cautious; it includes rare expensive checkpoints."""
 
 
-def measure(spans: Sequence[CheckpointSpan], slowdown: SlowdownEstimate, *, typical: int = 3) -> OverheadEstimate:
-    """Estimate the overhead of `spans`; the newest `typical` ones give the current cost of a checkpoint."""
+def measure(spans: Sequence[CheckpointSpan], slowdown: SlowdownEstimate) -> OverheadEstimate:
+    """Estimate the overhead of `spans`; the newest ones give the current cost of a checkpoint."""
     excess, proven = _excess(slowdown.share), _excess(slowdown.share - slowdown.error)
     busy = math.fsum(span.busy_seconds for span in spans)
     stalls = math.fsum(span.stall_seconds for span in spans)
@@ -142,9 +144,11 @@ def measure(spans: Sequence[CheckpointSpan], slowdown: SlowdownEstimate, *, typi
         overhead=(stalls + excess * busy) / base,
         error=slowdown.error * busy / base,
         stall_overhead=stalls / base,
-        cost_seconds=_typical_cost(spans[-typical:], excess),
-        cautious_cost_seconds=_typical_cost(spans[-typical:], proven),
-        upper_cost_seconds=_typical_cost(spans[-typical:], _excess(max(0.0, slowdown.share) + slowdown.error)),
+        cost_seconds=_typical_cost(spans[-TYPICAL_SPANS:], excess),
+        cautious_cost_seconds=_typical_cost(spans[-TYPICAL_SPANS:], proven),
+        upper_cost_seconds=_typical_cost(
+            spans[-TYPICAL_SPANS:], _excess(max(0.0, slowdown.share) + slowdown.error)
+        ),
         mean_cost_seconds=_mean_cost(spans, proven),
     )
 

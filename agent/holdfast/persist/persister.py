@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import queue
@@ -12,10 +11,9 @@ import time
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.format.manifest import raw_bytes, reused_bytes
-from holdfast.persist.helper_process import HelperLost, ProcessBackend, refusal
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
-from holdfast.persist.writer import RateLimiter, write_checkpoint
+from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import RankCheckpointTimes
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
 from holdfast.store import Store
@@ -27,27 +25,14 @@ logger = logging.getLogger("holdfast")
 class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
-    Args:
-        backend: "thread" writes from this process, "process" from a helper process that survives a killed trainer.
-        channel: messages to the other ranks of the job.
+    `channel` exchanges messages with the other ranks of the job.
     """
 
-    def __init__(
-        self, store: Store, *, max_in_flight: int = 1, backend: str = "thread", channel: RankChannel | None = None
-    ) -> None:
+    def __init__(self, store: Store, *, max_in_flight: int = 1, channel: RankChannel | None = None) -> None:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
-        self.refusal = refusal(store) if backend == "process" else None
-        """Why a thread writes although a helper process was requested; None otherwise."""
-        self._helpers = ProcessBackend(store) if backend == "process" and self.refusal is None else None
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
-        self._rate_limit_lifted = threading.Event()
-
-    @property
-    def shares_memory(self) -> bool:
-        """Snapshots must be in memory that a helper process can map."""
-        return self._helpers is not None
 
     def submit(self, run: CheckpointRun) -> None:
         """Write a run once it is copied. RuntimeError when no thread can be started."""
@@ -65,25 +50,13 @@ class Persister:
         if not self._threads:
             self._start_thread()
 
-    def lift_rate_limit(self) -> None:
-        """Write at full speed from now on, because a caller waits for the writes."""
-        self._rate_limit_lifted.set()
-        if self._helpers is not None:
-            self._helpers.lift_rate_limit()
-
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Finish all submitted runs at full speed; `False` on timeout.
-
-        Helper processes finish the current write even then.
-        """
+        """Finish all submitted runs; `False` on timeout."""
         for _ in self._threads:
             self._work.put(None)
-        self.lift_rate_limit()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         for thread in self._threads:
             thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if self._helpers is not None:
-            self._helpers.close()
         return not any(thread.is_alive() for thread in self._threads)
 
     def _start_thread(self) -> None:
@@ -118,22 +91,15 @@ class Persister:
             logger.exception("checkpoint %s did not settle", run.id)
 
     def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
-        backend: str | None = None
         written = Written(write_seconds=0.0)
         spans: list[RankCheckpointTimes] = []
         problem = _problem(run)
 
         def write(task: Task) -> Written:
-            nonlocal backend, written
+            nonlocal written
             assert run.contents is not None
-            arena, size_bytes = run.contents.arena, run.size_bytes
-            if self._helpers is not None and arena.fd >= 0:
-                backend = "process"
-                written = self._helpers.write(task, arena, size_bytes)
-            else:
-                backend = "thread"
-                limiter = RateLimiter(task.origin.bytes_per_second, self._rate_limit_lifted.wait)
-                written = write_checkpoint(self._store, task, arena.bytes(size_bytes), pace=limiter)
+            payload = run.contents.arena.bytes(run.size_bytes)
+            written = write_checkpoint(self._store, task, payload)
             return written
 
         try:
@@ -150,19 +116,13 @@ class Persister:
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # training continues; the event reports the error
-            if isinstance(error, HelperLost):  # the dead helper cannot discard its partial checkpoint
-                with contextlib.suppress(OSError):
-                    self._store.discard_partial(run.request.origin.job, run.id, run.request.origin.attempt)
-            elif not isinstance(error, (HoldfastError, OSError)):
+            if not isinstance(error, (HoldfastError, OSError)):
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
-            reason = str(error) if isinstance(error, HelperLost) else describe_error(error)
-            return RunState.FAILED, WriteResult(reason=reason, backend=backend, fenced=isinstance(error, Fenced))
+            return RunState.FAILED, WriteResult(reason=describe_error(error), fenced=isinstance(error, Fenced))
         return RunState.DURABLE, WriteResult(
-            backend=backend,
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
             raw_bytes=raw_bytes(files),
-            encode_seconds=written.encode_seconds,
             not_linked=written.not_linked,
             ranks=spans,
         )

@@ -16,9 +16,8 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
-from holdfast.persist.redundancy import write_manifest_copies
 from holdfast.persist.task import Task, Written
-from holdfast.persist.writer import manifest_of
+from holdfast.persist.writer import manifest_of, write_manifest_copies
 from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.store import CheckpointWriter, Store
 
@@ -64,8 +63,6 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of rank 0's state by entry: other ranks send only entries that differ."""
     may_link: bool = True
     """Whether files of earlier checkpoints may be linked."""
-    compress: bool = False
-    """Whether files are encoded."""
     reason: str | None = None
     torn: bool = False
 
@@ -316,7 +313,6 @@ def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] |
         uid=origin.uid,
         state=state or {},
         may_link=origin.may_link,
-        compress=origin.compress,
     )
 
 
@@ -328,7 +324,6 @@ def _for_folder(task: Task, begun: _Begin) -> Task:
         attempt=begun.attempt,
         uid=begun.uid,
         may_link=begun.may_link and task.origin.may_link,
-        compress=begun.compress,
     )
     return msgspec.structs.replace(task, origin=origin)
 

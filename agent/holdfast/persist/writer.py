@@ -1,4 +1,7 @@
-"""Write one checkpoint to a store: the function that every backend runs. Does not import torch."""
+"""Write one checkpoint to a store, with what it is repaired from: parity files, copies of the manifest.
+
+Does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,9 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import msgspec
 
@@ -18,14 +19,11 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
-from holdfast.format.parity_file import StripeLayout
+from holdfast.format.parity_file import ParityCode, ParityFile, StripeLayout, build_parity
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.persist import completion_marker
-from holdfast.persist.redundancy import write_manifest_copies, write_parity
-from holdfast.persist.task import Task, Written
-from holdfast.persist.unchanged import Reuse, find_unchanged, stem_of
+from holdfast.persist.task import Reuse, Task, Written, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
-from holdfast.store.base import Pace
 from holdfast.system import io_pool
 
 UNKNOWN_CONTENT_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT}
@@ -43,20 +41,18 @@ def write_checkpoint(
     task: Task,
     payload: memoryview,
     *,
-    pace: Pace | None = None,
     known: list[fmt.Tensor] | None = None,
 ) -> Written:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
     Args:
         payload: the bytes, which must not change until this returns.
-        pace: called with a number of bytes before they are written, and may wait.
         known: the manifest entries of the tensors, if already computed.
 
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
-    writing = _Writing(store, task, payload, pace, known)
+    writing = _Writing(store, task, payload, known)
     try:
         if task.origin.folder is not None:
             return writing.part(task.origin.folder)
@@ -71,39 +67,6 @@ def write_checkpoint(
         concurrent.futures.wait([writing.tensors])
 
 
-MIN_BYTES_PER_SECOND = 1e6
-"""Lowest rate limit, so that every checkpoint becomes durable in a reasonable time."""
-
-
-class RateLimiter:
-    """A `Pace` that limits the average rate, for any number of threads.
-
-    Each request waits until the earlier ones have used up their time at this rate; the first does not wait. `wait`
-    waits a number of seconds, and returns True to lift the limit.
-    """
-
-    def __init__(
-        self,
-        bytes_per_second: float | None,
-        wait: Callable[[float], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._rate = None if bytes_per_second is None else max(bytes_per_second, MIN_BYTES_PER_SECOND)
-        self._wait, self._clock = wait, clock
-        self._lock = threading.Lock()
-        self._paid_at = 0.0
-
-    def __call__(self, size_bytes: int, /) -> None:
-        if self._rate is None:
-            return
-        with self._lock:
-            now = self._clock()
-            begins_at = max(now, self._paid_at)
-            self._paid_at = begins_at + size_bytes / self._rate
-        if begins_at > now and self._wait(begins_at - now):
-            self._rate = None  # the limit was lifted
-
-
 class _Writing:
     """The write of one checkpoint, in one or two tries."""
 
@@ -112,17 +75,14 @@ class _Writing:
         store: Store,
         task: Task,
         payload: memoryview,
-        pace: Pace | None,
         known: list[fmt.Tensor] | None,
     ) -> None:
         self._store, self._task, self._payload = store, task, payload
-        self._pace = pace
         self._header = completion_marker.header_of(task)
         self._file = f"{stem_of(task.origin.rank)}{PLAIN}"
         self._replace = task.origin.replaces
         self._known = known
         self._not_linked: str | None = None
-        self._encode_seconds = 0.0
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
     def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
@@ -136,7 +96,7 @@ class _Writing:
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return Written(write_seconds=write_seconds, tries=tries, files=part.files, **self._notes())
+        return Written(write_seconds=write_seconds, tries=tries, files=part.files, not_linked=self._not_linked)
 
     def part(self, folder: str) -> Written:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
@@ -146,10 +106,7 @@ class _Writing:
         writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
         part, write_seconds = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=part, **self._notes())
-
-    def _notes(self) -> dict[str, Any]:
-        return {"encode_seconds": self._encode_seconds, "not_linked": self._not_linked}
+        return Written(write_seconds=write_seconds, part=part, not_linked=self._not_linked)
 
     def _stored_bytes(self, reuse: Reuse) -> int:
         code = self._task.origin.parity
@@ -204,14 +161,11 @@ class _Writing:
     ) -> tuple[fmt.File, float]:
         """Write a file, encoded where that is requested and makes it smaller."""
         if self._task.origin.compress:
-            started = time.perf_counter()
             ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
             with contextlib.suppress(MemoryError):  # it is then written as it is
                 parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
                 if encoding is not None:
-                    self._encode_seconds += time.perf_counter() - started
                     return self._write_file(writer, f"{stem}{ENCODED}", header, parts, encoding)
-            self._encode_seconds += time.perf_counter() - started
         return self._write_file(writer, f"{stem}{PLAIN}", header, [self._payload[a:b] for a, b in runs])
 
     def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
@@ -243,9 +197,9 @@ class _Writing:
         """
         parts = payload if encoding is not None else [header, *payload]
         started = time.perf_counter()
-        writer.write(name, parts, pace=self._pace)
+        writer.write(name, parts)
         seconds = time.perf_counter() - started
-        parity = write_parity(writer, self._task.origin.parity, name, parts, self._pace)
+        parity = write_parity(writer, self._task.origin.parity, name, parts)
         entry = _file(name, header, sum(map(len, parts)))
         return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
@@ -363,3 +317,34 @@ def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) ->
 def _zeros(dimensions: int) -> tuple[int, ...]:
     """Return one cached tuple per length: a new one per tensor would trigger the garbage collector more often."""
     return (0,) * dimensions
+
+
+def write_parity(
+    writer: CheckpointWriter,
+    code: ParityCode | None,
+    payload: str,
+    parts: Sequence[memoryview | bytes],
+) -> ParityFile | None:
+    """Compute and write the parity file of a payload file, whose bytes are `parts`; None without a code.
+
+    Raises what `CheckpointWriter.write` does.
+    """
+    if code is None:
+        return None
+    found, entry = build_parity(code, payload, parts)
+    writer.write(entry.name, [found])
+    return entry
+
+
+def write_manifest_copies(writer: CheckpointWriter, manifest: fmt.Manifest, data: bytes) -> None:
+    """Write the copies of the manifest `data`, where the checkpoint has parity. Before the commit.
+
+    Raises what `CheckpointWriter.write` does.
+    """
+    for name in manifest_copies(manifest):
+        writer.write(name, [data])
+
+
+def manifest_copies(manifest: fmt.Manifest) -> tuple[str, ...]:
+    """Return the names of the copies of a manifest."""
+    return fmt.MANIFEST_COPIES if any(file.parity for file in manifest.files) else ()

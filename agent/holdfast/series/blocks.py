@@ -1,4 +1,4 @@
-"""What the learned codecs share: blocks of 64 elements, mapped to fewer coefficients, which are stored as bytes.
+"""Learned codecs: blocks of 64 elements, mapped to fewer coefficients, which are stored as bytes.
 
 The last two dimensions of a state are cut into blocks of 8 × 8, and a vector into blocks of 64. Coefficients are
 rounded to multiples of one step and compressed by Zstandard.
@@ -16,7 +16,7 @@ import torch
 from torch import Size, Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast.codecs.frames import NumberCompressor, decompress
+from holdfast.codecs.planes import NumberCompressor, decompress
 from holdfast.series.codecs import Codec, Payload, StateFormat, checked_tolerance
 
 SIDE = 8
@@ -151,3 +151,33 @@ class BlockCovariance:
         assert self._sum is not None
         directions: Tensor = torch.linalg.eigh(self._sum.double())[1]
         return directions.flip(1)[:, :count].float().contiguous()
+
+
+class StreamingPCA(BlockCodec):
+    """Principal components of blocks of 64 elements, from sums that grow with each of the first states.
+
+    Args:
+        tolerance: largest error of an element, relative to the largest magnitude of its state.
+        latents: number of components that are kept of each block.
+        train_states: number of states to learn from. They are stored in half precision or raw.
+    """
+
+    name = "pca"
+    step_share = 0.2
+
+    def __init__(self, tolerance: float = 3e-2, *, latents: int = 16, train_states: int = 64) -> None:
+        super().__init__(tolerance, latents, train_states)
+        self._covariance = BlockCovariance()
+
+    def observe(self, blocks: Tensor) -> None:
+        self._covariance.add(blocks)
+
+    def learn(self) -> list[Tensor]:
+        self._directions = self._covariance.leading_directions(self.latents)
+        return [self._directions]
+
+    def analyze(self, blocks: Tensor) -> Tensor:
+        return blocks @ self._directions
+
+    def synthesize(self, coefficients: Tensor) -> Tensor:
+        return coefficients @ self._directions.T

@@ -1,4 +1,9 @@
-"""Codecs of single states: raw, half precision, and the error-bounded compressors zfp and SZ3."""
+"""Codecs of single states: raw, half precision, and the error-bounded compressors zfp and SZ3.
+
+Elements that a codec misses are stored beside its payload: a few of them need not cost a whole state. A
+correction is a multiple of the largest error that is allowed, so that half of that error remains. Stored are the
+number of bytes of a distance, the distances between corrected elements, and the multiples.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Size, Tensor
 
@@ -16,6 +22,8 @@ Payload: TypeAlias = Tensor | bytes
 HALF_TOLERANCE = 2.0**-11
 """Rounding error of half precision, relative to the largest magnitude of a state."""
 _MOST_DIMENSIONS = 3
+_DISTANCES = (np.uint8, np.uint16, np.uint32, np.uint64)
+_MOST = 127
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +164,30 @@ def _field_shape(shape: Size) -> tuple[int, ...]:
     sides = [side for side in shape if side > 1] or [1]
     leading = len(sides) - _MOST_DIMENSIONS + 1
     return (math.prod(sides[:leading]), *sides[leading:]) if leading > 1 else tuple(sides)
+
+
+def corrections(error: Tensor, limit: float) -> bytes:
+    """Return what brings each element of an error within `limit`; nothing if that takes too much space."""
+    found = error.reshape(-1).cpu().numpy()
+    places = np.flatnonzero(np.abs(found) > limit)
+    multiples = np.rint(found[places] / limit)
+    if 5 * len(places) > len(found) or not (np.abs(multiples) <= _MOST).all():
+        return b""
+    distances = np.diff(places, prepend=0)
+    width = next(kind for kind in _DISTANCES if int(distances.max()) <= np.iinfo(kind).max)
+    stored = distances.astype(width)
+    return bytes([stored.itemsize]) + stored.tobytes() + multiples.astype(np.int8).tobytes()
+
+
+def apply_corrections(decoded: Tensor, stored: bytes, limit: float) -> Tensor:
+    """Return the corrected state; it may be `decoded`, changed in place."""
+    if not stored:
+        return decoded
+    decoded = decoded.contiguous()
+    width = stored[0]
+    count = (len(stored) - 1) // (width + 1)
+    distances = np.frombuffer(stored, dtype=f"u{width}", count=count, offset=1)
+    multiples = np.frombuffer(stored, dtype=np.int8, offset=1 + count * width)
+    places = torch.from_numpy(np.cumsum(distances, dtype=np.int64)).to(decoded.device)
+    decoded.view(-1).index_add_(0, places, torch.from_numpy(multiples * limit).to(decoded))
+    return decoded

@@ -20,9 +20,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from holdfast.errors import HoldfastError
 from holdfast.pacing.quantities import parse_bytes
 from holdfast.series.autoencoder import Autoencoder
-from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp
-from holdfast.series.corrections import apply_corrections, corrections
-from holdfast.series.pca import StreamingPCA
+from holdfast.series.blocks import StreamingPCA
+from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
 from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
 from holdfast.series.tiers import StoredPayload, Tiers
 

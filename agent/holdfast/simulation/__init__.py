@@ -5,13 +5,16 @@ not stepped, so 54 days take a fraction of a second. The policies are the functi
 knowledge that a real job has. Imports `holdfast.pacing` only.
 """
 
-from holdfast.simulation.comparison import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
 from holdfast.simulation.run import (
+    FORESEEN_FAILURES,
+    RUNS,
     FailureKnowledge,
     PoissonFailures,
     SimulatedJob,
+    SimulatedPolicy,
     SimulationOutcome,
     certain,
+    compare_policies,
     simulate,
 )
 

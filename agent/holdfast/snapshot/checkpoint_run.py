@@ -79,8 +79,6 @@ class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """Replaces a damaged checkpoint of the same name."""
     may_link: bool = True
     """Whether files of `parent` may be linked; False after damage was found."""
-    bytes_per_second: float | None = None
-    """Rate limit of the write; `None` for full speed."""
     parity: ParityCode | None = None
     """Strength of the parity files to write; `None` for none."""
     compress: bool = False
@@ -100,8 +98,6 @@ class RunRequest:
     mode: SnapshotMode = "cpu"
     at_once: bool = False
     """Copy everything while training waits."""
-    over_seconds: float = 0.0
-    """Time to spread the write over; 0 writes at full speed."""
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     """Environment that the state was trained in."""
     metrics: Callable[[], Mapping[str, LoggedMetric]] = dict
@@ -178,8 +174,6 @@ class WriteResult:
     """Why the checkpoint is not durable; None if it is."""
     seconds: float = 0.0
     """Time since the end of the copy, or since a writer became free if that was later."""
-    backend: str | None = None
-    """`thread` or `process`; None when nothing was written."""
     fenced: bool = False
     """The write failed because a newer attempt of the job has begun."""
     stored_bytes: int = 0
@@ -188,8 +182,6 @@ class WriteResult:
     """Size of the files among them that earlier checkpoints wrote."""
     raw_bytes: int = 0
     """Size of all ranks' files before they were encoded; 0 if none was."""
-    encode_seconds: float = 0.0
-    """Part of `seconds` in which this rank encoded its files."""
     not_linked: str | None = None
     """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from holdfast.snapshot.shared_buffers import SharedBuffer
-from holdfast.system.host_memory import can_share, populate
+from holdfast.system.host_memory import populate
 
 logger = logging.getLogger("holdfast")
 
@@ -60,12 +60,12 @@ class PinnableMemory(mmap.mmap):
 class Arena:
     """Memory for one snapshot.
 
-    Shared memory is a memory file (memfd), which another process can map, usually in small pages. Private memory
-    uses huge pages: a direct write of it needs fewer requests to the device, and was measured to take half the
-    time.
+    The memory of a slot is a memory file (memfd), which another process can map, usually in small pages. Private
+    memory uses huge pages: a direct write of it needs fewer requests to the device, and was measured to take half
+    the time.
 
     Args:
-        slot: supervisor memory to use, which outlives this process and is always shared.
+        slot: supervisor memory to use, which outlives this process.
         on_fallback: called once, with the reason, when the slot cannot be used and private memory is.
     """
 
@@ -76,22 +76,19 @@ class Arena:
         self.fd = -1
         """Descriptor of the memory file; -1 for private memory."""
         self.size_bytes = 0
-        self.generation = 0
-        """Changes when the memory is replaced: other processes must map it again."""
         self._map: PinnableMemory | None = None
         self._memory: memoryview = memoryview(b"")
         self.address = 0
 
-    def reserve(self, size_bytes: int, *, shared: bool = True, pinned: bool = False) -> None:
+    def reserve(self, size_bytes: int, *, pinned: bool = False) -> None:
         """Grow to `size_bytes` if needed; pages are touched here, not during the first copy.
 
         Raises:
             MemoryError: the memory cannot be allocated; nothing is held then.
         """
-        shared = (shared or self.slot is not None) and can_share()
-        if self.size_bytes < size_bytes or shared != (self.fd >= 0):
+        if self.size_bytes < size_bytes:
             self.close()  # free the old memory before allocating
-            self._allocate(_in_grains(size_bytes), shared)
+            self._allocate(_in_grains(size_bytes))
         if pinned and self._map is not None:
             self._map.register()
 
@@ -134,15 +131,12 @@ class Arena:
         self.fd, self.size_bytes, self.address = -1, 0, 0
         self._memory, self._map = memoryview(b""), None  # unmapped with its last view
 
-    def _allocate(self, size_bytes: int, shared: bool) -> None:
+    def _allocate(self, size_bytes: int) -> None:
         if self.slot is not None and self._allocated_in(self.slot, size_bytes):
             return
         try:
-            if shared:
-                self.fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
-            self._hold(self._mapped(size_bytes) if shared else _private_memory(size_bytes))
+            self._hold(_private_memory(size_bytes))
         except OSError as error:
-            self.close()
             size = f"{size_bytes / 1e6:,.0f} MB"
             raise MemoryError(f"no memory for a snapshot of {size}: {error.strerror}") from error
         ctypes.memset(self.address, 0, size_bytes)  # without the interpreter lock
@@ -164,7 +158,6 @@ class Arena:
     def _hold(self, memory: PinnableMemory) -> None:
         self._map, self._memory, self.size_bytes = memory, memoryview(memory), len(memory)
         self.address = memory.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self.generation += 1
 
     def _mapped(self, size_bytes: int) -> PinnableMemory:
         # reserve the pages: a lack of memory is an error here, not a bus error later

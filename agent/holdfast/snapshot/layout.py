@@ -9,8 +9,7 @@ import torch
 from holdfast.format.dtypes import PAIRED, stored_as
 from holdfast.format.manifest import TensorRange, lay_out
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.snapshot.copying import HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
-from holdfast.snapshot.device_copies import DeviceCopies
+from holdfast.snapshot.copying import DeviceCopies, HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
 from holdfast.snapshot.host_buffers import Arena
 from holdfast.state.registry import CapturedState
 from holdfast.system.host_memory import is_plain
@@ -25,17 +24,16 @@ class Layout:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self._structure: object = None
-        self._shared = True
         self._forget()
 
-    def fit(self, captured: CapturedState, *, shared: bool) -> None:
+    def fit(self, captured: CapturedState) -> None:
         """Lay out the arena for a state; does nothing if its structure is that of the previous one.
 
         Raises:
             MemoryError: the arena cannot be allocated.
             TypeError: the state has a tensor that cannot be stored.
         """
-        if self._structure is captured.structure and self._shared == shared:
+        if self._structure is captured.structure:
             return
         self._structure = None
         self._forget()
@@ -44,11 +42,11 @@ class Layout:
         devices = _cuda_devices(captured)
         # on a device of the state: a new thread would use, and occupy memory of, device 0
         with torch.cuda.device(devices[0]) if devices else contextlib.nullcontext():
-            self.arena.reserve(slots[-1].end if slots else 0, shared=shared, pinned=bool(devices))
+            self.arena.reserve(slots[-1].end if slots else 0, pinned=bool(devices))
         self.slots = slots
         self.views = {name: view for name, (_, _, view) in stored.items() if view is not None}
         self._plan(captured)
-        self._structure, self._shared = captured.structure, shared
+        self._structure = captured.structure
 
     def start(self, captured: CapturedState, mode: SnapshotMode, *, digests: bool) -> None:
         """Copy what the forward pass may change, and record versions of the rest to detect changes."""

@@ -45,7 +45,6 @@ class Snapshotter:
 
     Args:
         max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
-        shared: use memory that another process can map; see `Arena`. Applies to later snapshots.
         debug: digest every tensor before and after it is copied, while training waits.
         arenas: memory to use instead of the process's own.
     """
@@ -54,11 +53,10 @@ class Snapshotter:
         self,
         max_in_flight: int = 1,
         *,
-        shared: bool = True,
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
     ) -> None:
-        self.shared, self._debug = shared, debug
+        self._debug = debug
         self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
         self._lock = threading.RLock()
@@ -106,7 +104,7 @@ class Snapshotter:
         def reserve() -> None:
             for layout in taken:
                 try:
-                    layout.fit(captured, shared=self.shared)
+                    layout.fit(captured)
                 except (
                     Exception
                 ) as error:  # keep the copying thread alive; `begin` fails the same way and reports it
@@ -133,7 +131,7 @@ class Snapshotter:
         try:
             del self._free[0]
             layout.arena.remove_marker()
-            layout.fit(captured, shared=self.shared)
+            layout.fit(captured)
             if not (layout.copied_on_device or self._tried_on_device) and self._copy is not None:
                 mode = "gpu"  # once, to measure Tg for CheckFreq's Algorithm 1
                 self._tried_on_device = True

@@ -29,10 +29,10 @@ from holdfast.state.gradients import (
     require_synchronized,
     restore_gradients,
 )
-from holdfast.state.replica_checksum import ReplicaChecksum
 from holdfast.state.rng import StatefulGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.sharding import (
+    ReplicaChecksum,
     assign_to_ranks,
     is_sharded,
     is_sharding_in_use,

@@ -1,7 +1,8 @@
 """Sharded tensors: which part is on this rank, and which rank stores what several ranks hold.
 
 The place of a DTensor (FSDP2, tensor parallelism) follows from its mesh. Tensors that are whole on all ranks are
-distributed among them for storing.
+distributed among them for storing. A checksum shows whether they are equal: ranks that have diverged, by local
+steps, or pipeline stages whose parameters have the same names, would be restored as a mixture.
 """
 
 from __future__ import annotations
@@ -9,16 +10,19 @@ from __future__ import annotations
 import heapq
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
-from holdfast.format.manifest import Shard
+from holdfast.format.manifest import Shard, digest
+from holdfast.system.host_memory import bytes_of, is_plain
 from holdfast.torch_internals import chunks_of, root_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+EDGE_BYTES = 64
 
 
 def is_sharding_in_use() -> bool:
@@ -121,3 +125,19 @@ def _dtensor() -> type[DTensor] | None:
     """Return the class; `None` while its module has not been imported, so that no such tensor exists."""
     module = sys.modules.get("torch.distributed.tensor")
     return getattr(module, "DTensor", None)
+
+
+class ReplicaChecksum:
+    """Covers tensors in host memory: reading those on a device would make training wait."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], places: Mapping[str, Shard]) -> None:
+        """`places` gives the place of each sharded tensor's local part."""
+        found = [(name, t) for name, t in sorted(tensors.items()) if is_plain(t) and t.numel()]
+        listed = [(name, places.get(name)) for name, _ in found]
+        self.key = digest(msgspec.json.encode(listed))
+        """Digest of names and places: equal on ranks that hold the same tensors or the same parts."""
+        self._edges = [bytes_of(t.detach().reshape(-1).view(torch.uint8)[:EDGE_BYTES]) for _, t in found]
+
+    def current_digest(self) -> str:
+        """Return a digest of the current contents."""
+        return digest(b"".join(self._edges))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from holdfast.store.base import CheckpointWriter, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
-from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, RecordName, newest_attempt, newest_pins
+from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, newest_attempt, newest_pins
 
 __all__ = [
-    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins", "RecordName",
+    "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins",
     "Store", "newest_attempt", "newest_pins", "open_store", "read_manifest",
 ]  # fmt: skip
 

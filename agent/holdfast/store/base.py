@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, Self
 
@@ -9,7 +10,7 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.manifest import MANIFEST
-from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, R, RecordName
+from holdfast.store.records import Attempt, RecordStore
 
 MOST_MANIFEST_BYTES = 256 << 20
 """More than the manifest of a 100 TB checkpoint takes; a larger file is not read into memory."""
@@ -107,11 +108,12 @@ class Pace(Protocol):
     def __call__(self, size_bytes: int, /) -> None: ...
 
 
-class FileReader(Protocol):
+class FileReader(ABC):
     """A file of a committed checkpoint, open for reading. A context manager."""
 
     size_bytes: int
 
+    @abstractmethod
     def read_into(self, start: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `start` on. Thread-safe.
 
@@ -119,50 +121,54 @@ class FileReader(Protocol):
             DamagedCheckpoint: the file is too short, or its storage device cannot read it.
             OSError: the store cannot be reached, which says nothing about the file.
         """
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027  most readers hold nothing open
+        """Do nothing, unless a reader holds something open."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
-class Store(Protocol):
+class Store(RecordStore):
     """Keeps the checkpoints and records of jobs.
 
     The interface consists of whole files and numbered records, which both a directory and an object store can
     guarantee: it has no rename, lock or append.
     """
 
-    url: str
     read_threads: int
     """Number of concurrent reads that gives the highest throughput."""
     shares_files: bool
     """Whether a copy of a file takes no space."""
 
+    @abstractmethod
     def free_bytes(self) -> int | None:
         """Return the free space, or None where it is unknown. OSError when the store is unavailable."""
-        ...
 
-    def jobs(self) -> list[str]: ...
+    @abstractmethod
+    def jobs(self) -> list[str]:
+        """List the names of all jobs."""
 
+    @abstractmethod
     def checkpoints(self, job: str) -> list[str]:
         """List the committed checkpoints by iteration, then lineage."""
-        ...
 
+    @abstractmethod
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:
         """Open a file that the manifest names; DamagedCheckpoint when there is none.
 
         With `from_disk` its bytes come from the storage device: verifying a copy in the page cache would prove
         nothing about the device.
         """
-        ...
 
+    @abstractmethod
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> CheckpointWriter:
         """Begin a checkpoint of about `size_bytes`; OSError when there is no space for it."""
-        ...
 
+    @abstractmethod
     def join(self, job: str, checkpoint: str, attempt: int, folder: str, size_bytes: int) -> CheckpointWriter:
         """Write about `size_bytes` of a checkpoint that another process began, and will commit.
 
@@ -171,69 +177,30 @@ class Store(Protocol):
             Fenced: a newer attempt has begun.
             OSError: there is no space for it, or the begun checkpoint is not visible here.
         """
-        ...
 
+    @abstractmethod
     def file_replacer(self, job: str, checkpoint: str) -> FileReplacer:
         """Begin the repair of a checkpoint as it is now. DamagedCheckpoint when there is none."""
-        ...
 
+    @abstractmethod
     def delete(self, job: str, checkpoint: str, attempt: int) -> None:
         """Remove a checkpoint; Fenced when `attempt` is no longer the newest."""
-        ...
 
+    @abstractmethod
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
         """Become the newest attempt of a job and fence all earlier ones; `order` is the open restore order."""
-        ...
 
-    def latest_attempt(self, job: str) -> int:
-        """Return the number of the newest attempt; 0 when there is none."""
-        ...
-
-    def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
-        """Add a record durably. Pins replace the previous pins.
-
-        Raises:
-            Fenced: a newer attempt than the record's has begun.
-            FileExistsError: this lineage, or the ending of this attempt, is already recorded.
-            OSError: the store failed.
-        """
-        ...
-
-    def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
-        """List the records of a kind by number, from `since` on; of `Pins` only the newest.
-
-        Anything that is not a record is ignored, unless it is in the place of the newest pins. OSError when the
-        store cannot be read.
-        """
-        ...
-
-    def record_names(self, job: str) -> list[RecordName]:
-        """List the names of all attempts, endings and lineages, in an order that is safe for removal."""
-        ...
-
-    def read_record(self, job: str, name: str) -> bytes:
-        """Return the bytes of a record. OSError when there is none, or it is no regular file."""
-        ...
-
-    def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
-        """Remove a record; Fenced when `attempt` is given and no longer the newest."""
-        ...
-
+    @abstractmethod
     def leftovers(self, job: str) -> list[Leftover]:
         """List what earlier attempts left unfinished, and what was set aside as damaged.
 
-        What the newest attempt left unfinished is not listed: its helper process may still write when the trainer
+        What the newest attempt left unfinished is not listed: the supervisor may still commit it when the trainer
         has died.
         """
-        ...
 
+    @abstractmethod
     def remove_leftover(self, job: str, name: str) -> None:
         """Remove a leftover as far as possible."""
-        ...
-
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        """Remove an unfinished checkpoint whose writer, of `attempt`, has died; never raises."""
-        ...
 
 
 def read_manifest(

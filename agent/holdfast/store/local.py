@@ -29,7 +29,7 @@ from holdfast.protocol.messages import (
     parse_checkpoint_id,
     validate_job,
 )
-from holdfast.store.base import Leftover, Pace
+from holdfast.store.base import Leftover, Pace, Store
 from holdfast.store.local_reader import LocalReader
 from holdfast.store.local_writer import (
     NO_LINKS,
@@ -41,7 +41,7 @@ from holdfast.store.local_writer import (
     rename,
     write_durably,
 )
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, RecordStore, require_number
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, require_number
 from holdfast.system.files import RECORD_BYTES, Files
 
 HEADROOM = 1.2
@@ -56,7 +56,7 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
 
-class LocalStore(RecordStore):
+class LocalStore(Store):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
     shares_files = True
@@ -151,10 +151,6 @@ class LocalStore(RecordStore):
         if len(data) > RECORD_BYTES:
             raise OSError(errno.EFBIG, f"is larger than {RECORD_BYTES:,} bytes, too large for a record", str(path))
         return data
-
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        for path in self._job(job).glob(f"{_folder_prefix(checkpoint, attempt)}*"):
-            discard(self.files, path)
 
     @contextlib.contextmanager
     def fenced(self, job: str, attempt: int) -> Iterator[None]:
@@ -261,8 +257,7 @@ class LocalWriter:
 
     def write(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         with self._unless_cleared_away():
-            path = self._temporary / file
-            write_durably(self._files, path, parts, self._volume, pace=pace)
+            write_durably(self._files, self._temporary / file, parts, self._volume, pace=pace)
 
     def copy_file(self, job: str, checkpoint: str, file: str, *, only_link: bool = False) -> None:
         source, target = self._store.path(job, checkpoint) / Path(file).name, self._temporary / Path(file).name

@@ -7,10 +7,10 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.manifest import BLOCK_BYTES
+from holdfast.store.base import FileReader
 from holdfast.store.local_writer import NOT_DIRECTLY, address, naming
 from holdfast.system.files import Files, is_cached
 
@@ -24,8 +24,8 @@ DAMAGE = {
 connection to the device, and do not mean that the checkpoint is damaged."""
 
 
-class LocalReader:
-    """A `FileReader`.
+class LocalReader(FileReader):
+    """Reads a file.
 
     Large uncached reads bypass the page cache, so that bytes that are read once take no memory from training. With
     `from_disk` none come from the cache.
@@ -51,12 +51,6 @@ class LocalReader:
 
     def close(self) -> None:
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     @contextlib.contextmanager
     def _damage(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Records of jobs: small files, written once and never changed, in the same way in all stores.
 
 <job>/attempts/   one per start; only the attempt with the highest number may write
-<job>/endings/    how an attempt ended, unless it was killed
+<job>/endings/    how an attempt ended, unless it was killed; the next one counts those that failed
 <job>/lineages/   where each lineage began
 <job>/pins/       <attempt, 8 digits>-<turn, 6 digits>.json: only the last one counts. A late write of an older
                   attempt sorts before those of newer attempts and changes nothing
@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
+from holdfast.errors import Fenced
 from holdfast.protocol.messages import (
+    INTENDED_ENDS,
     MAX_ATTEMPT,
     MAX_ITERATION,
     MAX_LINEAGE,
+    REQUESTED_EXITS,
     Origin,
     is_checkpoint_id,
     parse_checkpoint_id,
@@ -44,6 +48,9 @@ UNDOABLE = 3
 """Number of the last restores that can be undone: retention keeps the states that they replaced."""
 NO_RECORD = (errno.ENXIO, errno.EFBIG)
 """Errors that mean that a name does not refer to a record."""
+STARTING_SECONDS = 60.0
+"""An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that
+did: of those there may be many in a row."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,16 +129,6 @@ PATTERNS: dict[type[Any], re.Pattern[str]] = {
 """Patterns of names within a folder that all stores share; the first group is the number."""
 
 
-class RecordName(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a record. Another program may have written it, so the number may be out of range."""
-
-    name: str
-    kind: Literal["attempt", "ending", "lineage"]
-    number: int
-    is_needed: bool = False
-    """Whether the store needs this record to manage its checkpoints."""
-
-
 class RecordStore(ABC):
     """Records, on top of the small named files and the fencing of a store."""
 
@@ -167,6 +164,13 @@ class RecordStore(ABC):
         """Create the folders that records need."""
 
     def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
+        """Add a record durably. Pins replace the previous pins.
+
+        Raises:
+            Fenced: a newer attempt than the record's has begun.
+            FileExistsError: this lineage, or the ending of this attempt, is already recorded.
+            OSError: the store failed.
+        """
         if isinstance(record, Lineage):
             require_number(record.number, MAX_LINEAGE, "lineage", job, self.url)
         self._prepare(job)
@@ -191,23 +195,21 @@ class RecordStore(ABC):
             self._remove_records(job, [each for _, each in notes])
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
+        """List the records of a kind by number, from `since` on; of `Pins` only the newest.
+
+        Anything that is not a record is ignored, unless it is in the place of the newest pins. OSError when the
+        store cannot be read.
+        """
         while (found := self._read_records(job, kind, since)) is None:
             pass
         return found
 
     def latest_attempt(self, job: str) -> int:
+        """Return the number of the newest attempt; 0 when there is none."""
         return max((number for number, _ in self._numbered(job, Attempt)), default=0)
 
-    def record_names(self, job: str) -> list[RecordName]:
-        return [
-            RecordName(name=name, kind=kind, number=number)
-            for kind, of in _REMOVABLE.items()
-            for number, name in self._in_folder(job, of)
-        ]
-
-    def remove_record(self, job: str, name: str, attempt: int | None = None) -> None:
-        with self.fenced(job, attempt) if attempt is not None else contextlib.nullcontext():
-            self._remove_records(job, [name])
+    def remove_record(self, job: str, name: str) -> None:
+        self._remove_records(job, [name])
 
     def _in_folder(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         """List (number, name) by number, without names that no record has."""
@@ -243,12 +245,6 @@ class RecordStore(ABC):
         return found
 
 
-_REMOVABLE: dict[Literal["attempt", "ending", "lineage"], type[Any]] = {
-    "attempt": Attempt, "ending": Ending, "lineage": Lineage,
-}  # fmt: skip
-"""The kinds that may be removed, in a safe order."""
-
-
 def decode_record(data: bytes, kind: type[R], number: int) -> R:
     """Decode a record whose name contains `number`.
 
@@ -277,9 +273,11 @@ def decode_record(data: bytes, kind: type[R], number: int) -> R:
 def require_number(number: int, most: int, what: str, job: str, url: str) -> None:
     """Raise OSError for a record number beyond the largest allowed one."""
     if number > most:
-        command = f"holdfast store repair {url} --job {job}"
         raise OSError(
-            errno.ERANGE, f"{what} {number} of {job} exceeds the largest number {most}: run {command}", url
+            errno.ERANGE,
+            f"{what} {number} of {job} exceeds the largest number {most}: another program wrote to the store. To "
+            f"continue training, run holdfast fork {job} latest NEW --store {url}",
+            url,
         )
 
 
@@ -328,3 +326,42 @@ def protected_checkpoints(lineages: Iterable[Lineage], current: int, asked_for: 
     kept = {lineage.left for lineage in lineages[-UNDOABLE:]}
     kept |= {parent for _, _, parent in ancestry(lineages, current)}
     return {each for each in kept if each is not None} | set(list(asked_for)[-ASKED_FOR:])
+
+
+def record_ending(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
+    """Say in the store how `attempt` ends, having trained so many iterations."""
+    try:
+        store.append(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))
+    except (OSError, Fenced) as error:
+        logger.debug("%s: how attempt %d ended is not noted: %s", job, attempt, error)
+
+
+def failures_between(store: Store, job: str, first: int, present: int, last_exit: str | None = None) -> int:
+    """How many attempts from `first` up to the one before `present` failed while they trained.
+
+    One that was stopped by a person or a scheduler did not, nor one that ended before it had trained. `first` has
+    taken a checkpoint, and so has trained.
+
+    Args:
+        last_exit: how the last of them ended, as its supervisor saw it.
+    """
+    try:
+        attempts = store.records(job, Attempt, first)
+        endings = {ending.attempt: ending for ending in store.records(job, Ending, first)}
+    except OSError:  # it is a figure for planning, for which no start waits; none is better than a wrong one
+        return 0
+    failed = 0
+    for attempt, following in itertools.pairwise(attempts):
+        if following.number > present:
+            break
+        if following.number == present and last_exit in REQUESTED_EXITS:
+            continue
+        if (ending := endings.get(attempt.number)) is not None:
+            failed += ending.reason not in INTENDED_ENDS and ending.iterations > 0
+        else:
+            failed += attempt.number == first or _lasted(attempt, following)
+    return failed
+
+
+def _lasted(attempt: Attempt, following: Attempt) -> bool:
+    return following.started_at - attempt.started_at >= STARTING_SECONDS

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -20,8 +20,8 @@ from holdfast.format.manifest import MANIFEST
 from holdfast.protocol.messages import MAX_ATTEMPT, checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.store import s3_connection
 from holdfast.store import s3_keys as keys
-from holdfast.store.base import Leftover, Pace
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, RecordName, RecordStore, require_number
+from holdfast.store.base import FileReader, Leftover, Pace, Store
+from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Lineage, require_number
 from holdfast.store.s3_bucket import Bucket
 from holdfast.store.s3_connection import NoSuchObject, Place, Unanswered
 from holdfast.store.s3_keys import Folder, Seen, Survey
@@ -43,7 +43,7 @@ def parse_url(url: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-class ObjectStore(RecordStore):
+class ObjectStore(Store):
     """A `Store` under a prefix in a bucket; see `holdfast.store.base` for the guarantees."""
 
     shares_files = False
@@ -128,16 +128,6 @@ class ObjectStore(RecordStore):
     def remove_leftover(self, job: str, name: str) -> None:
         self._delete(job, [folder for folder, _ in self.survey(job).leftovers() if folder.path == name])
 
-    def record_names(self, job: str) -> list[RecordName]:
-        # an attempt deletes no folder of a later one, so the attempts that wrote folders must stay on record
-        writers = {folder.order[0] for folder in self.survey(job).counting_folders()}
-        found = [
-            msgspec.structs.replace(each, is_needed=each.kind == "attempt" and each.number in writers)
-            for each in super().record_names(job)
-        ]
-        # `seen` records go first: without its attempt, one would rule out what later attempts write
-        return sorted(found, key=lambda each: (each.kind, each.number, not each.name.endswith(keys.SEEN)))
-
     def read_record(self, job: str, name: str) -> bytes:
         name = f"{validate_job(job)}/{name}"
         if name not in self._read:
@@ -150,13 +140,6 @@ class ObjectStore(RecordStore):
         self.require_newest(job, attempt)
         yield
         self.require_newest(job, attempt)
-
-    def discard_partial(self, job: str, checkpoint: str, attempt: int) -> None:
-        try:
-            folders = self.survey(job, checkpoint).folders
-            self._delete(job, [f for f in folders if f.order[0] == attempt and MANIFEST not in f.files])
-        except OSError as error:
-            logger.warning("unfinished objects of %s remain in %s: %s", checkpoint, self.url, error.strerror)
 
     def survey(self, job: str, checkpoint: str = "") -> Survey:
         """List the objects of a job, or of one checkpoint, and determine which of them count."""
@@ -258,7 +241,7 @@ class ObjectStore(RecordStore):
         self.bucket.delete(f"{job}/{key}" for key in manifests + rest)
 
 
-class ObjectReader:
+class ObjectReader(FileReader):
     """A file of a checkpoint."""
 
     def __init__(self, bucket: Bucket, name: str, size_bytes: int) -> None:
@@ -272,15 +255,6 @@ class ObjectReader:
             self._bucket.read(self.name, start, target)
         except NoSuchObject as error:
             raise DamagedCheckpoint(url, "the object no longer exists") from error
-
-    def close(self) -> None:
-        """Do nothing: no connection is held between requests."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class ObjectWriter:

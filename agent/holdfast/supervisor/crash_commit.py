@@ -1,6 +1,6 @@
 """Commit the newest snapshot that a dead trainer left in shared memory.
 
-    python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS [PID ...]
+    python -m holdfast.supervisor.crash_commit FOLDER ATTEMPT END UIDS
 
 The supervisor runs this process while it restarts the trainer, which reads the same memory and does not wait for
 the commit. If the new attempt begins first, this process is fenced, and that attempt saves the state that it
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import select
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +30,6 @@ from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import PublishedAttempt, log_line
-
-HELPER_SECONDS = 600.0
-"""Maximum wait for the writer processes of the dead trainer, which may be committing the same snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
         except (DamagedCheckpoint, IncompleteParts, NotPrepared) as error:  # try the next older one
             worst = error
             continue
-        except FileExistsError:  # a writer process of the trainer committed it first
+        except FileExistsError:  # the rescue of an earlier start committed it first
             return None
         return RescuedCheckpoint(sealed.task, size_bytes, before[0])
     if worst is not None:
@@ -116,7 +111,7 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
 
 
 def _of_attempt(task: Task, attempt: int) -> Task:
-    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None, bytes_per_second=None)
+    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None)
     return msgspec.structs.replace(task, origin=origin, marker=None)
 
 
@@ -132,23 +127,9 @@ def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> No
         report_rescue(trained, saved.task, saved.size_bytes, message)
 
 
-def _wait_for_exit(pids: Iterable[int]) -> None:
-    """Wait until these processes have ended."""
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except OSError:  # it has ended
-            continue
-        try:
-            select.select([fd], [], [], HELPER_SECONDS)
-        finally:
-            os.close(fd)
-
-
-def main(folder: str, attempt_json: str, end: str, dead: str, *pids: str) -> None:
+def main(folder: str, attempt_json: str, end: str, dead: str) -> None:
     become_background_process()  # a stop signal to all processes of the job must not interrupt the commit
     trained = msgspec.json.decode(attempt_json, type=PublishedAttempt)
-    _wait_for_exit(map(int, pids))
     try:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:

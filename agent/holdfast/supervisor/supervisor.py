@@ -122,7 +122,7 @@ class Supervisor:
         self._reporter: SupervisorReporter | None = None
         self._dashboard_logged = False
         self._not_ours: frozenset[int] = frozenset()
-        """Children that this process had before, and the processes that relay output."""
+        """Children that this process had before, and the processes that relay output or save snapshots."""
         self._relay: subprocess.Popen[bytes] | None = None
         self._held: SupervisorMemory | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
@@ -185,22 +185,17 @@ class Supervisor:
         if attempt is None or self._held is None or not self._held.has_snapshot:
             return
         dead = ",".join(supervisor_channel.published_uids(self._folder))
-        words = [
-            str(self._folder),
-            msgspec.json.encode(attempt).decode(),
-            end,
-            dead,
-            *map(str, processes.running_helpers()),
-        ]
+        words = [str(self._folder), msgspec.json.encode(attempt).decode(), end, dead]
         try:
             with processes.blocked(*processes.STOP_SIGNALS):
                 self._rescue = subprocess.Popen(  # noqa: S603  this interpreter
-                    [sys.executable, "-P", "-m", processes.CRASH_COMMIT, *words],
+                    [sys.executable, "-P", "-m", "holdfast.supervisor.crash_commit", *words],
                     env=os.environ | self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     start_new_session=True,  # Ctrl-C is for the trainer
                 )
+            self._not_ours |= {self._rescue.pid}
         except OSError as error:
             self.log(f"cannot save the snapshot in memory before the next start: {error}", logging.WARNING)
 

@@ -22,9 +22,6 @@ from types import FrameType
 from holdfast.system.io_pool import lower_cpu_priority
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-CRASH_COMMIT = "holdfast.supervisor.crash_commit"
-HELPERS = (b"holdfast.persist.helper_main", CRASH_COMMIT.encode())
-"""Modules of processes that may outlive a trainer, to finish their checkpoint."""
 KILL_TIMEOUT_SECONDS = 10.0
 """How long to wait for killed processes; one in an uninterruptible system call may stay."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -155,13 +152,13 @@ def kill_group(group: int) -> None:
 
 
 def kill_descendants(trainer: int, spared: Collection[int] = ()) -> list[int]:
-    """Kill a trainer's group and all descendants except helpers and `spared`. Return those that are still alive.
+    """Kill a trainer's group and all descendants except `spared`. Return those that are still alive.
 
     The trainer must not be reaped yet, so that its group id cannot have been reused.
     """
     kill_group(trainer)
     deadline = time.monotonic() + KILL_TIMEOUT_SECONDS
-    while left := [pid for pid in descendants(os.getpid()) if pid not in spared and not _is_helper(pid)]:
+    while left := [pid for pid in descendants(os.getpid()) if pid not in spared]:
         for pid in left:  # again in each round: a process may have been started in between
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -185,19 +182,6 @@ def descendants(ancestor: int) -> list[int]:
         ahead.extend(direct := children.get(ahead.pop(), []))
         found.extend(direct)
     return found
-
-
-def _is_helper(pid: int) -> bool:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return any(helper in words for helper in HELPERS)
-
-
-def running_helpers() -> list[int]:
-    """Return the descendants that are writing a checkpoint."""
-    return [pid for pid in descendants(os.getpid()) if _is_helper(pid)]
 
 
 def describe_exit(status: int) -> str:

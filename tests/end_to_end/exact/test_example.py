@@ -21,7 +21,6 @@ EPOCHS, BATCHES = 2, 32
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path))
     monkeypatch.setenv("HOLDFAST_EVERY", "1")
-    monkeypatch.setenv("HOLDFAST_BACKEND", "thread")
     return load("gan")
 
 

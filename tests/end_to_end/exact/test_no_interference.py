@@ -66,7 +66,7 @@ def alone() -> Log:
     return train(None)[0]
 
 
-@pytest.mark.parametrize("options", [{"backend": "thread"}, {"backend": "process", "max_in_flight": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_in_flight": 2}], ids=str)
 def test_three_hundred_iterations_are_the_same_with_holdfast_and_without(options, alone, tmp_path):
     log, taken = train(tmp_path, every=1, keep=10**6, **options)
     assert len(log) == ITERATIONS

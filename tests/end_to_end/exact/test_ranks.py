@@ -92,18 +92,6 @@ def test_so_does_one_of_another_kind(kind, world_size, options, ranks, undisturb
     judge(ranks, tmp_path, undisturbed_ranks(kind, world_size, **options), plan, kind=kind, **options)
 
 
-@pytest.mark.parametrize(
-    ("kind", "world_size", "backend"),
-    [
-        ("fsdp", 2, "process"),
-        pytest.param("ddp", 3, "process", marks=pytest.mark.long),
-    ],
-)
-def test_whatever_writes_the_checkpoints(kind, world_size, backend, ranks, undisturbed_ranks, tmp_path):
-    plan = [PlannedRankKill("SIGKILL of all", 1, 6, "backward"), PlannedRankKill("SIGKILL", 0, 7, "updated")]
-    judge(ranks, tmp_path, undisturbed_ranks(kind, world_size), plan, kind=kind, backend=backend)
-
-
 @pytest.mark.parametrize(("kind", "damaged"), [("ddp", False), ("fsdp", True)])
 def test_compressed_checkpoints_with_parity_resume_exactly_also_repaired(
     kind, damaged, ranks, undisturbed_ranks, tmp_path

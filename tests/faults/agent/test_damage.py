@@ -182,7 +182,7 @@ def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sam
 def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
     def session():
         model = torch.nn.Linear(2048, 2560)  # 21 MB: two digests
-        return holdfast.Session("job", store=tmp_path / "s", every=1, backend="thread", model=model)
+        return holdfast.Session("job", store=tmp_path / "s", every=1, model=model)
 
     first = session()
     for _ in range(2):
@@ -216,7 +216,7 @@ def test_a_crafted_checkpoint_calls_no_function_of_torch(tmp_path, value, caplog
     def resumed():
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        session = holdfast.Session("job", store=tmp_path / "s", scheduler=scheduler, every=1, backend="thread")
+        session = holdfast.Session("job", store=tmp_path / "s", scheduler=scheduler, every=1)
         return scheduler, session, session.resume()
 
     scheduler, session, _ = resumed()

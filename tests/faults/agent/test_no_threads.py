@@ -28,7 +28,7 @@ def no_threads(monkeypatch):
 
 
 def test_training_goes_on_and_checkpoints_come_back(tmp_path, no_threads):
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     no_threads.append(True)
     for _ in range(3):
         iterate(model, optimizer, session)
@@ -42,7 +42,7 @@ def test_training_goes_on_and_checkpoints_come_back(tmp_path, no_threads):
 
 
 def test_a_restore_does_with_fewer_threads(tmp_path, no_threads):
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     with session:
         iterate(model, optimizer, session)
     store = open_store(str(tmp_path))
@@ -56,7 +56,7 @@ import os, sys, torch, holdfast
 os.nice(15)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters())
-session = holdfast.Session("m", store=sys.argv[1], every=1, backend=sys.argv[2], model=model, optimizer=optimizer)
+session = holdfast.Session("m", store=sys.argv[1], every=1, model=model, optimizer=optimizer)
 with session:
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
@@ -65,10 +65,9 @@ with session:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="where niceness belongs to a thread")
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_trainer_that_is_nicer_than_its_helpers_gets_its_checkpoints(tmp_path, backend):
+def test_a_trainer_that_is_nicer_than_its_writing_thread_gets_its_checkpoints(tmp_path):
     """Without the right to become less nice again, which root in a container often lacks as well."""
     drop = ["setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice"] if os.geteuid() == 0 else []
-    command = [*drop, sys.executable, "-c", SCRIPT, str(tmp_path), backend]
+    command = [*drop, sys.executable, "-c", SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert open_store(str(tmp_path)).checkpoints("m") == ["000000000001-1"], done.stderr

@@ -38,7 +38,7 @@ def small_blocks(monkeypatch):
     """As many kinds of write in a file of a few blocks as there are in one of a gigabyte."""
     monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
-    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
 
 
 def commit(store, iteration, parent=None, attempt=1, parity=None):

@@ -82,7 +82,6 @@ def live(fork_server: ForkServer, folder: Path, chance: random.Random, *, peacef
     """One start of the job, with options and a fate of its own."""
     folder.mkdir(exist_ok=True)
     options = {
-        "backend": chance.choice(["thread", "process"]),
         "max_in_flight": chance.choice([1, 1, 2, 3]),
         "every": chance.choice([1, 2, 3, 5]),
         "keep": chance.choice([1, 2, 4, 12]),

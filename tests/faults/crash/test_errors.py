@@ -65,14 +65,11 @@ def faults(points: list[Point]) -> Iterator[Fault]:
             yield Fault(point, f"error={LASTING[point.syscall]}", lasting=True)
 
 
-@pytest.mark.parametrize(
-    ("backend", "whole"),
-    [("thread", False), *(pytest.param(b, True, marks=LONG) for b in ("thread", "process"))],
-)
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=LONG)])
 def test_an_error_of_any_system_call_costs_no_more_than_a_checkpoint(
-    trainers: TrialPool, fast_path: Path, backend: str, whole: bool
+    trainers: TrialPool, fast_path: Path, whole: bool
 ) -> None:
-    options = {"every": 2, "keep": 2, "backend": backend, "until": UNTIL}
+    options = {"every": 2, "keep": 2, "until": UNTIL}
     scenario = CrashScenario(
         fast_path, "tests.support.training_workloads.train", options, restart={**options, "until": UNTIL + 2}
     )

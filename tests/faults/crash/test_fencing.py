@@ -123,7 +123,7 @@ def test_a_stopped_attempt_that_wakes_up_publishes_and_deletes_nothing(
 def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
     trainers: TrialPool, fast_path: Path, runs: int
 ) -> None:
-    options = {"every": 2, "keep": 2, "backend": "thread", "until": 12}
+    options = {"every": 2, "keep": 2, "until": 12}
     scenario = CrashScenario(
         fast_path,
         "tests.support.training_workloads.train",

@@ -12,15 +12,13 @@ pytestmark = pytest.mark.crash
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-@pytest.mark.parametrize("backend", ["thread", "process"])
 def test_everything_overwritten_right_after_a_snapshot_is_stored_as_it_was(
-    trainers: TrialPool, fast_path: Path, backend: str, max_in_flight: int
+    trainers: TrialPool, fast_path: Path, max_in_flight: int
 ) -> None:
     rounds = 5
     options = {
         "root": str(fast_path / "store"),
         "rounds": rounds,
-        "backend": backend,
         "max_in_flight": max_in_flight,
     }
     with trainers.one().spawn("tests.support.training_workloads.overwrite", fast_path / "log", **options) as child:

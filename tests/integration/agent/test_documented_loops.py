@@ -12,7 +12,6 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 def settings(monkeypatch, tmp_path):
     monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("HOLDFAST_EVERY", "5")
-    monkeypatch.setenv("HOLDFAST_BACKEND", "thread")
     return monkeypatch
 
 

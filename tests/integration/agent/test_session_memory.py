@@ -19,20 +19,6 @@ def iterate(model, optimizer, session):
     assert session._checkpoints.wait_settled(300)
 
 
-def is_shared(session):
-    return [layout.arena.fd >= 0 for layout in session._checkpoints.snapshots._layouts]
-
-
-def test_a_thread_gets_memory_of_its_own_and_a_process_what_it_can_map(tmp_path):
-    found = {}
-    for backend in ("thread", "process"):
-        model, optimizer, session = session_of(tmp_path / backend, backend=backend)
-        with session:
-            iterate(model, optimizer, session)
-            found[backend] = is_shared(session)
-    assert found == {"thread": [False], "process": [True]}
-
-
 GRADIENTS_COME_AND_GO = """
 import sys
 import torch, holdfast
@@ -41,7 +27,7 @@ layers = [each for _ in range(40) for each in (torch.nn.Linear(16, 16), torch.nn
 model = torch.nn.Sequential(*layers)
 optimizer = torch.optim.AdamW(model.parameters())
 given = {"model": model, "optimizer": optimizer}
-with holdfast.Session("m", store=sys.argv[1], backend=sys.argv[2], every=3, **given) as session:
+with holdfast.Session("m", store=sys.argv[1], every=3, **given) as session:
     for _ in range(100):
         optimizer.zero_grad()
         model(torch.ones(2, 16)).sum().backward()
@@ -50,12 +36,11 @@ with holdfast.Session("m", store=sys.argv[1], backend=sys.argv[2], every=3, **gi
 """
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
 @pytest.mark.parametrize("times", [1, pytest.param(30, marks=pytest.mark.long)])
-def test_gradients_that_a_backward_pass_replaces_beside_a_checkpoint_end_no_training(tmp_path, backend, times):
+def test_gradients_that_a_backward_pass_replaces_beside_a_checkpoint_end_no_training(tmp_path, times):
     """A backward pass holds no interpreter lock: a read of `parameter.grad` on another thread is a SIGSEGV."""
     for number in range(times):
-        command = [sys.executable, "-c", GRADIENTS_COME_AND_GO, str(tmp_path / str(number)), backend]
+        command = [sys.executable, "-c", GRADIENTS_COME_AND_GO, str(tmp_path / str(number))]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         assert open_store(str(tmp_path / str(number))).checkpoints("m")
@@ -70,7 +55,7 @@ def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, mo
         assert go.wait(30)
         real(copies)
 
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     monkeypatch.setattr(HostCopies, "run", run)
     with session:
         model(torch.ones(2, 4)).sum().backward()

@@ -325,12 +325,12 @@ def test_a_record_nested_without_end_is_passed_over(store):
 def test_no_record_gets_a_number_beyond_the_largest(store):
     with pytest.raises(
         OSError,
-        match=r"lineage 1000000000 of job exceeds the largest number 999999999.*store repair .* --job job",
+        match=r"lineage 1000000000 of job exceeds the largest number 999999999.*holdfast fork job latest NEW",
     ):
         store.append(JOB, lineage(10**9))
     with pytest.raises(
         OSError,
-        match=r"attempt 2147483648 of job exceeds the largest number 2147483647.*store repair .* --job job",
+        match=r"attempt 2147483648 of job exceeds the largest number 2147483647.*holdfast fork job latest NEW",
     ):
         store.acquire_attempt(JOB, "uid", 2**31)
     assert (store.records(JOB, Lineage), store.latest_attempt(JOB)) == ([], 1)

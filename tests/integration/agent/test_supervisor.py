@@ -498,20 +498,6 @@ def test_what_a_trainer_has_put_into_sessions_of_their_own_dies_too(stage: Super
         assert is_gone(int((stage.folder / f"child-{start}").read_text()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the supervisor")
-def test_a_helper_that_finishes_a_checkpoint_is_left_to_it(stage: SupervisedTrainer) -> None:
-    body = """
-    helper = "import pathlib, sys, time\\nfolder = pathlib.Path(sys.argv[1])\\n"
-    helper += "while not (folder / 'start-2').exists(): time.sleep(0.01)\\n(folder / 'finished').touch()"
-    if start == 1:
-        subprocess.Popen([sys.executable, "-c", helper, str(folder), "holdfast.persist.helper_main"],
-                         start_new_session=True)
-        die()
-    wait_for("finished")
-    """
-    assert stage.run(body).status == 0
-
-
 def test_a_trainer_that_was_fenced_is_not_started_again(stage: SupervisedTrainer) -> None:
     ended = stage.run("sys.exit(75)")
     assert (ended.status, stage.starts) == (75, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.codecs import chunks
 from benchmarks.codecs.chunks import decode, digests, encode
-from holdfast.codecs.frames import DamagedEncoding
+from holdfast.codecs.planes import DamagedEncoding
 
 CASES = 1000
 ALWAYS = float("-inf")  # a gain that every encoding has

@@ -1,4 +1,4 @@
-"""`holdfast store`: inspect, verify, repair, export and clean up a store of checkpoints, without a server."""
+"""`holdfast store`: inspect, verify, scrub, export and clean up a store of checkpoints, without a server."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import typer
 
 from holdfast.commands.console import EXIT_CODES
 from holdfast.commands.stores.export import export
+from holdfast.commands.stores.gc import gc
 from holdfast.commands.stores.listing import ls, verify
 from holdfast.commands.stores.scrubbing import scrub
 from holdfast.commands.stores.show import show
-from holdfast.commands.stores.tidying import gc, repair
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=f"List, show, verify, repair, export and remove checkpoints, without a server.\n\n{EXIT_CODES}",
+    help=f"List, show, verify, scrub, export and remove checkpoints, without a server.\n\n{EXIT_CODES}",
 )
-for _command in (ls, show, verify, scrub, export, gc, repair):
+for _command in (ls, show, verify, scrub, export, gc):
     app.command()(_command)
 
 __all__ = ["app"]

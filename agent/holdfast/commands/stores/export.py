@@ -11,29 +11,12 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from holdfast.commands.console import counted, fail, print_json
+from holdfast.commands.console import counted, fail, print_json, progress_bar
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.pacing.quantities import format_bytes
 
 As = Literal["safetensors", "torch", "dcp"]
-
-
-class ExportReport(msgspec.Struct, kw_only=True):
-    """The output of an export."""
-
-    job: str
-    checkpoint: str
-    target: str
-    format: As
-    objects: list[str]
-    tensors: int
-    size_bytes: int
-    left_out: list[str]
-    """Values that the format cannot hold."""
-    lost: list[str]
-    """Damaged tensors that a degraded export leaves out."""
 
 
 def export(
@@ -83,32 +66,17 @@ def export(
             fail(str(error.args[0]))
         except KeyboardInterrupt:
             fail(f"interrupted; {target} was not written")
-    written = ExportReport(
-        job=job,
-        checkpoint=name,
-        target=str(target),
-        format=format,
-        objects=made.objects,
-        tensors=made.tensors,
-        size_bytes=made.size_bytes,
-        left_out=made.left_out,
-        lost=made.lost,
-    )
     if json:
-        print_json(written)
-    else:
-        _print(written)
-
-
-def _print(written: ExportReport) -> None:
-    what = f"{', '.join(written.objects)}: {counted(written.tensors, 'tensor')}"
-    size = format_bytes(written.size_bytes)
-    print(f"wrote {written.target} from {written.job} {written.checkpoint} ({what}, {size})")
-    if written.lost:
-        print(f"lost {counted(len(written.lost), 'damaged tensor')}: {', '.join(written.lost)}")
-    if written.left_out:
-        few = ", ".join(written.left_out[:3]) + (", …" if len(written.left_out) > 3 else "")
-        print(f"left out {counted(len(written.left_out), 'value')} that are not tensors: {few}")
+        about = {"job": job, "checkpoint": name, "target": str(target), "format": format}
+        print_json(about | msgspec.to_builtins(made))
+        return
+    what = f"{', '.join(made.objects)}: {counted(made.tensors, 'tensor')}"
+    print(f"wrote {target} from {job} {name} ({what}, {format_bytes(made.size_bytes)})")
+    if made.lost:
+        print(f"lost {counted(len(made.lost), 'damaged tensor')}: {', '.join(made.lost)}")
+    if made.left_out:
+        few = ", ".join(made.left_out[:3]) + (", …" if len(made.left_out) > 3 else "")
+        print(f"left out {counted(len(made.left_out), 'value')} that are not tensors: {few}")
 
 
 @contextlib.contextmanager

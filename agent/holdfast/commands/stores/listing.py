@@ -9,9 +9,8 @@ import msgspec
 import typer
 
 from holdfast.checkpoint import restore
-from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table, progress_bar
 from holdfast.commands.options import Json, OnlyJob, StorePath
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, jobs_of, opened, reason
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.pacing.quantities import format_bytes

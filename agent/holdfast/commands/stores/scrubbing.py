@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 from typing import Annotated
 
 import typer
 
+from holdfast.checkpoint.reading import RateLimiter
 from holdfast.checkpoint.scrub import ScrubbedCheckpoint
 from holdfast.checkpoint.scrub import scrub as scrub_checkpoint
 from holdfast.client import Client, NotFound
@@ -20,13 +20,12 @@ from holdfast.commands.console import (
     fail,
     print_json,
     print_table,
+    progress_bar,
 )
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.commands.stores.listing import named
 from holdfast.pacing.quantities import format_bytes, parse_speed
-from holdfast.persist.writer import RateLimiter
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
@@ -56,12 +55,11 @@ def scrub(
     holdfast store scrub checkpoints --repair --server http://127.0.0.1:7117
     """
     try:
-        bytes_per_second = None if rate is None else parse_speed(rate, "--rate")
+        pace = RateLimiter(parse_speed(rate, "--rate")) if rate is not None else None
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     if checkpoint is not None and job is None:
         fail("--checkpoint needs --job", EXIT_USAGE)
-    pace = RateLimiter(bytes_per_second, threading.Event().wait)
     found = []
     with opened(path) as store:
         wanted = list(

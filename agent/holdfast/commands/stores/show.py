@@ -14,9 +14,8 @@ import typer
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import object_of
-from holdfast.commands.console import counted, fail, print_json, print_table, seconds
+from holdfast.commands.console import counted, fail, print_json, print_table, progress_bar, seconds
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
-from holdfast.commands.progress_bar import progress_bar
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.format.manifest import Manifest, Tensor, raw_bytes, reused_bytes
 from holdfast.format.shards import is_module, state_for, tensors_for

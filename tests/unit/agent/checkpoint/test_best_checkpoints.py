@@ -30,7 +30,7 @@ def train(session: holdfast.Session, until: int, metrics: dict[int, dict[str, An
 
 
 def begun(store: Path | str, **options: Any) -> holdfast.Session:
-    options = {"every": 1, "backend": "thread"} | options
+    options = {"every": 1} | options
     return holdfast.Session("job", store=store, model=torch.nn.Linear(2, 2), **options)
 
 

@@ -63,7 +63,6 @@ SURFACE = {
         "--while-running", "--yes", "-y",
     ],
     "store ls": ["PATH", "--job", "--json"],
-    "store repair": ["PATH", "--dry-run", "--ended", "--job", "--json", "--yes", "-y"],
     "store scrub": ["PATH", "--checkpoint", "--job", "--json", "--rate", "--repair", "--server", "--token"],
     "store show": ["PATH", "JOB", "CHECKPOINT", "TENSOR", "--json"],
     "store verify": ["PATH", "--checkpoint", "--job", "--json"],

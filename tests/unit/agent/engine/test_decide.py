@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from holdfast.engine.coordination import Decision
-from holdfast.engine.decide import FACTOR, Situation, decide
+from holdfast.engine.coordination import FACTOR, Decision, Situation, decide
 
 NOTHING, WAITS = Decision(), Decision(waits=True)
 SCHEDULED = Decision(checkpoint="scheduled", lineage=1)
@@ -28,7 +27,6 @@ TARGET = ("000000000003-1", "order")
         ({"memory_ready": False}, NOTHING),
         ({"has_room": False}, NOTHING),
         (BUSY, NOTHING),
-        ({"spread_seconds": 9.0, "mode": "gpu"}, NOTHING),
         # due: it waits rather than stall training
         ({"due": True}, SCHEDULED),
         ({"withheld": True}, SCHEDULED),
@@ -40,20 +38,17 @@ TARGET = ("000000000003-1", "order")
         ({"due": True, "in_flight": 1, "max_in_flight": 2, "has_room": False}, WAITS),
         ({"due": True, "lineage": 7}, dataclasses.replace(SCHEDULED, lineage=7)),
         ({"due": True, "mode": "gpu"}, dataclasses.replace(SCHEDULED, mode="gpu")),
-        ({"due": True, "spread_seconds": 9.0}, dataclasses.replace(SCHEDULED, over_seconds=9.0)),
         # requested: it waits for room only
         ({"requested": True}, REQUESTED),
         ({"requested": True, "due": True}, REQUESTED),
         ({"requested": True, "memory_ready": False}, REQUESTED),
         ({"requested": True} | BUSY, REQUESTED),
         ({"requested": True, "has_room": False}, WAITS),
-        ({"requested": True, "spread_seconds": 9.0}, dataclasses.replace(REQUESTED, over_seconds=9.0)),
-        # torn: another copy is taken at once, and written at full speed
+        # torn: another copy is taken at once
         ({"retry": True}, AGAIN),
         ({"retry": True} | BUSY, AGAIN),
         ({"retry": True, "memory_ready": False}, AGAIN),
         ({"retry": True, "has_room": False}, WAITS),
-        ({"retry": True, "spread_seconds": 9.0}, AGAIN),
         ({"retry": True, "requested": True}, dataclasses.replace(AGAIN, checkpoint="requested")),
         # a call of an integration comes with a checkpoint, or while one waits, but not before a restore or an end
         ({"call_due": True}, Decision(call=True)),

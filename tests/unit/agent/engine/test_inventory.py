@@ -102,11 +102,11 @@ def test_what_a_message_asks_for_can_be_added(wrap, tmp_path):
         objects = follow(objects, messages[0])
         followed += 1
     assert followed == 6
-    with holdfast.Session("job", store=tmp_path, backend="thread", every=1, **objects) as session:
+    with holdfast.Session("job", store=tmp_path, every=1, **objects) as session:
         model(torch.ones(2, 4)).sum().backward()
         wrapped.step()
         session.step()
-    with holdfast.Session("job", store=tmp_path, backend="thread", **objects) as session:
+    with holdfast.Session("job", store=tmp_path, **objects) as session:
         assert session.resume() == 1
 
 
@@ -141,7 +141,7 @@ def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, c
     model, optimizer = parts()
 
     def session(**objects):
-        return holdfast.Session("job", store=tmp_path, backend="thread", every=1, model=model, **objects)
+        return holdfast.Session("job", store=tmp_path, every=1, model=model, **objects)
 
     first = session(optimizer=optimizer, plan=holdfast.Variables(a=1))
     first.step()
@@ -157,7 +157,7 @@ def test_each_is_told_once_and_what_a_checkpoint_holds_beyond_is_too(tmp_path, c
     assert len(told) == 1
     assert "the checkpoint holds 'plan', which the session was not given: add it, or its state is lost" in told[0]
     caplog.clear()
-    third = holdfast.Session("other", store=tmp_path, backend="thread", model=model, schedule=schedule)
+    third = holdfast.Session("other", store=tmp_path, model=model, schedule=schedule)
     third.resume()
     third._close("SIGKILL")
     assert caplog.text.count("schedule.optimizer (SGD) is in no checkpoint") == 1

@@ -52,14 +52,6 @@ def test_the_first_parity_row_is_the_exclusive_or_of_the_rows_of_data():
     assert total == int.from_bytes(found[start : start + layout.row_bytes], "little")
 
 
-def test_computing_waits_as_its_rate_limit_says():
-    paid = []
-    _, entry = build_parity(ParityCode(10, 2), "a.safetensors", [bytes(10_000_000)], paid.append)
-    layout = StripeLayout(ParityCode(10, 2), 10_000_000)
-    assert sum(paid) == 2 * layout.row_bytes < entry.size_bytes
-    assert max(paid) <= 2 << 20
-
-
 @pytest.mark.parametrize("text", ["10+2", " 10 + 2 ", ParityCode(10, 2)])
 def test_parity_is_given_as_data_and_parity_blocks(text):
     assert parse_parity(text) == ParityCode(10, 2)

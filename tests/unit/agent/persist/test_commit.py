@@ -373,7 +373,7 @@ def test_several_at_the_same_time_are_kept_apart(tmp_path):
 
 
 def test_each_rank_shares_the_file_of_its_own_base(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 3)
     at = {rank: {"base": True} for rank in range(3)}
     for iteration in (1, 2, 3):
@@ -393,7 +393,7 @@ def test_each_rank_shares_the_file_of_its_own_base(tmp_path, monkeypatch):
 
 
 def test_after_damage_that_rank_0_knows_of_no_rank_links_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 2)
     at = {rank: {"base": True} for rank in range(2)}
     job.checkpoint(1, at=at)
@@ -405,7 +405,7 @@ def test_after_damage_that_rank_0_knows_of_no_rank_links_a_file(tmp_path, monkey
 @pytest.mark.parametrize("step", ["link", *STEPS])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_with_shared_files_leaves_the_checkpoint_before(tmp_path, monkeypatch, rank, step):
-    monkeypatch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 2)
     at = {rank: {"base": True} for rank in range(2)}
     job.checkpoint(1, at=at)

@@ -2,8 +2,6 @@ import errno
 import gc
 import os
 import random
-import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -14,17 +12,11 @@ import torch
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.format import manifest as fmt
-from holdfast.persist import helper_process
-from holdfast.persist.helper_process import HUNG_SECONDS, Helper, HelperLost, ProcessBackend
-from holdfast.persist.task import Task
 from holdfast.protocol.retention import Retention
-from holdfast.snapshot.host_buffers import Arena
 from holdfast.store import open_store, read_manifest
-from holdfast.system import host_memory
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.faulty_store import hear, tell
 from tests.support.persist_job import (
-    BACKENDS,
     JOB,
     PersistJob,
     SettledRuns,
@@ -58,13 +50,10 @@ def leftovers(store):
 
 
 @pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.long)])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_committed_is_the_instant_of_the_snapshot_whatever_training_does_meanwhile(
-    quick_store, backend, times
-):
+def test_what_is_committed_is_the_instant_of_the_snapshot_whatever_training_does_meanwhile(quick_store, times):
     store = quick_store
     over = threading.Event()
-    with running(store, backend, max_in_flight=2) as job:
+    with running(store, max_in_flight=2) as job:
 
         def train():
             while not over.is_set():
@@ -85,9 +74,8 @@ def test_what_is_committed_is_the_instant_of_the_snapshot_whatever_training_does
             store.delete(JOB, snapshot.id, 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_manifest_says_all_there_is_to_say(store, backend):
-    with running(store, backend) as job:
+def test_the_manifest_says_all_there_is_to_say(store):
+    with running(store) as job:
         parent = job.checkpoint()
         snapshot = job.checkpoint(parent=parent.id, versions={"torch": "2"})
     manifest = fmt.decode_manifest(read_manifest(store, JOB, snapshot.id))
@@ -103,91 +91,71 @@ def test_the_manifest_says_all_there_is_to_say(store, backend):
     assert found["none"] == ("F32", (0, 4), None)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_large_state_with_many_small_tensors_is_written_whole(store, backend):
+def test_a_large_state_with_many_small_tensors_is_written_whole(store):
     tensors = {f"small.{i}": torch.full((i % 50,), float(i)) for i in range(2000)}
     tensors |= {f"large.{i}": torch.randn(3_000_000 + i) for i in range(3)}
     tensors["chunked"] = torch.arange(fmt.CHUNK_BYTES // 4 + 5)
-    with running(store, backend, tensors=tensors) as job:
+    with running(store, tensors=tensors) as job:
         snapshot = job.checkpoint()
     assert snapshot.result.reason is None
     assert committed_bytes(store, snapshot.id) == bytes_of(tensors)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_state_that_outgrows_its_arena_gets_a_new_one(store, backend):
-    with running(store, backend) as job:
+def test_a_state_that_outgrows_its_arena_gets_a_new_one(store):
+    with running(store) as job:
         job.checkpoint()
         job.tensors = {"w": torch.randn(4_000_000)}
         snapshot = job.checkpoint()
     assert committed_bytes(store, snapshot.id) == bytes_of(job.tensors)
 
 
-def test_what_lies_in_private_memory_a_thread_writes(store):
-    """As after a change of mind: the memory that another process can map comes with the snapshot after it."""
-    with running(store, "process") as job:
-        job.snapshots.shared = False
-        job.checkpoint()
-        job.snapshots.shared = True
-        job.checkpoint()
-    assert [run.state for run in job.settled] == ["durable", "durable"]
-    assert [run.result.backend for run in job.settled] == ["thread", "process"]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_error_of_the_store_is_told_as_it_was(tmp_path, backend):
-    with running(faulty(tmp_path, "errno", number=errno.ENOSPC), backend) as job:
+def test_an_error_of_the_store_is_told_as_it_was(tmp_path):
+    with running(faulty(tmp_path, "errno", number=errno.ENOSPC)) as job:
         snapshot = job.checkpoint()
     assert (snapshot.state, snapshot.result.reason) == ("failed", "No space left on device (somewhere)")
     assert leftovers(job.store) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_error_about_a_place_whose_name_is_no_text_is_told_as_well(tmp_path, backend):
-    with running(faulty(tmp_path, "errno", number=errno.EACCES, place="/mnt/\udcff"), backend) as job:
+def test_an_error_about_a_place_whose_name_is_no_text_is_told_as_well(tmp_path):
+    with running(faulty(tmp_path, "errno", number=errno.EACCES, place="/mnt/\udcff")) as job:
         snapshot = job.checkpoint()
     assert snapshot.result.reason.replace("\udcff", "?") == "Permission denied (/mnt/?)"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("fault", "reason"), [("no_memory", "MemoryError: no room"), ("bug", "KeyError: 'typo'")])
-def test_what_nobody_expects_is_a_reason_as_well(tmp_path, backend, fault, reason, caplog):
-    with running(faulty(tmp_path, fault), backend) as job:
+def test_what_nobody_expects_is_a_reason_as_well(tmp_path, fault, reason, caplog):
+    with running(faulty(tmp_path, fault)) as job:
         snapshot = job.checkpoint()
     assert (snapshot.state, snapshot.result.reason) == ("failed", reason)
     assert "before_no_memory" in caplog.text or "before_bug" in caplog.text  # the traceback, wherever it was
     assert leftovers(job.store) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_file_whose_fsync_failed_is_written_once_more_to_a_new_one(tmp_path, backend):
-    with running(faulty(tmp_path, "errno", number=errno.EIO, times=1), backend) as job:
+def test_a_file_whose_fsync_failed_is_written_once_more_to_a_new_one(tmp_path):
+    with running(faulty(tmp_path, "errno", number=errno.EIO, times=1)) as job:
         snapshot = job.checkpoint()
     assert snapshot.state == "durable"
     assert committed_bytes(job.store, snapshot.id) == bytes_of(job.tensors)
     assert leftovers(job.store) == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_disk_that_fails_twice_costs_the_checkpoint(tmp_path, backend):
-    with running(faulty(tmp_path, "errno", number=errno.EIO, times=2), backend) as job:
+def test_a_disk_that_fails_twice_costs_the_checkpoint(tmp_path):
+    with running(faulty(tmp_path, "errno", number=errno.EIO, times=2)) as job:
         first, second = job.checkpoint(), job.checkpoint()
     assert (first.state, first.result.reason) == ("failed", "Input/output error (somewhere)")
     assert second.state == "durable"
     assert job.store.checkpoints(JOB) == [second.id]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_one_that_became_visible_but_perhaps_not_durable_is_replaced(tmp_path, backend):
-    with running(faulty(tmp_path, "unsure"), backend) as job:
+def test_one_that_became_visible_but_perhaps_not_durable_is_replaced(tmp_path):
+    with running(faulty(tmp_path, "unsure")) as job:
         snapshot = job.checkpoint()
     assert snapshot.state == "durable"
     assert committed_bytes(job.store, snapshot.id) == bytes_of(job.tensors)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_full_disk_is_not_tried_twice(tmp_path, backend):
-    with running(faulty(tmp_path, "errno", number=errno.ENOSPC, times=1), backend) as job:
+def test_a_full_disk_is_not_tried_twice(tmp_path):
+    with running(faulty(tmp_path, "errno", number=errno.ENOSPC, times=1)) as job:
         assert [job.checkpoint().state for _ in range(2)] == ["failed", "durable"]
 
 
@@ -205,11 +173,10 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_disk_that_is_really_full_keeps_what_it_has_until_there_is_room(small_disk, backend):
+def test_a_disk_that_is_really_full_keeps_what_it_has_until_there_is_room(small_disk):
     store = open_store(small_disk)
     store.acquire_attempt(JOB, "first")
-    with running(store, backend, tensors={"w": torch.ones(1_000_000)}) as job:
+    with running(store, tensors={"w": torch.ones(1_000_000)}) as job:
         first, second = job.checkpoint(), job.checkpoint()
         assert store.checkpoints(JOB) == [first.id]
         assert committed_bytes(store, first.id) == bytes_of(job.tensors)
@@ -220,9 +187,8 @@ def test_a_disk_that_is_really_full_keeps_what_it_has_until_there_is_room(small_
     assert store.checkpoints(JOB) == [third.id]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_fenced_attempt_commits_nothing(store, backend):
-    with running(store, backend) as job:
+def test_a_fenced_attempt_commits_nothing(store):
+    with running(store) as job:
         first = job.checkpoint()
         store.acquire_attempt(JOB, "second")
         second = job.checkpoint()
@@ -231,9 +197,8 @@ def test_a_fenced_attempt_commits_nothing(store, backend):
     assert store.checkpoints(JOB) == [first.id]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_damaged_checkpoint_makes_way_when_that_is_wanted(store, backend):
-    with running(store, backend) as job:
+def test_a_damaged_checkpoint_makes_way_when_that_is_wanted(store):
+    with running(store) as job:
         job.checkpoint()
         job.iteration = 0
         job.tensors["w"].zero_()
@@ -246,7 +211,7 @@ def test_a_damaged_checkpoint_makes_way_when_that_is_wanted(store, backend):
 
 
 def test_snapshots_that_failed_or_are_torn_are_never_written(store):
-    with running(store, "thread") as job:
+    with running(store) as job:
         lost, torn = {"failure": RuntimeError("device lost")}, {"torn": ["a", "b", "c", "d"]}
         for copied in (lost, torn):
             run = empty_run(1, job._settled, **copied)
@@ -260,131 +225,8 @@ def test_snapshots_that_failed_or_are_torn_are_never_written(store):
     assert store.checkpoints(JOB) == []
 
 
-def test_a_writing_process_that_is_killed_costs_one_checkpoint(tmp_path):
-    with running(faulty(tmp_path, "wait"), "process") as job:
-        snapshot = job.take()
-        writer = int(hear(tmp_path / "reached"))
-        assert writer != os.getpid()
-        job.persister.lift_rate_limit()  # a word that it dies without having heard
-        os.kill(writer, signal.SIGKILL)
-        assert snapshot.wait_settled(300)
-        assert snapshot.state == "failed"
-        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
-        assert job.store.checkpoints(JOB) == []
-        assert job.checkpoint().state == "durable"
-
-
-def test_its_death_is_seen_even_where_another_process_holds_its_socket_open(tmp_path):
-    with running(faulty(tmp_path, "killed"), "process") as job:
-        snapshot = job.take()
-        hear(tmp_path / "reached")
-        assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("helper process was killed by SIGKILL")
-        tell(tmp_path / "go", "on")
-
-
-def test_a_helper_that_died_is_replaced_with_the_next_checkpoint(store):
-    with running(store, "process") as job:
-        job.checkpoint()
-        (helper,) = job.persister._helpers._helpers.values()
-        os.kill(helper._process.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, helper._process.pid, os.WEXITED | os.WNOWAIT)
-        assert job.checkpoint().result.reason == "the helper process was killed by SIGKILL"
-        assert job.checkpoint().state == "durable"
-
-
-def test_a_writing_process_that_hangs_is_given_up(tmp_path):
-    job = PersistJob(faulty(tmp_path, "wait"), "thread")
-    job.snapshots.shared = True
-    job.persister._helpers = ProcessBackend(job.store, hung_seconds=3)
-    try:
-        snapshot = job.take()
-        writer = int(hear(tmp_path / "reached"))
-        assert snapshot.wait_settled(300)
-        assert snapshot.result.reason.endswith("helper process hung and was killed")
-        with pytest.raises(ProcessLookupError):  # waited for, too: no zombie answers either
-            os.kill(writer, 0)
-    finally:
-        job.close()
-
-
-def test_a_helper_that_cannot_start_says_why(store, monkeypatch):
-    monkeypatch.setattr(type(store), "opener", "no_such_module:open", raising=False)
-    with running(store, "process") as job:
-        assert (
-            "ended with exit status 1: ModuleNotFoundError: No module named 'no_such"
-            in job.checkpoint().result.reason
-        )
-    monkeypatch.setattr("sys.executable", "/no/python")
-    with running(store, "process") as job:
-        reason = job.checkpoint().result.reason
-    assert reason.startswith("the helper process could not be started: [Errno 2] No such file or directory")
-
-
-def test_signals_for_the_trainer_do_not_stop_the_writing(tmp_path):
-    with running(faulty(tmp_path, "wait"), "process") as job:
-        snapshot = job.take()
-        writer = int(hear(tmp_path / "reached"))
-        assert os.getsid(writer) == writer  # so that Ctrl-C in the terminal is not for it
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(writer, number)
-        tell(tmp_path / "go", "on")
-        assert snapshot.wait_settled(300)
-    assert snapshot.state == "durable", snapshot.result.reason
-
-
-def test_signals_for_the_trainer_do_not_end_a_helper_that_is_starting(tmp_path):
-    helper = Helper(open_store(tmp_path), Arena(), HUNG_SECONDS)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        helper._process.send_signal(number)
-    helper._channel.close()
-    assert helper._process.wait(300) == 0
-    helper.end()
-
-
-def test_a_writing_process_holds_nothing_of_the_trainer_open(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server, running(faulty(tmp_path, "wait"), "process") as job:
-        server.set_inheritable(True)
-        snapshot = job.take()
-        writer = hear(tmp_path / "reached")
-        mine, its = descriptors(), descriptors(writer)
-        assert mine[str(server.fileno())] not in its.values()
-        assert len([name for name in its.values() if name.startswith("socket:")]) == 1
-        # besides that: nothing, the file for its last words, the arena
-        assert len(its) <= 6, its
-        tell(tmp_path / "go", "on")
-        assert snapshot.wait_settled(300)
-
-
-def test_a_helper_that_does_not_even_begin_is_given_up_soon(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.helper_process.START_SECONDS", 0.2)
-    hangs = tmp_path / "hangs"
-    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
-    hangs.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(hangs))
-    with running(store, "process") as job:
-        assert job.checkpoint().result.reason == "the helper process hung and was killed"
-
-
-def test_a_store_that_no_other_process_can_open_is_written_to_by_a_thread(store, monkeypatch):
-    monkeypatch.setattr(type(store), "opener", None, raising=False)
-    with running(store, "process") as job:
-        assert job.checkpoint().state == "durable"
-    assert job.settled[0].result.backend == "thread"
-    assert job.persister.refusal == f"store {store.url} cannot be opened by another process"
-
-
-def test_a_platform_without_memory_files_has_threads_only(store, monkeypatch):
-    monkeypatch.delattr(os, "memfd_create")
-    host_memory.can_share.cache_clear()
-    try:
-        assert "this platform has no" in helper_process.refusal(store)
-    finally:
-        host_memory.can_share.cache_clear()
-
-
 def test_a_thread_that_writes_comes_second(tmp_path):
-    with running(faulty(tmp_path, "wait"), "thread") as job:
+    with running(faulty(tmp_path, "wait")) as job:
         snapshot = job.take()
         hear(tmp_path / "reached")
         writer = next(t for t in threading.enumerate() if t.name == "holdfast-write-0")
@@ -393,23 +235,9 @@ def test_a_thread_that_writes_comes_second(tmp_path):
         assert snapshot.wait_settled(300)
 
 
-def test_a_helper_does_without_torch_and_comes_second(tmp_path):
-    with running(faulty(tmp_path, "wait"), "process") as job:
-        snapshot = job.take()
-        writer = int(hear(tmp_path / "reached"))
-        with open(f"/proc/{writer}/maps") as maps:
-            assert "torch" not in maps.read()
-        assert os.getpriority(os.PRIO_PROCESS, writer) == 10
-        with open(f"/proc/{writer}/oom_score_adj") as score:
-            assert int(score.read()) == 500
-        tell(tmp_path / "go", "on")
-        assert snapshot.wait_settled(300)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_leaks(quick_store, backend):
+def test_nothing_leaks(quick_store):
     store = quick_store
-    with running(store, backend) as job:
+    with running(store) as job:
         for _ in range(3):
             job.checkpoint()
         gc.collect()
@@ -423,18 +251,16 @@ def test_nothing_leaks(quick_store, backend):
     assert our_threads() == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_closing_waits_for_all_that_was_submitted(store, backend):
-    job = PersistJob(store, backend, max_in_flight=3)
+def test_closing_waits_for_all_that_was_submitted(store):
+    job = PersistJob(store, max_in_flight=3)
     snapshots = [job.take() for _ in range(3)]
     assert job.close()
     assert [snapshot.state for snapshot in snapshots] == ["durable"] * 3
     assert store.checkpoints(JOB) == [snapshot.id for snapshot in snapshots]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_closing_does_not_wait_longer_than_it_may(tmp_path, backend):
-    job = PersistJob(faulty(tmp_path, "wait"), backend)
+def test_closing_does_not_wait_longer_than_it_may(tmp_path):
+    job = PersistJob(faulty(tmp_path, "wait"))
     snapshot = job.take()
     hear(tmp_path / "reached")
     assert not job.persister.close(0.01)
@@ -443,32 +269,6 @@ def test_closing_does_not_wait_longer_than_it_may(tmp_path, backend):
     assert snapshot.state == "durable"
     assert children() == []
     assert job.close()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bytes_are_held_back_until_somebody_waits_for_them(tmp_path, backend):
-    job = PersistJob(faulty(tmp_path, "paced"), backend)
-    snapshot = job.take(bytes_per_second=1e6)
-    hear(tmp_path / "reached")
-    assert not snapshot.wait_settled(0.3)
-    (tmp_path / "closing").touch()
-    assert job.close()
-    assert snapshot.state == "durable", snapshot.result.reason
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_what_is_begun_after_that_is_not_held_back_either(tmp_path, backend):
-    (tmp_path / "closing").touch()
-    job = PersistJob(faulty(tmp_path, "paced"), backend)
-    first = job.take()
-    hear(tmp_path / "reached")
-    assert first.wait_settled(300)
-    job.persister.lift_rate_limit()
-    second = job.take(bytes_per_second=1e6)
-    hear(tmp_path / "reached")
-    assert second.wait_settled(300)
-    assert job.close()
-    assert (first.state, second.state) == ("durable", "durable")
 
 
 class Gates:
@@ -561,7 +361,7 @@ def test_a_report_that_fails_does_not_stop_the_next_checkpoint(store, caplog):
         def run_changed(self, run, state):
             raise ZeroDivisionError
 
-    with running(store, "thread") as job:
+    with running(store) as job:
         for iteration in (1, 2):
             run = empty_run(iteration, FailingListener())
             job.persister.submit(run)
@@ -579,7 +379,7 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
         return real(data)
 
     monkeypatch.setattr(fmt, "digest_tensor", slow)
-    with running(faulty(tmp_path, "errno", number=errno.ENOSPC), "thread") as job:
+    with running(faulty(tmp_path, "errno", number=errno.ENOSPC)) as job:
         snapshot = job.take()
         assert reached.wait(30)
         assert not snapshot.wait_settled(0.3)
@@ -587,21 +387,3 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
         go.set()
         assert snapshot.wait_settled(300)
         assert snapshot.result.reason == "No space left on device (somewhere)"
-
-
-def test_errors_come_through_a_process_as_what_they_were(tmp_path):
-    job = PersistJob(faulty(tmp_path, "errno", number=errno.EACCES), "thread")
-    job.snapshots.shared = True
-    snapshot = job.checkpoint()
-    backend = ProcessBackend(job.store)
-    try:
-        with pytest.raises(PermissionError) as caught:
-            backend.write(Task.of(snapshot), snapshot.contents.arena, snapshot.size_bytes)
-        assert (caught.value.errno, caught.value.filename) == (errno.EACCES, "somewhere")
-    finally:
-        backend.close()
-        job.close()
-
-
-def test_lost_is_no_error_of_the_store():
-    assert not issubclass(HelperLost, OSError)

@@ -19,7 +19,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.snapshot.checkpoint_run import RunState
 from holdfast.store import open_store
-from tests.support.persist_job import BACKENDS, JOB, PersistJob, bytes_of, running
+from tests.support.persist_job import JOB, PersistJob, bytes_of, running
 
 MAIN = "rank-0.safetensors"
 
@@ -75,9 +75,8 @@ def shared_by(checkpoint, rank=0):
     return f"rank-{rank}.{checkpoint}.safetensors"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_twelve_checkpoints_of_an_adapter_take_the_room_of_one_base_and_twelve_adapters(store, backend):
-    with running(store, backend, tensors=lora()) as job:
+def test_twelve_checkpoints_of_an_adapter_take_the_room_of_one_base_and_twelve_adapters(store):
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         checkpoints = chain(job, 12)
         last, results = bytes_of(job.tensors), [run.result for run in job.settled]
@@ -94,7 +93,7 @@ def test_twelve_checkpoints_of_an_adapter_take_the_room_of_one_base_and_twelve_a
 
 
 def test_a_tensor_that_turns_out_to_be_unchanged_is_written_once_more(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         first, second, third = chain(job, 3)
         last = bytes_of(job.tensors)
     assert files_of(store, first).keys() == {MAIN}
@@ -103,7 +102,7 @@ def test_a_tensor_that_turns_out_to_be_unchanged_is_written_once_more(store):
 
 
 def test_a_checkpoint_outlives_the_one_that_wrote_its_base(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first, second, third = chain(job, 3)
         last = bytes_of(job.tensors)
@@ -115,7 +114,7 @@ def test_a_checkpoint_outlives_the_one_that_wrote_its_base(store):
 
 def test_a_file_with_a_tensor_that_changed_is_not_shared_any_more(store):
     tensors = {name: torch.randn(400, 1000) for name in "abc"} | {"d": torch.zeros(3)}
-    with running(store, "thread", tensors=tensors) as job:
+    with running(store, tensors=tensors) as job:
         job.frozen = {"a", "b", "c"}
         first = take(job)
         tensors["d"].add_(1)
@@ -157,7 +156,7 @@ def through_a_raw_pointer(tensor):
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "by version"])
 @pytest.mark.parametrize("write", [through_data, through_numpy, through_a_raw_pointer])
 def test_a_write_that_a_version_counter_misses_is_written(store, write, frozen):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"} if frozen else set()
         first = take(job)
         second = take(job, first)
@@ -173,7 +172,7 @@ def test_a_write_that_a_version_counter_misses_is_written(store, write, frozen):
 
 
 def test_another_tensor_of_the_same_name_and_version_is_written(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first = take(job)
         job.tensors = lora()
@@ -199,7 +198,7 @@ def refuse_link(*_):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_without_a_file_to_link_all_is_written(store, loss, monkeypatch):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first = take(job)
         LOSSES[loss](store, first.id, monkeypatch)
@@ -223,7 +222,7 @@ def test_a_parent_that_retention_removes_during_the_write_is_not_missed(store, m
             store.delete(JOB, first.id, 1)
         return link(source, target)
 
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first = take(job)
         monkeypatch.setattr(store.files, "link", remove_first)
@@ -234,7 +233,7 @@ def test_a_parent_that_retention_removes_during_the_write_is_not_missed(store, m
 
 
 def test_a_checkpoint_after_damage_links_nothing(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first = take(job)
         second = take(job, first, may_link=False)
@@ -244,14 +243,14 @@ def test_a_checkpoint_after_damage_links_nothing(store):
 
 
 def test_a_state_without_unchanged_tensors_reads_no_manifest_and_compares_no_digest(store, monkeypatch):
-    with running(store, "thread", tensors={"w": torch.randn(600, 1000)}) as job:
+    with running(store, tensors={"w": torch.randn(600, 1000)}) as job:
         first = take(job)
         job.tensors["w"].add_(1)
 
         def refuse(*_):
             raise AssertionError
 
-        monkeypatch.setattr("holdfast.persist.unchanged.read_manifest", refuse)
+        monkeypatch.setattr("holdfast.persist.task.read_manifest", refuse)
         second = take(job, first)
     assert files_of(store, second.id).keys() == {MAIN}
 
@@ -265,7 +264,7 @@ def test_a_failed_device_makes_the_second_try_write_all(store, monkeypatch):
             raise OSError(errno.EIO, "the device failed")
         return sync(directory)
 
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         first = take(job)
         train(job)
         sync = store.files.sync_directory
@@ -277,7 +276,7 @@ def test_a_failed_device_makes_the_second_try_write_all(store, monkeypatch):
 
 
 def test_a_checkpoint_with_links_is_forked_and_exported(store, tmp_path):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         *_, last = chain(job, 3)
         expected = bytes_of(job.tensors)
     fork(store, JOB, last, "other")
@@ -290,7 +289,7 @@ def test_a_checkpoint_with_links_is_forked_and_exported(store, tmp_path):
 
 
 def test_a_manifest_names_only_checkpoints_as_writers(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         _, second = chain(job, 2)
     manifest = restore.manifest(store, JOB, second)
@@ -300,7 +299,7 @@ def test_a_manifest_names_only_checkpoints_as_writers(store):
 
 
 def test_the_size_rule_of_retention_counts_shared_files_once(store):
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         checkpoints = chain(job, 4)
     facts = restore.CheckpointFacts(store, JOB)
@@ -317,7 +316,7 @@ PARITY = ParityCode(10, 2)
 def protected(store):
     """Three checkpoints that share a file with parity, and their state."""
     pytest.importorskip("numpy")
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         runs = [take(job, parity=PARITY)]
         for _ in range(2):
@@ -385,7 +384,7 @@ def test_a_link_that_was_removed_is_repaired_without_touching_the_others(store, 
 
 def test_a_file_without_the_parity_that_is_now_required_is_written_again(store):
     pytest.importorskip("numpy")
-    with running(store, "thread", tensors=lora()) as job:
+    with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         first = take(job)
         second = take(job, first, parity=PARITY)
@@ -419,11 +418,11 @@ def random_tensor(dtype, shape, seed):
 def test_every_state_is_restored_bit_for_bit_whatever_changed(tmp_path_factory, kinds, steps):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
-        patch.setattr("holdfast.persist.unchanged.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
         store = open_store(tmp_path_factory.mktemp("store"))
         store.acquire_attempt(JOB, "first")
         tensors = {f"t{n}": random_tensor(*kind, n) for n, kind in enumerate(kinds)}
-        job, expected = PersistJob(store, "thread", tensors=tensors), {}
+        job, expected = PersistJob(store, tensors=tensors), {}
         try:
             run = None
             for turn, changed in enumerate([set(), *steps]):

@@ -38,7 +38,7 @@ class LoopJob:
         objects = {name: getattr(self, name) for name in ("loop", *objects)}
         self.session = holdfast.Session(
             "job", store=store, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler,
-            every=1, keep=1000, backend="thread", restorable_in_place=restorable_in_place, **objects,
+            every=1, keep=1000, restorable_in_place=restorable_in_place, **objects,
         )  # fmt: skip
         self.log, self.dies_in, self.dies_after, self.goes_back = [], None, None, {}
 
@@ -282,7 +282,7 @@ def test_any_loop_is_taken_back_when_it_is_started_again(loop, tmp_path, left_al
 
 
 def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_path, caplog):
-    session = holdfast.Session("job", store=tmp_path, every=1, backend="thread", model=torch.nn.Linear(1, 1))
+    session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
     for _ in torch.utils.data.DataLoader(RandomNumberDataset(5)):
         session.step()
         assert session._checkpoints.wait_settled(300)
@@ -295,7 +295,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
 
 def test_what_a_loader_given_by_keyword_cannot_promise_is_said_at_the_start(tmp_path, caplog):
     loader = holdfast.DataLoader(RandomNumberDataset(5), batch_size=2, rank=0, world_size=2)
-    with holdfast.Session("job", store=tmp_path, backend="thread", loader=loader) as session:
+    with holdfast.Session("job", store=tmp_path, loader=loader) as session:
         session.resume()
     assert "5 samples do not divide evenly among 2 ranks" in caplog.text
 
@@ -379,7 +379,7 @@ def same_script(batches, loader, store, dies_after=None, seed=0):
     model, optimizer = dropping_out(seed)
     losses = [model(next(iter(loader))[0]).sum().item()]
     session = holdfast.Session(
-        "job", store=store, every=1, keep=1000, backend="thread", model=model, optimizer=optimizer, loader=loader
+        "job", store=store, every=1, keep=1000, model=model, optimizer=optimizer, loader=loader
     )
     for (batch,) in batches(session, loader):
         losses.append(loss_of(model, optimizer, batch))

@@ -13,7 +13,7 @@ from tests.support.small_session import iterate, session_of
 def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplog):
     caplog.set_level(logging.INFO, "holdfast")
     for _ in range(2):
-        model, optimizer, session = session_of(tmp_path, backend="thread")
+        model, optimizer, session = session_of(tmp_path)
         with session:
             iterate(model, optimizer, session)
     said = [record.message for record in caplog.records if "call session.resume()" in record.message]
@@ -22,7 +22,7 @@ def test_a_loop_that_does_not_go_on_from_its_checkpoints_is_told(tmp_path, caplo
 
 
 def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     session.every(10**9)
     iterate(model, optimizer, session)
     session._close("interrupted")
@@ -31,7 +31,7 @@ def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
 
 def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "holdfast")
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     with session:
         for _ in range(2):
             iterate(model, optimizer, session)

@@ -664,7 +664,7 @@ class SlowDeletes:
 
 
 def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_for_the_store(store, monkeypatch):
-    model, optimizer, session = session_of(store, keep=1, backend="thread")
+    model, optimizer, session = session_of(store, keep=1)
     deletes = SlowDeletes(session, monkeypatch)
     checkpointer = session._checkpoints
     try:
@@ -681,7 +681,7 @@ def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_f
 
 
 def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked):
-    model, optimizer, session = session_of(store, keep=1, backend="thread", **linked)
+    model, optimizer, session = session_of(store, keep=1, **linked)
     deletes = SlowDeletes(session, monkeypatch)
     try:
         for _ in range(3):
@@ -701,7 +701,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
 
 
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
-    model, optimizer, session = session_of(store, retention="last 1", backend="thread")
+    model, optimizer, session = session_of(store, retention="last 1")
     deletes = SlowDeletes(session, monkeypatch)
     session._checkpoints.retention_queue.rules = parse_retention("last 9")
     for _ in range(3):
@@ -992,9 +992,7 @@ def test_a_setting_of_the_environment_that_makes_no_sense_is_named_by_its_variab
         ({"budget": "abc"}, "budget 'abc' is not a number"), ({"every": 0}, "outside 1 to"),
         ({"policy": "weekly"}, "is not one of checkfreq"), ({"keep": 0}, "keep=0"),
         ({"max_in_flight": "two"}, "max_in_flight='two': give a whole number of snapshots in flight"),
-        ({"backend": "magic"}, "backend 'magic': choose one of thread, process"),
         ({"debug": "perhaps"}, "debug='perhaps': give one of 1, true"),
-        ({"spread": 2}, "spread=2: give a share"),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused_with_the_reason(store, options, message):
@@ -1055,13 +1053,12 @@ def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrup
     assert dict(again.losses) == {i: uninterrupted[i] for i in range(newest + 1, newest + 4)}
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterrupted, backend, monkeypatch):
+def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterrupted, monkeypatch):
     def free(trainer):
         assert trainer.session._checkpoints.snapshots.wait_free(60)
 
     monkeypatch.setattr(Trainer, "settle", free)
-    trainer = Trainer(store, every=1, max_in_flight=3, backend=backend).run(until=12)
+    trainer = Trainer(store, every=1, max_in_flight=3).run(until=12)
     assert trainer.session._checkpoints.wait_settled(300)
     assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
     trainer.crash()

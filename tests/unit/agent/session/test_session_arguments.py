@@ -28,7 +28,7 @@ def test_an_object_under_the_name_of_a_setting_is_refused_with_the_way_out(tmp_p
 
 def test_objects_under_the_names_of_settings_are_saved_and_come_back(tmp_path):
     def session(policy, value):
-        return holdfast.Session("rl", store=tmp_path, backend="thread", state={"policy": policy, "self": value})
+        return holdfast.Session("rl", store=tmp_path, state={"policy": policy, "self": value})
 
     policy, value = net(), net()
     with session(policy, value) as first:
@@ -79,13 +79,13 @@ def test_a_misspelt_keyword_is_named_where_the_checkpoint_has_another(tmp_path):
 
 def test_an_object_under_a_name_like_that_of_a_setting_is_an_object(tmp_path):
     generator = torch.Generator()
-    with holdfast.Session("job", store=tmp_path, backend="thread", polity=net(), stores=generator) as session:
+    with holdfast.Session("job", store=tmp_path, polity=net(), stores=generator) as session:
         assert session._training.registry.objects.keys() == {"polity", "stores"}
 
 
 def test_every_setting_is_one_by_name(tmp_path):
     """A setting that the session did not pass on would be taken for an object."""
-    with session_of(tmp_path, backend="thread")[2] as session:
+    with session_of(tmp_path)[2] as session:
         assert session._training.registry.objects.keys() == {"model", "optimizer"}
 
 
@@ -99,14 +99,14 @@ def test_a_setting_that_makes_no_sense_shows_none_of_our_frames(tmp_path, monkey
 
 
 def test_a_session_without_objects_says_so_once(tmp_path, caplog):
-    with holdfast.Session("job", store=tmp_path, backend="thread") as session:
+    with holdfast.Session("job", store=tmp_path) as session:
         session.resume()
         session.step()
     assert caplog.text.count("was given no objects") == 1
 
 
 def test_steps_after_close_are_counted_and_reported_once(tmp_path, caplog):
-    model, optimizer, session = session_of(tmp_path, backend="thread")
+    model, optimizer, session = session_of(tmp_path)
     iterate(model, optimizer, session)
     session.close()
     caplog.clear()
@@ -119,7 +119,7 @@ def test_steps_after_close_are_counted_and_reported_once(tmp_path, caplog):
 
 @pytest.mark.parametrize("metric", ["text", torch.ones(3), None, [1.0]])
 def test_a_metric_that_is_no_scalar_is_reported_once_by_name_and_training_goes_on(tmp_path, caplog, metric):
-    _, _, session = session_of(tmp_path, backend="thread")
+    _, _, session = session_of(tmp_path)
     with session:
         for _ in range(4):
             session.step(loss=torch.ones(1), accuracy=metric)

@@ -21,7 +21,7 @@ def killed(trainer):
     print(*trainer.losses[-1], flush=True)
     if trainer.session.iteration == {until}:
         os.kill(os.getpid(), signal.SIGKILL)
-Trainer(sys.argv[1], backend=sys.argv[2]).run(after=killed)
+Trainer(sys.argv[1]).run(after=killed)
 """
 
 
@@ -31,18 +31,17 @@ def url(rclone, monkeypatch, tmp_path):
     return object_servers.use(monkeypatch, rclone.address)
 
 
-def train(url, until, backend):
+def train(url, until):
     """The losses of a training process that is killed after an iteration."""
     program = TRAIN.format(path=sys.path, until=until)
-    ended = subprocess.run([sys.executable, "-c", program, url, backend], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", program, url], capture_output=True, text=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     return [(int(iteration), float(loss)) for iteration, loss in map(str.split, ended.stdout.splitlines())]
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_killed_job_goes_on_from_its_bucket_as_if_it_had_never_stopped(backend, url, tmp_path):
+def test_a_killed_job_goes_on_from_its_bucket_as_if_it_had_never_stopped(url, tmp_path):
     whole = Trainer(tmp_path / "whole").run(until=16).crash().losses
-    assert train(url, 13, backend) == whole[:13]
+    assert train(url, 13) == whole[:13]
     store = open_store(url)
     assert int(store.checkpoints("job")[-1][:12]) == 12
     resumed = Trainer(url, seed=5).run(until=16)

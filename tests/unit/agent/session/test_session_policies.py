@@ -81,7 +81,7 @@ def test_the_log_shows_a_time_interval_as_a_time(tmp_path, caplog):
 @pytest.mark.parametrize("given", ["argument", "environment", "call"])
 def test_checkpoints_are_taken_at_the_first_boundary_after_the_time(tmp_path, monkeypatch, given):
     monkeypatch.setenv("HOLDFAST_EVERY", "10min" if given == "environment" else "")
-    _, _, session = begun(tmp_path, backend="thread", every="10min" if given == "argument" else None)
+    _, _, session = begun(tmp_path, every="10min" if given == "argument" else None)
     clock, taken = FakeClock(), []
     with session:
         if given == "call":
@@ -98,7 +98,7 @@ def test_checkpoints_are_taken_at_the_first_boundary_after_the_time(tmp_path, mo
 
 
 def test_a_requested_checkpoint_restarts_the_time(tmp_path, monkeypatch):
-    _, _, session = begun(tmp_path, backend="thread", every="10min")
+    _, _, session = begun(tmp_path, every="10min")
     clock, taken = FakeClock(), set()
     with session:
         session.resume()
@@ -132,7 +132,7 @@ def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
 
 def first_of(store, *, trained_seconds):
     """The iterations whose checkpoint began within the first two, where memory was ready after the first."""
-    model, optimizer, session = begun(store, policy="checkfreq", backend="thread")
+    model, optimizer, session = begun(store, policy="checkfreq")
     begun_at = []
     with session:
         session.resume()

@@ -43,7 +43,7 @@ class OverlappingCommits:
 
 def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, monkeypatch):
     held = OverlappingCommits(monkeypatch, HELD)
-    model, optimizer, session = session_of(tmp_path, max_in_flight=HELD, backend="thread")
+    model, optimizer, session = session_of(tmp_path, max_in_flight=HELD)
     with session:
         session.resume()
         while held.most < HELD:
@@ -58,7 +58,7 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
 def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
     record_preexisting_processes_and_threads()
     seen = set()
-    model, optimizer, session = session_of(tmp_path, max_in_flight=2, backend="thread", keep=2)
+    model, optimizer, session = session_of(tmp_path, max_in_flight=2, keep=2)
     with session:
         for _ in range(60):
             iterate(model, optimizer, session)

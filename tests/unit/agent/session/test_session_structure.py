@@ -45,7 +45,7 @@ def train(store, until, change=None, at=3, before=False):
     torch.manual_seed(0)
     model = LateLayerModel()
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1, momentum=0.9)
-    session = holdfast.Session("m", store=store, every=1, backend="thread", model=model, optimizer=optimizer)
+    session = holdfast.Session("m", store=store, every=1, model=model, optimizer=optimizer)
     if before:
         change(model, optimizer)
     try:

@@ -41,10 +41,9 @@ def cuda(monkeypatch):
     return runtime
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_memory_stays_registered_until_the_last_view_of_it_is_gone(cuda, shared):
+def test_memory_stays_registered_until_the_last_view_of_it_is_gone(cuda):
     arena = Arena()
-    arena.reserve(SIZE_BYTES, shared=shared, pinned=True)
+    arena.reserve(SIZE_BYTES, pinned=True)
     assert cuda.registered == {arena.address}
     view = arena.tensor(0, 64)
     arena.close()

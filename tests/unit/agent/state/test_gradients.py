@@ -16,7 +16,7 @@ class PlannedLoop:
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
         self.session = holdfast.Session(
-            "job", store=store, model=self.model, optimizer=self.optimizer, every=1, keep=100, backend="thread"
+            "job", store=store, model=self.model, optimizer=self.optimizer, every=1, keep=100
         )
         self.losses = {}
 

@@ -113,10 +113,7 @@ def run(store, iterations=3, **options):
             assert session._checkpoints.wait_settled(300)
 
 
-@pytest.mark.parametrize("backend", ["thread", "process"])
-def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
-    tmp_path, monkeypatch, caplog, backend
-):
+def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(tmp_path, monkeypatch, caplog):
     real = round_trip.decode_without_memory
 
     def forgets_tuples(tree, shapes):
@@ -124,7 +121,7 @@ def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
         return {**value, "pair": list(value["pair"])} if "pair" in value else value
 
     monkeypatch.setattr(round_trip, "decode_without_memory", forgets_tuples)
-    run(tmp_path, backend=backend)
+    run(tmp_path)
     assert open_store(tmp_path).checkpoints("m") == []
     (notice,) = [each for each in notices_of(caplog) if "could not be loaded" in each]
     assert notice == (
@@ -132,7 +129,7 @@ def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(
         "is tuple of 2 items; training continues"
     )
     monkeypatch.undo()
-    run(tmp_path, backend=backend)
+    run(tmp_path)
     assert len(open_store(tmp_path).checkpoints("m")) == 3
 
 
@@ -141,7 +138,7 @@ def test_a_checkpoint_that_the_objects_would_refuse_is_reported_and_not_listed(t
         raise KeyError("_extra_state")
 
     monkeypatch.setattr(ModuleAdapter, "check", check)
-    run(tmp_path, backend="thread")
+    run(tmp_path)
     assert open_store(tmp_path).checkpoints("m") == []
     assert "a checkpoint of this state could not be loaded: KeyError: '_extra_state'; training" in caplog.text
 
@@ -155,7 +152,7 @@ def test_once_a_comparison_has_held_no_further_checkpoint_is_compared(tmp_path, 
         real(trip, *arguments)
 
     monkeypatch.setattr(RoundTrip, "require_same", require_same)
-    run(tmp_path, backend="thread")
+    run(tmp_path)
     assert [trip.holds for trip in made] == [True]
 
 
@@ -189,7 +186,7 @@ class AddsFirst(torch.optim.AdamW):
 
 @pytest.mark.parametrize("item", [CallCounter(), NamedAsModules()], ids=["changes", "named as modules"])
 def test_a_state_is_asked_for_once_and_compared_as_the_kind_of_object_that_it_is_of(tmp_path, item):
-    run(tmp_path, iterations=1, backend="thread", item=item)
+    run(tmp_path, iterations=1, item=item)
     assert len(open_store(tmp_path).checkpoints("m")) == 1
 
 

@@ -66,7 +66,7 @@ def test_a_value_that_cannot_be_saved_is_named_and_training_goes_on(tmp_path, ca
     with pytest.raises(TypeError, match=r"loop\.value: cannot store a builtins\.object"):
         holdfast.Session("job", store=tmp_path, loop=holdfast.Variables(value=object()))
     loop = holdfast.Variables(value=1)
-    with holdfast.Session("job", store=tmp_path, backend="thread", every=1, loop=loop) as session:
+    with holdfast.Session("job", store=tmp_path, every=1, loop=loop) as session:
         loop.value = object()
         session.step()
         assert "loop.value: cannot store a builtins.object" in caplog.text
@@ -74,7 +74,7 @@ def test_a_value_that_cannot_be_saved_is_named_and_training_goes_on(tmp_path, ca
         session.step()
     assert session.iteration == 2
     again = holdfast.Variables()
-    with holdfast.Session("job", store=tmp_path, backend="thread", loop=again) as session:
+    with holdfast.Session("job", store=tmp_path, loop=again) as session:
         assert session.resume() == 2
     assert again.value == 2
 
@@ -99,7 +99,7 @@ def test_half_a_surrogate_pair_is_stored_wherever_it_stands(tmp_path):
 
     def resumed():
         loop = holdfast.Variables()
-        session = holdfast.Session("job", store=tmp_path, backend="thread", every=1, loop=loop)
+        session = holdfast.Session("job", store=tmp_path, every=1, loop=loop)
         session.resume()
         return loop, session
 
@@ -125,9 +125,7 @@ def test_training_with_state_in_variables_goes_on_as_if_it_had_not_stopped(tmp_p
         loop.recent = loop.history
         optimizer = torch.optim.Adam([*model.parameters(), loop.scale], lr=0.1)
         losses = []
-        with holdfast.Session(
-            "job", store=store, backend="thread", every=1, model=model, optimizer=optimizer, loop=loop
-        ) as session:
+        with holdfast.Session("job", store=store, every=1, model=model, optimizer=optimizer, loop=loop) as session:
             session.resume()
             while session.iteration < until:
                 if session.iteration == 2:
@@ -152,7 +150,7 @@ def test_a_teacher_made_under_inference_mode_resumes(tmp_path):
         student = torch.nn.Linear(2, 2)
         optimizer = torch.optim.SGD(student.parameters())
         session = holdfast.Session(
-            "job", store=tmp_path, backend="thread", every=1,
+            "job", store=tmp_path, every=1,
             teacher=teacher, student=student, optimizer=optimizer,
         )  # fmt: skip
         session.resume()

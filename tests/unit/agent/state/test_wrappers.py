@@ -32,7 +32,7 @@ class Run:
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
         self.optimizer = wrap(self.model)
         self.session = holdfast.Session(
-            job, store=store, backend="thread", every=3, model=self.model, optimizer=self.optimizer, **objects
+            job, store=store, every=3, model=self.model, optimizer=self.optimizer, **objects
         )
 
     def losses(self, until):
@@ -179,12 +179,12 @@ def test_the_counter_of_an_accumulation_is_asked_for_once_and_saved(tmp_path):
     assert "accumulates gradients over 2 iterations" in message
     assert "add it to the session, Session(accelerator=...)" in message
     assert missing({"model": model, "optimizer": wrapped, "accelerator": accelerator}) == []
-    with holdfast.Session("job", store=tmp_path, backend="thread", accelerator=accelerator) as session:
+    with holdfast.Session("job", store=tmp_path, accelerator=accelerator) as session:
         session.resume()
         accelerator.accumulate()
         session.step()
     again = Accelerator(num_steps=2)
-    with holdfast.Session("job", store=tmp_path, backend="thread", accelerator=again) as session:
+    with holdfast.Session("job", store=tmp_path, accelerator=again) as session:
         assert session.resume() == 1
     assert (again.step, again.sync_gradients) == (1, False)
 
@@ -202,7 +202,7 @@ def test_accelerate_resumes_exactly_within_an_accumulation(tmp_path):
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
         model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
         session = holdfast.Session(
-            "job", store=store, backend="thread", every=1, model=model, optimizer=optimizer, schedule=schedule,
+            "job", store=store, every=1, model=model, optimizer=optimizer, schedule=schedule,
             accelerator=accelerator,
         )  # fmt: skip
         session.resume()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.store import Ending, LocalStore, attempt_log
+from holdfast.store import Ending, LocalStore, records
 from holdfast.system.files import Files
 from tests.support.small_session import iterate, session_of
 
@@ -71,7 +71,7 @@ def test_one_that_was_killed_says_nothing_and_has_failed(tmp_path, monkeypatch):
         "assert session._checkpoints.wait_settled(300)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    monkeypatch.setattr(attempt_log, "STARTING_SECONDS", 0.0)
+    monkeypatch.setattr(records, "STARTING_SECONDS", 0.0)
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=BESIDE, check=False)
     assert killed.returncode == -9
     assert counted(tmp_path) == pytest.approx(1)
@@ -92,8 +92,8 @@ def test_a_store_that_cannot_say_is_no_failure(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalStore, "records", away)
     monkeypatch.setattr(LocalStore, "append", away)
-    attempt_log.record_ending(store, "m", 1, "finished", 3)
-    assert attempt_log.failures_between(store, "m", 1, 3) == 0
+    records.record_ending(store, "m", 1, "finished", 3)
+    assert records.failures_between(store, "m", 1, 3) == 0
 
 
 @pytest.fixture
@@ -116,18 +116,18 @@ class Hourly(Files):
 
 
 def test_only_attempts_since_the_checkpoint_count(store):
-    assert attempt_log.failures_between(store, "m", 7, 10) == 2
-    assert attempt_log.failures_between(store, "m", 8, 10) == 1
-    assert attempt_log.failures_between(store, "m", 10, 10) == 0
+    assert records.failures_between(store, "m", 7, 10) == 2
+    assert records.failures_between(store, "m", 8, 10) == 1
+    assert records.failures_between(store, "m", 10, 10) == 0
 
 
 def test_starts_that_fail_one_after_the_other_are_none_of_trainings_failures(store, monkeypatch):
-    monkeypatch.setattr(attempt_log, "STARTING_SECONDS", 7200.0)
-    assert attempt_log.failures_between(store, "m", 3, 10) == 1  # the one that has taken a checkpoint
+    monkeypatch.setattr(records, "STARTING_SECONDS", 7200.0)
+    assert records.failures_between(store, "m", 3, 10) == 1  # the one that has taken a checkpoint
 
 
 @pytest.mark.parametrize(
     ("last_exit", "failures"), [("killed by SIGTERM", 1), ("killed by SIGKILL", 2), (None, 2)]
 )
 def test_what_a_scheduler_has_told_to_go_has_not_failed(store, last_exit, failures):
-    assert attempt_log.failures_between(store, "m", 7, 10, last_exit) == failures
+    assert records.failures_between(store, "m", 7, 10, last_exit) == failures

@@ -115,7 +115,7 @@ def test_a_session_counts_frozen_weights_once_and_says_that_sizes_are_those_befo
     model = torch.nn.Sequential(torch.nn.Linear(700, 700).requires_grad_(False), torch.nn.Linear(700, 1))
     optimizer = torch.optim.AdamW(model[1].parameters())
     with holdfast.Session(
-        "job", store=tmp_path, backend="thread", keep=4, compress=True, model=model, optimizer=optimizer
+        "job", store=tmp_path, keep=4, compress=True, model=model, optimizer=optimizer
     ) as session:
         model(torch.ones(2, 700)).sum().backward()
         optimizer.step()
@@ -144,7 +144,7 @@ def test_a_session_reports_it_once_with_the_size_that_its_checkpoints_have(
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.AdamW(model.parameters())
     with holdfast.Session(
-        "job", store=tmp_path, backend="thread", every=1, keep=4, parity=parity, model=model, optimizer=optimizer
+        "job", store=tmp_path, every=1, keep=4, parity=parity, model=model, optimizer=optimizer
     ) as session:
         for _ in range(3):
             model(torch.ones(2, 300)).sum().backward()

@@ -1,11 +1,10 @@
-"""`holdfast store gc` and `repair`: remove unneeded checkpoints, and records that block a job."""
+"""`holdfast store gc`: remove checkpoints that no rule keeps, and leftovers."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 import typer
@@ -21,14 +20,11 @@ from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import Retention
 from holdfast.store import Store
 
-P = TypeVar("P", bound=RemovalPlan)
-
 _KEEP = (
     "Approximate number of checkpoints to keep per job, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."
 )
 _RETENTION = "Rules instead of --keep, as in holdfast.Session(retention=...): 'last 5, every 1000, size 200GB'."
 _SERVER = "The address of the server; checkpoints that its open restore requests name are kept."
-_ENDED = "Assume that jobs on other machines have ended. A job that still runs there loses its records."
 _WHILE_RUNNING = "Include jobs that run or may run. Only restores of removed checkpoints are affected."
 
 
@@ -59,61 +55,24 @@ def gc(
     """
     if json and not (dry_run or yes):
         fail("--json does not ask for confirmation: use it with --dry-run or --yes", EXIT_USAGE)
+    if drop and job is None:
+        fail("--drop needs --job: jobs have checkpoints of the same names", EXIT_USAGE)
     rules = _rules(retention, keep)
     with opened(path) as store:
-        jobs = jobs_of(store, _dropped_from(job, drop))
+        jobs = jobs_of(store, job)
         wanted = _ordered(server, token, jobs) if server else {}
         plans = [garbage_collection.plan(store, name, rules, drop or (), wanted.get(name, ())) for name in jobs]
-        _require_known(store, job, drop)
+        if job is not None and (unknown := sorted(set(drop or ()) - set(store.checkpoints(job)))):
+            fail(f"{job} has no checkpoint {', '.join(unknown)}")
         ours = [each for each in plans if while_running or each.running is None]
         if not json:
-            print_plans(plans, ours, "use --while-running to include it", dry_run=dry_run)
+            _print_plans(plans, ours, dry_run=dry_run)
         if not dry_run and any(each.items for each in ours):
             if not yes:
                 typer.confirm("Remove these?", abort=True)
-            carry_out(ours, lambda each: garbage_collection.carry_out(store, each))
+            _carry_out(store, ours)
     if json:
-        print_json([as_carried_out(each, each in ours) for each in plans])
-
-
-def repair(
-    path: StorePath,
-    job: OnlyJob = None,
-    ended: Annotated[bool, typer.Option("--ended", help=_ENDED)] = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
-) -> None:
-    """Remove records of attempts and lineages with implausible numbers, so that a job can take checkpoints again.
-
-    A wrong number can come from another program that writes to the store. The command removes records of attempts,
-    and of lineages without checkpoints, whose number is out of range or far above the previous number. Checkpoints
-    and pins are kept. Jobs that run, or may run on another machine, are skipped.
-
-    Examples: holdfast store repair checkpoints --dry-run  ·  holdfast store repair checkpoints --job char-gpt  ·
-    holdfast store repair s3://bucket/checkpoints --ended --yes
-    """
-    if json and not (dry_run or yes):
-        fail("--json does not ask for confirmation: use it with --dry-run or --yes", EXIT_USAGE)
-    with opened(path) as store:
-        plans = [garbage_collection.plan_repair(store, name, has_ended=ended) for name in jobs_of(store, job)]
-        ours = [each for each in plans if each.running is None]
-        if not json:
-            print_plans(
-                plans, ours, "end it first, or use --ended if it has ended on another machine", dry_run=dry_run
-            )
-            for each in ours:
-                if each.pins is not None:
-                    pins = counted(len(each.pins.checkpoints), "pin")
-                    print(f"{each.job}: {pins} to be recorded again by attempt {each.newest_left}")
-                for line in each.unrepairable:
-                    print(f"{each.job}: {line}")
-        if not dry_run and any(each.items or each.pins for each in ours):
-            if not yes:
-                typer.confirm("Repair this?", abort=True)
-            carry_out(ours, lambda each: garbage_collection.repair(store, each))
-    if json:
-        print_json([as_carried_out(each, each in ours) for each in plans])
+        print_json([each if each in ours else msgspec.structs.replace(each, items=[]) for each in plans])
 
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
@@ -134,39 +93,21 @@ def _ordered(server: str, token: str | None, jobs: list[str]) -> dict[str, list[
     return found
 
 
-def _dropped_from(job: str | None, drop: list[str] | None) -> str | None:
-    if drop and job is None:
-        fail("--drop needs --job: jobs have checkpoints of the same names", EXIT_USAGE)
-    return job
-
-
-def _require_known(store: Store, job: str | None, drop: list[str] | None) -> None:
-    if drop and job is not None:
-        unknown = sorted(set(drop) - set(store.checkpoints(job)))
-        if unknown:
-            fail(f"{job} has no checkpoint {', '.join(unknown)}")
-
-
-def carry_out(plans: list[P], remove: Callable[[P], None]) -> None:
+def _carry_out(store: Store, plans: list[RemovalPlan]) -> None:
     """Carry out the plans, and print what was removed, also after an error."""
     try:
         for each in plans:
-            remove(each)
+            garbage_collection.carry_out(store, each)
     finally:
         gone = [item for each in plans for item in each.items if item.removed]
         print(f"removed {counted(len(gone), 'item')}, {_sum(gone)}", file=sys.stderr)
 
 
-def as_carried_out(planned: P, ours: bool) -> P:
-    """Return a plan for JSON output, without items when its job is skipped."""
-    return planned if ours else msgspec.structs.replace(planned, items=[])
-
-
-def print_plans(plans: Sequence[RemovalPlan], ours: Sequence[RemovalPlan], remedy: str, *, dry_run: bool) -> None:
-    """Print what is removed, and which jobs are skipped; `remedy` says how to include them."""
+def _print_plans(plans: list[RemovalPlan], ours: list[RemovalPlan], *, dry_run: bool) -> None:
+    """Print what is removed, and which jobs are skipped."""
     for each in plans:
         if each not in ours:
-            print(f"{each.job} {each.running}: skipped; {remedy}")
+            print(f"{each.job} {each.running}: skipped; use --while-running to include it")
     rows = [(each.job, item.name, _size(item), item.why) for each in ours for item in each.items]
     if not rows:
         print("nothing to remove")
