@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast.series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
+from holdfast.series import Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
 from holdfast.series.blocks import BlockCodec
 
+from .autoencoder import Autoencoder
 from .gradient import Shot, forward_states, recomputed_gradient, snapshot_bytes, stored_gradient
 from .plot import Point, plot
 from .revolve import least_advances

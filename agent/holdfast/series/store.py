@@ -19,14 +19,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from holdfast.errors import HoldfastError
 from holdfast.pacing.quantities import parse_bytes
-from holdfast.series.autoencoder import Autoencoder
 from holdfast.series.blocks import StreamingPCA
 from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
 from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
 from holdfast.series.tiers import StoredPayload, Tiers
 
 CODECS: dict[str, Callable[[], Codec]] = {
-    "raw": Raw, "half": Half, "zfp": Zfp, "sz3": Sz3, "pca": StreamingPCA, "autoencoder": Autoencoder,
+    "raw": Raw, "half": Half, "zfp": Zfp, "sz3": Sz3, "pca": StreamingPCA,
 }  # fmt: skip
 SMALLEST_SAVED = 1024
 """Number of elements of the smallest tensor that the hooks of autograd store."""
@@ -119,8 +118,8 @@ class SeriesStore:
     nothing. No thread may use the store at the moment of the fork.
 
     Args:
-        codec: a codec, or the name of one with its defaults: `raw`, `half`, `zfp`, `sz3`, `pca`, `autoencoder`. A
-            codec that learned may serve several stores, one after the other.
+        codec: a codec, or the name of one with its defaults: `raw`, `half`, `zfp`, `sz3`, `pca`. A codec
+            that learned may serve several stores, one after the other.
         memory: budget of host memory for states, such as `"2GB"`. The oldest states beyond it go to the disk.
         store: a directory for these. Its file has no name, and is removed with the process or by `close`.
         device_memory: budget for raw and half-precision states on their device; without one, they go to the host.

@@ -1,4 +1,7 @@
-"""A small autoencoder of the blocks of states, which sees the neighbors of each block."""
+"""A small autoencoder of the blocks of states, which sees the neighbors of each block.
+
+A codec for comparison only: principal components compress more, and learn in a hundredth of the time.
+"""
 
 from __future__ import annotations
 
