@@ -178,7 +178,7 @@ class SupervisorMemory:
     def release_claims(self) -> None:
         """Release all claims of a trainer that has ended, and replace slots with an incomplete snapshot.
 
-        The replacement has a new number: a helper of the old trainer may still write a marker for the old number,
+        The replacement has a new number: a process of the old trainer may still write a marker for the old number,
         and the next start must not mistake it for a marker of its own snapshot.
         """
         for slot in self._slots():
