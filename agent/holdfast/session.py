@@ -63,8 +63,8 @@ class Session:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
         parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
             stripe are repaired. Default: HOLDFAST_PARITY, else off.
-        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. Default:
-            HOLDFAST_COMPRESS, else no.
+        compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
+            encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one
             element can change unseen meanwhile. Default: HOLDFAST_DEBUG, else no.
         owner: who launched the job, as the fleet shows it. Default: HOLDFAST_OWNER, else the user it runs as.

@@ -10,6 +10,7 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import Config
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.compression import Compression
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
     CollectiveCall,
@@ -70,6 +71,8 @@ class Boundary:
         self._position = reporter.position
         if ranks.leads:  # which writes the manifest
             checkpoints.read_metrics = meter.newest_metrics
+        self._compression = Compression(options.compress and ranks.leads, controller, reporter)
+        checkpoints.compresses = self._compression.begin
         self.requests = Requests()
         self.restore_callbacks = RestoreCallbacks(self._position)
         self.collective_call: CollectiveCall | None = None
@@ -179,6 +182,7 @@ class Boundary:
         """Process the checkpoints that settled since the last iteration."""
         for run in self._checkpoints.drain():
             self._meter.checkpoint_settled(run)
+            self._compression.settled(run)
             if run.result.fenced:
                 self._give_way()
             if run.state is RunState.TORN:

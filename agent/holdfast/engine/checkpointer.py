@@ -74,7 +74,6 @@ class Checkpointer:
         self._ranks = ranks
         self._number = 0  # of checkpoints that this attempt began, the same on all ranks
         self.store, self.job, self.uid, self.parity = store, job, uid, parity
-        self._compress = compress
         self.attempt = 0
         """0 while the store could not be written to."""
         self.lineage = Lineage(number=1, iteration=0, parent=None, order=None, attempt=0, created_at=0.0)
@@ -114,6 +113,7 @@ class Checkpointer:
         self.persister = Persister(store, max_in_flight=max_in_flight, channel=channel)
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
+        self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded
         self.unprepared = True  # `prepare` was not called yet
 
     @property
@@ -272,7 +272,7 @@ class Checkpointer:
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
             parity=self.parity,
             may_link=self._newest_durable >= self._links_from,
-            compress=self._compress,
+            compress=self.compresses(),
         )
 
     def save_survivor(self, committed: list[str]) -> None:

@@ -1,11 +1,16 @@
-"""Sessions that compress their checkpoints."""
+"""Sessions that compress their checkpoints, and pause where that costs too much."""
 
 import pytest
 import torch
 
 from holdfast.checkpoint import restore
+from holdfast.engine.compression import PAUSED_CHECKPOINTS, Compression
+from holdfast.pacing import Controller, FixedInterval, PacingSettings
 from holdfast.protocol.messages import Checkpoint, checkpoint_id
+from holdfast.snapshot.checkpoint_run import RunState, WriteResult
 from holdfast.store import open_store
+from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.persist_job import empty_run
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
 from tests.support.small_session import DurableJob
@@ -47,3 +52,57 @@ def test_the_sizes_before_and_after_compression_are_reported(store, linked):
 def test_compression_needs_a_flag(store):
     with pytest.raises(ValueError, match="compress='a lot'"):
         Job(store, compress="a lot")
+
+
+class Judged:
+    """Compression as the interval and the profile of a job make it decide."""
+
+    def __init__(self, iteration_seconds=1.0, every=10, enabled=True):
+        settings = PacingSettings(every=FixedInterval(every) if not isinstance(every, int) else every)
+        self.controller = Controller(settings)
+        profile = {"iteration_seconds": iteration_seconds, "persist_seconds": 1.0, "cost_seconds": 0.0}
+        self.controller.load_state_dict({"profile": profile})
+        self.notices = []
+        reporter = Reporter("job", TrainingPosition())
+        reporter.notice = lambda *notice: self.notices.append(notice)
+        self.compression = Compression(enabled, self.controller, reporter)
+
+    def settle(self, persist_seconds, encode_seconds):
+        run = empty_run(1)
+        run.begin_write()
+        run.end(RunState.DURABLE, WriteResult(seconds=persist_seconds, encode_seconds=encode_seconds))
+        self.compression.settled(run)
+
+    def begin(self, count):
+        return [self.compression.begin() for _ in range(count)]
+
+
+def test_compression_goes_on_while_a_checkpoint_is_durable_before_the_next_is_due():
+    judged = Judged()
+    judged.settle(8.0, 6.0)
+    assert judged.begin(3) == 3 * [True]
+    assert not judged.notices
+
+
+def test_compression_pauses_for_some_checkpoints_if_it_would_lengthen_the_interval():
+    judged = Judged()
+    judged.settle(12.0, 8.0)
+    assert judged.begin(PAUSED_CHECKPOINTS + 1) == PAUSED_CHECKPOINTS * [False] + [True]
+    ((level, code, text),) = judged.notices
+    assert (level, code) == ("info", "compression")
+    assert text == (
+        "the next 20 checkpoints are not compressed: encoding took 8 s of the 12 s until one was durable, and "
+        "allows one every 12 iterations at most, without it every 4 iterations"
+    )
+
+
+def test_a_slow_store_alone_does_not_pause_compression():
+    judged = Judged()
+    judged.settle(12.0, 0.5)
+    assert judged.begin(1) == [True]
+
+
+def test_compression_that_is_off_stays_off():
+    judged = Judged(enabled=False)
+    judged.settle(1.0, 0.0)
+    assert judged.begin(2) == [False, False]

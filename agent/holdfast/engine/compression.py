@@ -1,0 +1,58 @@
+"""Compress checkpoints as long as that costs no checkpoints and no training time beyond the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.pacing import Controller
+from holdfast.pacing.controller import MIN_CHANGE
+from holdfast.pacing.interval_cost import pipeline_interval
+from holdfast.pacing.policy import duration, format_iterations, percent
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.telemetry.reporter import Reporter
+
+OVER_BUDGET = 1.1
+"""Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
+PAUSED_CHECKPOINTS = 20
+"""Checkpoints that are not compressed after one for which compression did not pay."""
+
+
+class Compression:
+    """Decides for each checkpoint whether it is compressed. For the training thread only."""
+
+    def __init__(self, enabled: bool, controller: Controller, reporter: Reporter) -> None:
+        self._enabled, self._controller, self._reporter = enabled, controller, reporter
+        self._paused_left = 0
+
+    def begin(self) -> bool:
+        """Return whether the checkpoint that begins now is compressed."""
+        if self._paused_left:
+            self._paused_left -= 1
+            return False
+        return self._enabled
+
+    def settled(self, run: CheckpointRun) -> None:
+        """Pause if a compressed checkpoint took too long."""
+        if self._paused_left or run.state is not RunState.DURABLE or not run.result.encode_seconds:
+            return
+        if (reason := self._objection(run.result.seconds, run.result.encode_seconds)) is not None:
+            self._paused_left = PAUSED_CHECKPOINTS
+            text = f"the next {PAUSED_CHECKPOINTS} checkpoints are not compressed: {reason}"
+            self._reporter.notice("info", "compression", text)
+
+    def _objection(self, persist_seconds: float, encode_seconds: float) -> str | None:
+        profile, plan = self._controller.profile, self._controller.plan
+        if profile is None or plan is None or plan.interval is None:
+            return None
+        shortest = pipeline_interval(replace(profile, persist_seconds=persist_seconds))
+        plain = pipeline_interval(replace(profile, persist_seconds=persist_seconds - encode_seconds))
+        if shortest >= plan.interval and plain <= (1 - MIN_CHANGE) * shortest:
+            every, otherwise = format_iterations(shortest), format_iterations(plain)
+            return (
+                f"encoding took {duration(encode_seconds)} of the {duration(persist_seconds)} until one was "
+                f"durable, and allows one every {every} at most, without it every {otherwise}"
+            )
+        overhead, budget = self._controller.measured_overhead, self._controller.settings.budget
+        if overhead is not None and overhead > OVER_BUDGET * budget:
+            return f"the measured overhead of {percent(overhead)} is over the budget of {percent(budget)}"
+        return None
