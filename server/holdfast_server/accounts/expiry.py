@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_server import models
 from holdfast_server.accounts import rate_limits
 from holdfast_server.accounts.sign_ins import IDLE_SECONDS, LASTS_SECONDS
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 
 TIDY_SECONDS = 3600.0
 ANCHOR_SECONDS = 3600.0
@@ -18,18 +18,15 @@ ANCHOR_SECONDS = 3600.0
 logger = logging.getLogger(__name__)
 
 
-async def delete_expired(db: Database, now: float) -> None:
+@transaction
+async def delete_expired(session: AsyncSession, now: float) -> None:
     """Delete expired sessions, one-time links, OIDC flows and rate limits."""
-
-    async def work(session: AsyncSession) -> None:
-        rows = models.SignInRecord
-        ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
-        await session.execute(delete(rows).where(ended))
-        for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
-            await session.execute(delete(table).where(table.expires_at <= now))
-        await rate_limits.delete_full(session, now=now)
-
-    await db.write(work)
+    rows = models.SignInRecord
+    ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
+    await session.execute(delete(rows).where(ended))
+    for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
+        await session.execute(delete(table).where(table.expires_at <= now))
+    await rate_limits.delete_full(session, now=now)
 
 
 async def log_audit_head(db: Database, _: float) -> None:

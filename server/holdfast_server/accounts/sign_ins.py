@@ -14,7 +14,7 @@ from holdfast_server.accounts.secrets import digest, new_session
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidCredentials, UnknownPerson, UnknownSession
 from holdfast_server.core.principal import ANONYMOUS, Principal
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 IDLE_SECONDS = 12 * 3600.0
@@ -150,13 +150,9 @@ async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Princ
     return replace(principal, password_entered_at=entered_at), row.seen_at
 
 
-async def note_seen(db: Database, sign_in: str, *, now: float) -> None:
-    async def work(session: AsyncSession) -> None:
-        await session.execute(
-            update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now)
-        )
-
-    await db.write(work)
+@transaction
+async def note_seen(session: AsyncSession, sign_in: str, *, now: float) -> None:
+    await session.execute(update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now))
 
 
 async def list_sessions(db: Database, principal: Principal, *, now: float) -> list[BrowserSession]:
@@ -168,30 +164,22 @@ async def list_sessions(db: Database, principal: Principal, *, now: float) -> li
         return [answer_from(row, BrowserSession, this=row.id == principal.sign_in_id) for row in found]
 
 
-async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -> None:
+@transaction
+async def end(session: AsyncSession, principal: Principal, sign_in: str, *, now: float) -> None:
     """Sign out one of a person's browsers. Raises UnknownSession."""
     table = models.SignInRecord
-
-    async def work(session: AsyncSession) -> None:
-        ended = delete(table).where(table.id == sign_in, table.person == principal.name)
-        if (await session.execute(ended.returning(table.id))).one_or_none() is None:
-            raise UnknownSession
-        await audit.record(
-            session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in}
-        )
-
-    await db.write(work)
+    ended = delete(table).where(table.id == sign_in, table.person == principal.name)
+    if (await session.execute(ended.returning(table.id))).one_or_none() is None:
+        raise UnknownSession
+    await audit.record(session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in})
 
 
-async def end_others(db: Database, principal: Principal, *, now: float) -> None:
+@transaction
+async def end_others(session: AsyncSession, principal: Principal, *, now: float) -> None:
     """Sign out all of a person's browsers but the current one."""
     table = models.SignInRecord
-
-    async def work(session: AsyncSession) -> None:
-        others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))
-        ended = (await session.execute(others.returning(table.id))).all()
-        if ended:
-            about = {"sessions": len(ended)}
-            await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
-
-    await db.write(work)
+    others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))
+    ended = (await session.execute(others.returning(table.id))).all()
+    if ended:
+        about = {"sessions": len(ended)}
+        await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)

@@ -24,7 +24,7 @@ from holdfast_server.alerts import channels, egress, incidents, messages, smtp
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.db.background_jobs import BackgroundJob
 from holdfast_server.http.metrics import ServerMetrics
 
@@ -61,17 +61,14 @@ def _queued(
     )
 
 
-async def send_test(db: Database, project: str, channel: str, *, now: float) -> AlertDelivery:
+@transaction
+async def send_test(session: AsyncSession, project: str, channel: str, *, now: float) -> AlertDelivery:
     """Queue a test message. Raises UnknownChannel."""
-
-    async def work(session: AsyncSession) -> AlertDelivery:
-        found = await channels.find(session, project, channel)
-        row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
-        session.add(row)
-        await session.flush()
-        return answer_from(row, AlertDelivery)
-
-    return await db.write(work)
+    found = await channels.find(session, project, channel)
+    row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
+    session.add(row)
+    await session.flush()
+    return answer_from(row, AlertDelivery)
 
 
 async def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:

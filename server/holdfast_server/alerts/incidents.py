@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Literal
@@ -18,7 +18,8 @@ from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.core.principal import Principal, Role
-from holdfast_server.db import Database, locked_job, named_jobs
+from holdfast_server.db import Database, job_transaction, named_jobs
+from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit, checkpoints
 
 Step = Literal[
@@ -177,8 +178,8 @@ async def list_alerts(
     if before is not None:
         query = query.where(rows.id < before)
     async with db.read() as session:
-        if job is not None and await session.get(models.JobRecord, job) is None:
-            raise UnknownJob(job)
+        if job is not None:
+            await find_job(session, job)
         return [as_answer(row, now=now) for row in await session.scalars(query)]
 
 
@@ -225,15 +226,14 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
 # ---- what people do ---------------------------------------------------------------------------
 
 
-async def acknowledge(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+@job_transaction
+async def acknowledge(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
     """Acknowledge an alert, once. Raises UnknownJob, UnknownAlert, AlertResolved."""
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        if row.acknowledged_at is None:
-            row.acknowledged_at, row.acknowledged_by = now, who
-            await _record(session, "alert.acknowledge", row, who=who, now=now)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    if row.acknowledged_at is None:
+        row.acknowledged_at, row.acknowledged_by = now, who
+        await _record(session, "alert.acknowledge", row, who=who, now=now)
+    return as_answer(row, now=now)
 
 
 async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
@@ -248,7 +248,8 @@ async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Princip
                 await acknowledge(db, job, alert, who=asker.name, now=now)
 
 
-async def silence(db: Database, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
+@job_transaction
+async def silence(session: AsyncSession, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
     """Suppress messages about this alert, and about further ones of the same rule and job, until a time.
 
     Raises:
@@ -256,45 +257,30 @@ async def silence(db: Database, job: str, alert: int, *, until: float, who: str,
     """
     if not now < until <= now + MAX_SILENCE_SECONDS:
         raise InvalidSetting("until", "a silence ends in the future, within 90 days")
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        row.silenced_until, row.silenced_by = until, who
-        await _record(session, "alert.silence", row, who=who, now=now, until=until)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    row.silenced_until, row.silenced_by = until, who
+    await _record(session, "alert.silence", row, who=who, now=now, until=until)
+    return as_answer(row, now=now)
 
 
-async def unsilence(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+@job_transaction
+async def unsilence(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
     """End a silence. The next evaluation sends the message. Raises as acknowledge does."""
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        if is_silenced(row, now=now):
-            row.silenced_until = now
-            await _record(session, "alert.unsilence", row, who=who, now=now)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    if is_silenced(row, now=now):
+        row.silenced_until = now
+        await _record(session, "alert.unsilence", row, who=who, now=now)
+    return as_answer(row, now=now)
 
 
-async def _change(
-    db: Database,
-    job: str,
-    alert: int,
-    change: Callable[[AsyncSession, models.AlertRecord], Awaitable[None]],
-    *,
-    now: float,
-) -> Alert:
-    async def work(session: AsyncSession) -> Alert:
-        if await locked_job(session, job) is None:
-            raise UnknownJob(job)
-        row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
-        if row is None or row.job != job or row.fired_at is None:
-            raise UnknownAlert(alert)
-        if row.resolved_at is not None:
-            raise AlertResolved(alert)
-        await change(session, row)
-        return as_answer(row, now=now)
-
-    return await db.write(work, job=job)
+async def _unresolved(session: AsyncSession, job: str, alert: int) -> models.AlertRecord:
+    await find_job(session, job)
+    row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
+    if row is None or row.job != job or row.fired_at is None:
+        raise UnknownAlert(alert)
+    if row.resolved_at is not None:
+        raise AlertResolved(alert)
+    return row
 
 
 async def _record(

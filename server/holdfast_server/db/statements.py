@@ -63,12 +63,6 @@ async def lock_job(session: AsyncSession, job: str) -> None:
         await session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
 
 
-async def locked_job(session: AsyncSession, job: str) -> models.JobRecord | None:
-    """Lock a job and return its row; None for an unknown job."""
-    await lock_job(session, job)
-    return await session.get(models.JobRecord, job, populate_existing=True)
-
-
 async def size_bytes(session: AsyncSession) -> int:
     """Return the size of the database, with indexes and free pages."""
     return await session.scalar(text(size_question(session.get_bind().dialect.name))) or 0
