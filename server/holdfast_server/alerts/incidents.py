@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Select, and_, func, not_, select
+from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
@@ -31,6 +30,9 @@ CLEAR_SECONDS = 60.0
 MAX_SILENCE_SECONDS = 90 * 86400.0
 MAX_ROWS = 500
 MAX_MESSAGE = 1000
+_UNRESOLVED = select(models.AlertRecord).where(
+    models.AlertRecord.job.in_(named_jobs()), models.AlertRecord.resolved_at.is_(None)
+)
 
 
 def next_step(
@@ -66,14 +68,8 @@ def _step_while_broken(row: models.AlertRecord, result: RuleResult | None, *, no
 
 async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
     """Return the unresolved alerts by job and rule, including those that have not fired yet."""
-    rows = await session.scalars(_open_rows_query(), {"jobs": list(jobs)})
+    rows = await session.scalars(_UNRESOLVED, {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
-
-
-@cache
-def _open_rows_query() -> Select[models.AlertRecord]:
-    rows = models.AlertRecord
-    return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
 def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> models.AlertRecord:

@@ -8,10 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation
 from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.queries.timeline_annotations import as_view
 from holdfast_server.records import audit
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.samples import reading
@@ -130,7 +130,7 @@ async def _of_person(session: AsyncSession, job: str, annotation: int) -> models
 
 
 def _as_answer(row: models.AnnotationRecord, path: Ancestry) -> Annotation:
-    return as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in path)
+    return answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in path)
 
 
 async def _record(

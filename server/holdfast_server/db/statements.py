@@ -46,9 +46,9 @@ def insert(session: AsyncSession | Connection, table: type[models.Base]) -> post
 
 
 def named_jobs() -> BindParameter[Any]:
-    """Return the parameter `jobs` of a cached query, a list of names.
+    """Return the parameter `jobs` of a query that is built once, a list of names.
 
-    Queries are cached because building one takes longer than running it for a job on SQLite.
+    Building a query takes longer than running it for a job on SQLite.
     """
     return bindparam("jobs", expanding=True, type_=String())
 

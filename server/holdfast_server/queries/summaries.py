@@ -29,7 +29,7 @@ from holdfast_server.records.ancestry import Ancestry, ancestries, lineage_start
 from holdfast_server.records.interval_status import paced_of, reason_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
-    current_attempt,
+    current_attempts,
     iterations_per_second,
     restore_mode,
     restore_reason,
@@ -44,6 +44,14 @@ _labels = msgspec.json.Decoder(dict[str, str])
 MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
 """Newest iterations whose longest stall a summary shows."""
+
+_attempts = models.AttemptRecord
+_STARTS = (
+    select(_attempts.job, func.count())
+    # a fork is stored as an ended attempt, which trained nothing
+    .where(_attempts.job.in_(named_jobs()), _attempts.finished.is_distinct_from("forked"))
+    .group_by(_attempts.job)
+)
 
 
 async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
@@ -62,8 +70,9 @@ async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
 async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
     """Summarize jobs, in a fixed number of statements."""
     names = [job.name for job in jobs]
-    attempts = await _current_attempts(session, names)
-    starts = await _starts(session, names)
+    attempts = await current_attempts(session, names)
+    # rows are not plain tuples
+    starts = {job: rows for job, rows in await session.execute(_STARTS, {"jobs": names})}  # noqa: C416
     known = await lineage_starts(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await restore_orders.open_orders(session, names)
@@ -78,7 +87,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
         last = last_durable.get(job.name)
         facts = _Facts(
             job=job,
-            attempt=attempts.get((job.name, job.uid)),
+            attempt=attempts.get(job.name),
             recent=recent_of(job),
             last_durable=checkpoints.as_row(last, ancestry) if last else None,
             failing=failing.get(job.name),
@@ -162,17 +171,6 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
     )
 
 
-async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.AttemptRecord]:
-    found = await session.scalars(_of_current_attempts(), {"jobs": jobs})
-    return {(row.job, row.uid): row for row in found}
-
-
-@cache
-def _of_current_attempts() -> Select[models.AttemptRecord]:
-    attempts = models.AttemptRecord
-    return select(attempts).join(models.JobRecord, current_attempt()).where(attempts.job.in_(named_jobs()))
-
-
 async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
     """Return the longest stall of each job over its last iterations, except restores, which are requested."""
     return {
@@ -194,19 +192,6 @@ def _of_longest_stalls() -> Select[models.StallRecord]:
         .subquery()
     )
     return select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
-
-
-async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
-    found = await session.execute(_of_starts(), {"jobs": jobs})
-    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
-
-
-@cache
-def _of_starts() -> Select[str, int]:
-    attempts = models.AttemptRecord
-    # a fork is stored as an ended attempt, which trained nothing
-    trained = attempts.finished.is_distinct_from("forked")
-    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
 
 
 # ---- forks --------------------------------------------------------------------------------------

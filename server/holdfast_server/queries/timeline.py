@@ -18,11 +18,12 @@ from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow, as_view
+from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow
 from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
@@ -101,7 +102,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo
         await find_job(session, job)
         query = select(rows).where(rows.job == job).order_by(rows.id.desc())
         query = query.limit(min(limit, MAX_ROWS))
-        return [as_view(NoticeInfo, row) for row in await session.scalars(query)]
+        return [answer_from(row, NoticeInfo) for row in await session.scalars(query)]
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
@@ -198,7 +199,7 @@ async def timeline(
         ancestry = Ancestry(begun, found.lineage)
         all_series = await reading.series_of(session, job)
         starts = await _starts(session, job)
-        attempts = [as_view(AttemptInfo, row) for row in starts]
+        attempts = [answer_from(row, AttemptInfo) for row in starts]
         extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
         first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
         reach = TimelineWindow(
@@ -269,7 +270,7 @@ async def job_series(session: AsyncSession, job: models.JobRecord, asked: Timeli
     extent, times = _extent(begun, all_series), await _times(session, job.name, all_series, starts)
     first, last = _bounds(times if asked.axis == "time" else extent, asked.start, asked.end)
     reach = TimelineWindow(asked.axis, first, last, asked.points, asked.marks, asked.digits)
-    plans = await _plans(session, job, all_series, [as_view(AttemptInfo, row) for row in starts], reach)
+    plans = await _plans(session, job, all_series, [answer_from(row, AttemptInfo) for row in starts], reach)
     contents = await reading.contents(session, job.name, [read for plan in plans for read in plan.segments])
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": (first, last)}
     if asked.axis == "iteration":

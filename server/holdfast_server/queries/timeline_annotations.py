@@ -6,9 +6,8 @@ import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
 from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, case, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
@@ -24,12 +23,12 @@ from holdfast.protocol.timeline import (
     TroubleInfo,
 )
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.records.ancestry import END, Ancestry
 from holdfast_server.records.checkpoints import DURABLE, taken_at
 
 Axis = Literal["iteration", "time"]
 Moment = ColumnElement[float] | InstrumentedAttribute[float]
-View = TypeVar("View", bound=msgspec.Struct)
 
 BAR_PX = 3
 """Smallest useful width of a bar."""
@@ -168,7 +167,7 @@ async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestr
     rows = models.StallRecord
     query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
-        as_view(StallInfo, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        answer_from(row, StallInfo, abandoned=(row.iteration, row.lineage) not in ancestry)
         for row in await session.scalars(query)
     ]
     return sorted(found, key=lambda stall: stall.at)
@@ -204,7 +203,7 @@ async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry
     before = await session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
     stands = _standing(found, ancestry)
-    return [as_view(IntervalInfo, row, stands=row.id in stands) for row in found]
+    return [answer_from(row, IntervalInfo, stands=row.id in stands) for row in found]
 
 
 async def annotation_rows(
@@ -213,7 +212,7 @@ async def annotation_rows(
     """Return the newest annotations in the window, oldest first."""
     newest = (await session.scalars(_of_annotations(reach.axis), reach.values(job))).all()
     return [
-        as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in ancestry)
         for row in reversed(newest)
     ]
 
@@ -310,7 +309,9 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
 
 async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[SampleGapInfo]:
     """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
-    found = [as_view(SampleGapInfo, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
+    found = [
+        answer_from(row, SampleGapInfo) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))
+    ]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
 
 
@@ -321,11 +322,6 @@ def _of_gaps(axis: Axis) -> Select[models.GapRecord]:
     if axis == "iteration":
         query = query.where(rows.first_iteration <= bindparam("last"), rows.last_iteration >= bindparam("first"))
     return query.order_by(rows.dropped.desc()).limit(bindparam("most", type_=Integer))
-
-
-def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
-    names = (name for name in view.__struct_fields__ if name not in derived)
-    return view(**{name: getattr(row, name) for name in names}, **derived)
 
 
 def _checkpoints_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AuditEntry
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 
 Facts = Mapping[str, object]
 
@@ -121,10 +122,7 @@ async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) ->
         query = query.where(rows.id < question.older_than)
     if question.visible_projects is not None:
         query = query.where(rows.project.in_(question.visible_projects))
-    return [
-        AuditEntry(**{name: getattr(row, name) for name in _Row.__struct_fields__}, digest=row.digest.hex())
-        for row in await session.scalars(query)
-    ]
+    return [answer_from(row, AuditEntry, digest=row.digest.hex()) for row in await session.scalars(query)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +153,7 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
         for found in page:
             if found.id != rows + 1:
                 return _broken(rows, digest, "it is missing")
-            row = _Row(**{name: getattr(found, name) for name in _Row.__struct_fields__})
-            if _seal(digest, row) != found.digest:
+            if _seal(digest, answer_from(found, _Row)) != found.digest:
                 return _broken(rows, digest, "it or the row before it was changed")
             if known is not None and found.id == known[0] and found.digest != known[1]:
                 return _broken(rows, digest, "its digest differs from the noted one: the log was rewritten")
