@@ -34,9 +34,7 @@ class ProviderFailed(RequestRefused):
     """The identity provider did not answer, or its answer is not valid."""
 
     status, code = 403, "provider_failed"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"sign-in through the identity provider failed ({reason}): try again, or ask its admins")
+    message = "sign-in through the identity provider failed ({}): try again, or ask its admins"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
