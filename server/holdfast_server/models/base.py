@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Dialect, Integer, LargeBinary, MetaData, String, Table, TypeDecorator
+from sqlalchemy import (
+    BigInteger,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    TextClause,
+    TypeDecorator,
+    text,
+)  # fmt: skip
 from sqlalchemy.orm import DeclarativeBase
 
 
@@ -32,6 +44,12 @@ class Base(DeclarativeBase):
         # SQLite's integers hold 64 bits anyway, and only INTEGER counts up by itself.
         int: BigInteger().with_variant(Integer, "sqlite"),
     }
+
+
+def partial_index(name: str | None, *columns: str | TextClause, where: str, unique: bool = False) -> Index:
+    """Return an index of the rows that meet a condition, on both databases."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
 def table(model: type[Base]) -> Table:
