@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
@@ -17,6 +17,8 @@ from holdfast_server.core.principal import ANONYMOUS, Principal
 from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
+TIDY_SECONDS = 3600.0
+"""Time between two deletions of expired rows."""
 IDLE_SECONDS = 12 * 3600.0
 """A session ends this long after its last request."""
 LASTS_SECONDS = 7 * 86400.0
@@ -183,3 +185,14 @@ async def end_others(session: AsyncSession, principal: Principal, *, now: float)
     if ended:
         about = {"sessions": len(ended)}
         await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
+
+
+@transaction
+async def delete_expired(session: AsyncSession, now: float) -> None:
+    """Delete expired sessions, one-time links, OIDC flows and rate limits."""
+    rows = models.SignInRecord
+    ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
+    await session.execute(delete(rows).where(ended))
+    for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
+        await session.execute(delete(table).where(table.expires_at <= now))
+    await rate_limits.delete_full(session, now=now)

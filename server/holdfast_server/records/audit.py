@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -13,8 +14,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.administration import AuditEntry
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
+from holdfast_server.db import Database
 
 Facts = Mapping[str, object]
+ANCHOR_SECONDS = 3600.0
+"""Time between two log lines with the end of the chain."""
 
 KINDS = (
     "settings", "restore", "checkpoint", "annotation", "job", "alert", "retention", "key", "person", "project",
@@ -23,6 +27,8 @@ KINDS = (
 """First words of actions: what a change is about."""
 PAGE_ROWS = 1000
 """Rows read at once to verify the chain."""
+
+logger = logging.getLogger(__name__)
 
 
 async def record(
@@ -167,6 +173,15 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
     if known is not None and known[0] > rows:
         return _broken(rows, digest, f"row {known[0]}, whose digest was noted, is missing")
     return ChainCheck(rows=rows, head=digest.hex())
+
+
+async def log_head(db: Database, _: float) -> None:
+    """Log the newest row's digest: an audit log that was rewritten in the database no longer contains it."""
+    head = models.AuditHeadRecord
+    async with db.read() as session:
+        row, digest = (await session.execute(select(head.id, head.digest))).one()
+    if row:
+        logger.info("the audit log is at %d:%s", row, digest.hex())
 
 
 def _broken(rows: int, digest: bytes, reason: str) -> ChainCheck:
