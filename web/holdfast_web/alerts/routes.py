@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Path, Query
 from fastapi.responses import RedirectResponse, Response
@@ -26,7 +26,6 @@ from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -52,19 +51,28 @@ def _question(
     )
 
 
-Asked = Annotated[context.AlertQuery, Depends(_question)]
+async def _rows(
+    db: Db,
+    clock: Clock,
+    asker: Asker,
+    question: Annotated[context.AlertQuery, Depends(_question)],
+    before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+) -> context.AlertRows:
+    return await context.alert_rows(db, asker, question, now=clock(), before=before)
+
+
+Rows = Annotated[context.AlertRows, Depends(_rows)]
 
 
 @router.get("/alerts")
-async def alerts_page(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
-    rows = await context.alert_rows(db, asker, question, now=clock(), before=before)
+async def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
     projects = await projects_of(db, asker.visible_projects)
     return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
 
 
 @router.get("/alerts/live")
-async def alerts_live(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
-    return (await context.alert_rows(db, asker, question, now=clock(), before=before)).response()
+async def alerts_live(rows: Rows) -> Response:
+    return rows.response()
 
 
 @router.post("/alerts/acknowledge")
@@ -129,21 +137,16 @@ async def rules_page(project: str, db: Db, asker: Asker) -> Response:
     return (await context.rules_page(db, asker, project)).response()
 
 
-class RuleForm(NamedTuple):
-    severity: str
-    limit: str
-    for_seconds: str
-    jobs: str
-    window: str
+@dataclass(frozen=True)
+class RuleForm:
+    severity: Text = "warning"
+    limit: Text = ""
+    for_seconds: Text = "0"
+    jobs: Text = "*"
+    window: Text = ""
 
 
-def _rule_form(
-    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*", window: Text = ""
-) -> RuleForm:
-    return RuleForm(severity, limit, for_seconds, jobs, window)
-
-
-Fields = Annotated[RuleForm, Depends(_rule_form)]
+Fields = Annotated[RuleForm, Depends()]
 
 
 @router.post("/projects/{project}/alert-rules")

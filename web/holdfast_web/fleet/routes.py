@@ -89,25 +89,23 @@ Asked = Annotated[FleetQuery, Depends(_question)]
 Hidden = Annotated[frozenset[context.Column], Depends(_hidden)]
 
 
-def _server(request: Request) -> str:
-    return f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+async def _rows(
+    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
+) -> context.FleetRows:
+    server = f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+    return await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=server, now=clock())
+
+
+Rows = Annotated[context.FleetRows, Depends(_rows)]
 
 
 @router.get("/")
-async def fleet_page(
-    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> Response:
-    where = _server(request)
-    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+async def fleet_page(rows: Rows) -> Response:
     return rows.page()
 
 
 @router.get("/fleet/live")
-async def fleet_live(
-    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> Response:
-    where = _server(request)
-    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+async def fleet_live(rows: Rows) -> Response:
     return rows.response()
 
 
