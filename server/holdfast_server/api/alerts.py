@@ -136,7 +136,7 @@ async def change_rule(project: str, rule: str, request: Request, db: Db, clock: 
 @router.delete(
     "/projects/{project}/alert-rules/{rule}",
     status_code=204,
-    responses={204: {"description": "Removed, or reset to its default"}, 404: {"description": "No such rule"}},
+    responses=returns(None, 204, _404="No such rule"),
 )
 async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -> Response:
     """Remove a custom rule, or reset a built-in one to its default."""
@@ -177,7 +177,7 @@ async def create_channel(
 @router.delete(
     "/projects/{project}/alert-channels/{channel}",
     status_code=204,
-    responses={204: {"description": "Removed"}, 404: {"description": NO_CHANNEL}},
+    responses=returns(None, 204, _404=NO_CHANNEL),
 )
 async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: Who) -> Response:
     """Remove a channel and its queued messages."""

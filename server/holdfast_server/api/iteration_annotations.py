@@ -61,15 +61,7 @@ async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who,
     return Json(await iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=clock()))
 
 
-@router.delete(
-    "/{annotation}",
-    status_code=204,
-    responses={
-        204: {"description": "Deleted"},
-        404: {"description": NOT_FOUND},
-        409: {"description": BY_SCRIPT},
-    },
-)
+@router.delete("/{annotation}", status_code=204, responses=returns(None, 204, _404=NOT_FOUND, _409=BY_SCRIPT))
 async def delete(job: str, annotation: Number, db: Db, who: Who, clock: Clock) -> Response:
     """Delete an annotation of a person."""
     await iteration_annotations.delete(db, job, annotation, who=who, now=clock())

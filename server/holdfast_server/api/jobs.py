@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,12 +30,18 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import bulk, control, deletion, plans
-from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.core.encoding import to_json
+from holdfast_server.core.errors import UnknownJob
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
 
 NOT_FOUND = "No such job"
 MAX_BULK_BYTES = 2**20
+TICK_SECONDS = 5.0
+"""Longest time between ticks: the age of a silent job's last report changes too."""
+PAUSE_SECONDS = 0.25
+"""Shortest time between ticks."""
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 
@@ -93,11 +103,7 @@ async def summary(job: str, db: Db, clock: Clock) -> Response:
 @router.delete(
     "/{job}",
     status_code=204,
-    responses={
-        204: {"description": "Deleted"},
-        404: {"description": NOT_FOUND},
-        409: {"description": "It is running, or has reported in the meantime"},
-    },
+    responses=returns(None, 204, _404=NOT_FOUND, _409="It is running, or has reported in the meantime"),
 )
 async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
     """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
@@ -212,3 +218,31 @@ async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
 @router.get("/{job}/notices", responses=returns(dict[str, list[NoticeInfo]], _404=NOT_FOUND))
 async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
     return Json({"notices": await timeline.notices(db, job, limit=limit)})
+
+
+async def _known(job: str, db: Db, clock: Clock) -> str:
+    # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
+    await summaries.job_summary(db, job, now=clock())
+    return job
+
+
+@router.get(
+    "/{job}/stream",
+    response_class=EventSourceResponse,
+    dependencies=[StreamPlace],
+    responses={429: {"description": "You have reached the limit of open streams"}},
+)
+async def stream(
+    job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream server-sent events named `tick`, each with the job's summary as JSON, until the job is deleted."""
+
+    async def one() -> str:
+        return to_json(await summaries.job_summary(db, job, now=clock())).decode()
+
+    with suppress(UnknownJob), changes.subscribe(job) as subscription:
+        while not changes.closed:
+            tick = await shared.answer(job, "tick", one)
+            yield ServerSentEvent(raw_data=tick, event="tick")
+            await asyncio.sleep(PAUSE_SECONDS)
+            await subscription.wait(TICK_SECONDS)
