@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import msgspec
 from sqlalchemy import Select, and_, func, select
@@ -17,8 +17,6 @@ from holdfast.protocol.jobs import (
     ForkSource,
     JobSummary,
     LongestStall,
-    Order,
-    RecentFailures,
 )
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server import models
@@ -37,7 +35,6 @@ from holdfast_server.records.job_status import (
     sparkline,
     status_of,
 )
-from holdfast_server.samples.limits import RecentSamples
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
@@ -85,63 +82,56 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
         lineages = known.get(job.name, [])
         ancestry = Ancestry(lineages, job.lineage)
         last = last_durable.get(job.name)
-        facts = _Facts(
-            job=job,
-            attempt=attempts.get(job.name),
-            recent=recent_of(job),
-            last_durable=checkpoints.as_row(last, ancestry) if last else None,
-            failing=failing.get(job.name),
-            open_order=open_orders.get(job.name),
-            asked=asked.get(job.name, desired_state.NOTHING_ASKED),
-            attempts=starts.get(job.name, 0),
-            lineages=len(lineages),
-            durable=durable.get(job.name, 0),
-            longest_stall=stalls.get(job.name),
+        open_order = open_orders.get(job.name)
+        requests = asked.get(job.name, desired_state.NOTHING_ASKED)
+        rows.append(
+            _summary(
+                job,
+                attempts.get(job.name),
+                checkpoints.as_row(last, ancestry) if last else None,
+                now=now,
+                failing=failing.get(job.name),
+                open_order=open_order,
+                desired=desired_state.of(job, open_order, requests, now=now),
+                restarts=max(0, starts.get(job.name, 0) - 1),
+                lineages=len(lineages),
+                checkpoints_total=durable.get(job.name, 0),
+                longest_stall=stalls.get(job.name),
+            )
         )
-        rows.append(_summary(facts, now=now))
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    job: models.JobRecord
-    attempt: models.AttemptRecord | None
-    recent: RecentSamples
-    last_durable: CheckpointInfo | None
-    failing: RecentFailures | None
-    open_order: Order | None
-    asked: desired_state.CheckpointRequests
-    attempts: int
-    lineages: int
-    durable: int
-    longest_stall: LongestStall | None
-
-
-def _summary(facts: _Facts, *, now: float) -> JobSummary:
-    job, recent = facts.job, facts.recent
-    status = status_of(job, facts.attempt, now=now)
-    paced = paced_of(job)
-    exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
+def _summary(
+    job: models.JobRecord,
+    attempt: models.AttemptRecord | None,
+    last_durable: CheckpointInfo | None,
+    *,
+    now: float,
+    **others: Any,
+) -> JobSummary:
+    """Summarize a job; `others` are the fields that its row and its attempt do not determine."""
+    recent, paced, status = recent_of(job), paced_of(job), status_of(job, attempt, now=now)
+    exposed = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
     exposed_seconds = seconds_of_last(recent, exposed)
-    world_size = max(1, facts.attempt.world_size) if facts.attempt else 1
+    world_size = max(1, attempt.world_size) if attempt else 1
     return JobSummary(
         job=job.name,
         project=job.project,
-        owner=(facts.attempt.owner if facts.attempt else None) or "",
-        labels=_labels.decode(facts.attempt.labels) if facts.attempt and facts.attempt.labels else {},
+        owner=(attempt.owner if attempt else None) or "",
+        labels=_labels.decode(attempt.labels) if attempt and attempt.labels else {},
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
-        restore_mode=restore_mode(facts.attempt, alive=status.alive),
-        restore_reason=restore_reason(facts.attempt, alive=status.alive),
+        restore_mode=restore_mode(attempt, alive=status.alive),
+        restore_reason=restore_reason(attempt, alive=status.alive),
         iteration=job.iteration,
         lineage=job.lineage,
-        attempt=facts.attempt.attempt if facts.attempt else job.attempt,
-        restarts=max(0, facts.attempts - 1),
+        attempt=attempt.attempt if attempt else job.attempt,
         world_size=world_size,
         iterations_per_second=iterations_per_second(recent),
         last_contact_seconds=max(0.0, now - job.last_contact_at),
-        started_at=facts.attempt.started_at if facts.attempt else None,
+        started_at=attempt.started_at if attempt else None,
         loss=recent.metrics.get("loss"),
         metrics=list(recent.metrics),
         paced=paced,
@@ -155,19 +145,14 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         exposure_iterations=exposed,
         exposure_seconds=exposed_seconds,
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
-        last_durable=facts.last_durable,
-        failing=facts.failing,
-        desired=desired_state.of(job, facts.open_order, facts.asked, now=now),
+        last_durable=last_durable,
         every_until=job.every_until,
         delivered_version=job.delivered_version,
         applied_version=job.applied_version,
         applied_iteration=job.applied_iteration,
         applied_at=job.applied_at,
-        open_order=facts.open_order,
-        checkpoints_total=facts.durable,
-        longest_stall=facts.longest_stall,
         sparkline=sparkline(recent),
-        lineages=facts.lineages,
+        **others,
     )
 
 

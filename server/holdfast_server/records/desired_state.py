@@ -18,7 +18,6 @@ from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
     Desired,
-    IntervalDecision,
     RestoreOrder,
     VerifyRequest,
 )
@@ -28,6 +27,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import audit
+from holdfast_server.records.interval_status import paced_of
 
 T = TypeVar("T")
 
@@ -206,7 +206,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
     made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
-        paced = msgspec.msgpack.decode(job.paced, type=IntervalDecision) if job.paced else None
+        paced = paced_of(job)
         known = paced.budget if paced and job.budget is None else None
         made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
