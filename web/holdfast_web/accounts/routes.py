@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Form, Query, Request
@@ -148,13 +149,9 @@ async def setup(
     request: Request, db: Db, clock: Clock, code: Text = "", name: Text = "", password: Text = ""
 ) -> Response:
     now = clock()
-    try:
-        person = await people.create_first_admin(db, code, name, password, now=now)
-        secret = await sign_ins.begin(db, person, visitor(request), by="setup link", now=now)
-    except RequestRefused as refusal:
-        kept = "" if isinstance(refusal, LinkExpired) else code
-        return _refused(LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept), refusal, 422)
-    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
+    chosen = people.create_first_admin(db, code, name, password, now=now)
+    page = LinkPage(setup=True, name=name, code=code)
+    return await _sign_in_by_link(request, db, page, chosen, by="setup link", now=now)
 
 
 @router.get("/reset")
@@ -165,12 +162,20 @@ async def reset_page() -> Response:
 @router.post("/reset")
 async def reset(request: Request, db: Db, clock: Clock, code: Text = "", password: Text = "") -> Response:
     now = clock()
+    chosen = people.choose_password(db, code, password, now=now)
+    return await _sign_in_by_link(request, db, LinkPage(setup=False, code=code), chosen, by="link", now=now)
+
+
+async def _sign_in_by_link(
+    request: Request, db: Db, page: LinkPage, chosen: Awaitable[str], *, by: str, now: float
+) -> Response:
+    """Sign in the person whose password was chosen, or answer with the page and the reason of a refusal."""
     try:
-        person = await people.choose_password(db, code, password, now=now)
-        secret = await sign_ins.begin(db, person, visitor(request), by="link", now=now)
+        person = await chosen
+        secret = await sign_ins.begin(db, person, visitor(request), by=by, now=now)
     except RequestRefused as refusal:
-        kept = "" if isinstance(refusal, LinkExpired) else code
-        return _refused(LinkPage(setup=False, refused=sentence(refusal), code=kept), refusal, 422)
+        kept = "" if isinstance(refusal, LinkExpired) else page.code
+        return _refused(replace(page, refused=sentence(refusal), code=kept), refusal, 422)
     return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
 
