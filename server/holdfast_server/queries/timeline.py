@@ -73,13 +73,6 @@ async def restore_points(
         return [as_row(row, ancestry) for row in found_rows]
 
 
-async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointInfo | None:
-    async with db.read() as session:
-        found = await find_job(session, job)
-        row = await session.get(models.CheckpointRecord, (job, checkpoint))
-        return as_row(row, await ancestry_of(session, found)) if row else None
-
-
 async def orders(db: Database, job: str, *, limit: int = 20) -> list[Order]:
     async with db.read() as session:
         await find_job(session, job)
