@@ -16,10 +16,9 @@ from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts import egress
 from holdfast_server.alerts.conditions import SEVERITIES
-from holdfast_server.alerts.errors import MailDisabled, UnknownChannel, WebhooksDisabled
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.core.errors import InvalidSetting, MailDisabled, UnknownChannel, WebhooksDisabled
 from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 

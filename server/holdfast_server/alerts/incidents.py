@@ -13,9 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
-from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting, UnknownJob
+from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAlert, UnknownJob
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, job_transaction, named_jobs
 from holdfast_server.queries.summaries import find_job

@@ -14,8 +14,7 @@ from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
-from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.core.errors import InvalidSetting, UnknownRule
 from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 

@@ -14,9 +14,8 @@ from holdfast.protocol.administration import AlertRule
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES
-from holdfast_server.alerts.errors import AlertResolved
 from holdfast_server.alerts.rules import RuleChanges
-from holdfast_server.core.errors import RequestRefused, UnknownProject
+from holdfast_server.core.errors import AlertResolved, RequestRefused, UnknownProject
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
