@@ -144,20 +144,17 @@ def _productive(
     *,
     now: float,
 ) -> Timesheet:
-    begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
+    begins_at, ends_at = _bounds(attempts, begins_at, now=now)
     times = [
         AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
         for one in attempts
     ]
-    ends_at = max(begins_at, _end(attempts, now=now))
     return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={}, overhead=overhead)
 
 
 async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
     attempts = await attempts_of(session, job, since=begin_of(window, now=now))
-    first = min((one.attempt.started_at for one in attempts), default=now)
-    begins_at = max(begin_of(window, now=now), first)
-    ends_at = max(begins_at, _end(attempts, now=now))
+    begins_at, ends_at = _bounds(attempts, begin_of(window, now=now), now=now)
     standing = _StandingIterations([one.attempt for one in attempts], await ancestry_of(session, job))
     return timesheet(
         [await _attempt_time(session, job, one, begins_at, now=now) for one in attempts],
@@ -183,11 +180,19 @@ async def _attempt_time(
     )
 
 
-def _end(attempts: Sequence[AttemptHistory], *, now: float) -> float:
-    """Return the end of the window: a job that ended as planned is not down after that."""
+def _bounds(attempts: Sequence[AttemptHistory], begins_at: float, *, now: float) -> tuple[float, float]:
+    """Cut a window to the time since the first start, and to the end of a job that ended as planned: then it is
+    not down."""
+    begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
     last = attempts[-1].attempt if attempts else None
-    wanted = last is not None and last.finished in INTENDED_ENDS and last.finished != RELAUNCHED
-    return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
+    if (
+        last is None
+        or last.finished not in INTENDED_ENDS
+        or last.finished == RELAUNCHED
+        or last.finished_at is None
+    ):
+        return begins_at, max(begins_at, now)
+    return begins_at, max(begins_at, min(now, last.finished_at))
 
 
 def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> float:
@@ -260,8 +265,7 @@ async def _separately_reported(session: AsyncSession, job: str, begins_at: float
         .where(rows.job == job, rows.kind.in_(SEPARATELY_REPORTED), rows.at >= begins_at)
         .group_by(rows.kind)
     )
-    found = {row[0]: row[1] for row in await session.execute(query)}
-    return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
+    return {typing.cast("Bucket", kind): seconds for kind, seconds in await session.execute(query)}
 
 
 async def _overheads(session: AsyncSession, jobs: Sequence[str], begins_at: float) -> dict[str, float]:

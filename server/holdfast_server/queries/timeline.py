@@ -336,6 +336,21 @@ async def _silent_since(
     return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
 
 
+def iteration_plans(
+    job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord], first: int, last: int, points: int
+) -> list[read_plan.PlannedRead]:
+    """Plan to read some iterations of a job, in at most so many points per lineage."""
+    window, reached = read_plan.IterationWindow(first, last, points), _reached(job, all_series)
+    found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
+    return [read_plan.plan(line, points) for line in found]
+
+
+def _reached(job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord]) -> int:
+    """Return the last iteration of the current attempt; an earlier attempt lost later ones of its lineage."""
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
+    return max([job.iteration, *own])
+
+
 async def _plans(
     session: AsyncSession,
     job: models.JobRecord,
@@ -343,13 +358,8 @@ async def _plans(
     attempts: Sequence[models.AttemptRecord],
     reach: TimelineWindow,
 ) -> list[read_plan.PlannedRead]:
-    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # Iterations of its lineage beyond the current attempt's position were lost with an earlier attempt.
-    reached = max([job.iteration, *own])
     if reach.axis == "iteration":
-        window = read_plan.IterationWindow(int(reach.first), int(reach.last), reach.points)
-        found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
-        return [read_plan.plan(line, reach.points) for line in found]
+        return iteration_plans(job, all_series, int(reach.first), int(reach.last), reach.points)
     began = {one.attempt: one.started_at for one in attempts}
     cuts = {}
     for one in all_series:
@@ -357,6 +367,7 @@ async def _plans(
         cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
+    reached = _reached(job, all_series)
     found = read_plan.lines_in_time(all_series, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
     # In time the lines are side by side, and share the points.
     rows = sum(line.rows for line in found)
