@@ -72,12 +72,7 @@ class Provider:
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + FLOW_SECONDS,
         )  # fmt: skip
-
-        async def work(session: AsyncSession) -> None:
-            await session.execute(delete(models.OidcFlowRecord).where(models.OidcFlowRecord.expires_at <= now))
-            await session.merge(flow)
-
-        await db.write(work)
+        await db.write(lambda session: session.merge(flow))
         return made["url"], state
 
     async def finish(

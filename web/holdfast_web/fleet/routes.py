@@ -78,15 +78,15 @@ def _labels(typed: str) -> tuple[str, ...]:
     return tuple(label for label in (part.strip() for part in typed.split(",")) if label)
 
 
-def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[context.Column]:
+def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
     for column in hide or ():
         if column not in context.COLUMNS:
             raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(context.COLUMNS)}")
-    return frozenset(cast("list[context.Column]", hide or []))
+    return frozenset(hide or ())
 
 
 Asked = Annotated[FleetQuery, Depends(_question)]
-Hidden = Annotated[frozenset[context.Column], Depends(_hidden)]
+Hidden = Annotated[frozenset[str], Depends(_hidden)]
 
 
 async def _rows(
