@@ -32,7 +32,7 @@ from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import bulk, control, deletion, plans
 from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import UnknownJob
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, SharedAnswers, StreamPlace, Who
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
 
@@ -51,7 +51,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 @router.get("", responses=returns(Fleet, _422="Invalid parameter"))
 async def jobs(
     db: Db,
-    clock: Clock,
+    now: Now,
     asker: Asker,
     search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
     status: JobStatus | None = None,
@@ -80,7 +80,7 @@ async def jobs(
         size=size,
         visible_projects=asker.visible_projects,
     )
-    return Json(await fleet.fleet(db, question, now=clock()))
+    return Json(await fleet.fleet(db, question, now=now))
 
 
 @router.post(
@@ -89,15 +89,15 @@ async def jobs(
     openapi_extra=body(BulkChange),
     responses=returns(BulkResult, _422="Invalid budget, or not 1 to 2,000 jobs"),
 )
-async def change(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
     asked = parse(await request.body(), BulkChange)
-    return Json(await bulk.change(db, asked, asker=asker, now=clock()))
+    return Json(await bulk.change(db, asked, asker=asker, now=now))
 
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
-async def summary(job: str, db: Db, clock: Clock) -> Response:
-    return Json(await summaries.job_summary(db, job, now=clock()))
+async def summary(job: str, db: Db, now: Now) -> Response:
+    return Json(await summaries.job_summary(db, job, now=now))
 
 
 @router.delete(
@@ -105,9 +105,9 @@ async def summary(job: str, db: Db, clock: Clock) -> Response:
     status_code=204,
     responses=returns(None, 204, _404=NOT_FOUND, _409="It is running, or has reported in the meantime"),
 )
-async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
+async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
-    await deletion.delete_job(db, job, who=who, now=clock())
+    await deletion.delete_job(db, job, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -117,10 +117,10 @@ async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
     openapi_extra=body(NumberChanges),
     responses=returns(JobNumbers, _404=NOT_FOUND, _422="Invalid number"),
 )
-async def numbers(job: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+async def numbers(job: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
     changes = parse(await request.body(), NumberChanges)
-    return Json(await control.set_numbers(db, job, changes, who=who, now=clock()))
+    return Json(await control.set_numbers(db, job, changes, who=who, now=now))
 
 
 @router.get("/{job}/timeline", responses=returns(Timeline, _404=NOT_FOUND))
@@ -168,9 +168,9 @@ async def job_timeline(
 
 
 @router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Invalid window"))
-async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") -> Response:
+async def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
     """Break down the time of a window: productive, waiting, lost, restoring, starting, down, unexplained."""
-    return Json(await goodput.goodput(db, job, window, now=clock()))
+    return Json(await goodput.goodput(db, job, window, now=now))
 
 
 @router.get("/{job}/forks", responses=returns(ForkFamily, _404=NOT_FOUND))
@@ -180,9 +180,9 @@ async def job_forks(job: str, db: Db, asker: Asker) -> Response:
 
 
 @router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Invalid window"))
-async def job_ranks(job: str, db: Db, clock: Clock, window: ShortWindow = "1h") -> Response:
+async def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
     """Compare the ranks, and name those that the others wait for."""
-    return Json(await ranks.rank_times(db, job, window, now=clock()))
+    return Json(await ranks.rank_times(db, job, window, now=now))
 
 
 @router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="Invalid parameter"))
@@ -220,9 +220,9 @@ async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
     return Json({"notices": await timeline.notices(db, job, limit=limit)})
 
 
-async def _known(job: str, db: Db, clock: Clock) -> str:
+async def _known(job: str, db: Db, now: Now) -> str:
     # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
-    await summaries.job_summary(db, job, now=clock())
+    await summaries.job_summary(db, job, now=now)
     return job
 
 
