@@ -172,9 +172,7 @@ function startCopying() {
 // ---- filters: a choice loads the page with the new query; empty fields are omitted
 
 function address(form) {
-  const asked = new URLSearchParams();
-  for (const [name, value] of new FormData(form)) if (value) asked.append(name, value);
-  const query = String(asked);
+  const query = String(new URLSearchParams([...new FormData(form)].filter(([, value]) => value)));
   return new URL(form.action).pathname + (query ? `?${query}` : "");
 }
 
