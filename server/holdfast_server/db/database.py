@@ -229,7 +229,7 @@ def transaction(
     """Run a function of a session in a transaction; callers pass the database. `Database.write` has the rules."""
 
     @wraps(work)
-    async def run(db: Database, *args: P.args, **named: P.kwargs) -> T:
+    async def run(db: Database, /, *args: P.args, **named: P.kwargs) -> T:
         return await db.write(lambda session: work(session, *args, **named))
 
     return run
@@ -241,7 +241,7 @@ def job_transaction(
     """Run a change of a job, whose name is the second argument, as `transaction` does, and notify at once."""
 
     @wraps(work)
-    async def run(db: Database, job: str, *args: P.args, **named: P.kwargs) -> T:
+    async def run(db: Database, job: str, /, *args: P.args, **named: P.kwargs) -> T:
         return await db.write(lambda session: work(session, job, *args, **named), job=job, at_once=True)
 
     return run
