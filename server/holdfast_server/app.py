@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from holdfast_server.accounts import expiry
+from holdfast_server.accounts import sign_ins
 from holdfast_server.accounts.auth_backends import choose_backend
 from holdfast_server.accounts.auth_middleware import AuthMiddleware
 from holdfast_server.accounts.job_projects import JobProjects
@@ -37,7 +37,7 @@ from holdfast_server.http.access_log import RequestMiddleware
 from holdfast_server.http.metrics import ServerMetrics
 from holdfast_server.ingest.admission import AdmissionControl
 from holdfast_server.queries import exports
-from holdfast_server.records import desired_state, restore_orders
+from holdfast_server.records import audit, desired_state, restore_orders
 from holdfast_server.samples import compaction
 
 MAX_FORM_BYTES = 2**20
@@ -46,8 +46,8 @@ COMPRESSED_BYTES = 1400
 """Smallest compressed answer: a shorter one fits into one packet."""
 
 BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
-    BackgroundJob("accounts", expiry.TIDY_SECONDS, expiry.delete_expired),
-    BackgroundJob("audit anchor", expiry.ANCHOR_SECONDS, expiry.log_audit_head),
+    BackgroundJob("accounts", sign_ins.TIDY_SECONDS, sign_ins.delete_expired),
+    BackgroundJob("audit anchor", audit.ANCHOR_SECONDS, audit.log_head),
     BackgroundJob("alerts", evaluation.EVERY_SECONDS, evaluation.evaluate),
     BackgroundJob(
         "alerts of jobs at rest", evaluation.AT_REST_EVERY_SECONDS, partial(evaluation.evaluate, at_rest=True)

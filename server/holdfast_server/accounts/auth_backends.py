@@ -12,7 +12,6 @@ from typing import Generic, Protocol, TypeVar
 
 from sqlalchemy import delete
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
 from holdfast_server.accounts import people, rate_limits, sign_ins, tokens
@@ -135,20 +134,13 @@ class SharedSecretAuth:
         """Return the cookie for a browser in which a user has entered the secret."""
         cookie = new_session()
         row = models.SharedSessionRecord(digest=self._digest(cookie), expires_at=now + sign_ins.LASTS_SECONDS)
-
-        async def work(session: AsyncSession) -> None:
-            session.add(row)
-
-        await self._db.write(work)
+        await self._db.write(lambda session: session.merge(row))
         return cookie
 
     async def end_session(self, cookie: str) -> None:
         rows = models.SharedSessionRecord
-
-        async def work(session: AsyncSession) -> None:
-            await session.execute(delete(rows).where(rows.digest == self._digest(cookie)))
-
-        await self._db.write(work)
+        ended = delete(rows).where(rows.digest == self._digest(cookie))
+        await self._db.write(lambda session: session.execute(ended))
 
     async def _has_session(self, cookie: str, *, now: float) -> bool:
         async with self._db.read() as session:

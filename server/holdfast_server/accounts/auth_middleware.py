@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from http.cookies import CookieError, SimpleCookie
 from typing import cast
 from urllib.parse import quote, urlsplit
 
@@ -201,11 +199,7 @@ def cookie_name(scope: Scope, name: str) -> str:
 def cookie_of(scope: Scope, name: str) -> str | None:
     """Return our cookie's value. Over HTTPS only the prefixed one counts: a sibling domain can set the plain
     one."""
-    cookies = SimpleCookie()
-    with contextlib.suppress(CookieError):
-        cookies.load(Headers(scope=scope).get("cookie", ""))
-    found = cookies.get(cookie_name(scope, name))
-    return None if found is None else str(found.value)
+    return Request(scope).cookies.get(cookie_name(scope, name))
 
 
 def ask_to_sign_in(request: Request) -> Response:

@@ -34,9 +34,7 @@ class ProviderFailed(RequestRefused):
     """The identity provider did not answer, or its answer is not valid."""
 
     status, code = 403, "provider_failed"
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"sign-in through the identity provider failed ({reason}): try again, or ask its admins")
+    message = "sign-in through the identity provider failed ({}): try again, or ask its admins"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +72,7 @@ class Provider:
             digest=digest(state), nonce=nonce, verifier=made["code_verifier"], then=then,
             expires_at=now + FLOW_SECONDS,
         )  # fmt: skip
-
-        async def work(session: AsyncSession) -> None:
-            await session.execute(delete(models.OidcFlowRecord).where(models.OidcFlowRecord.expires_at <= now))
-            await session.merge(flow)
-
-        await db.write(work)
+        await db.write(lambda session: session.merge(flow))
         return made["url"], state
 
     async def finish(

@@ -12,11 +12,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.administration import Person
 from holdfast_server import models
 from holdfast_server.accounts import passwords, tokens
+from holdfast_server.accounts.projects import require_project
 from holdfast_server.accounts.secrets import digest, new_link
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting, LinkExpired, NotPossible, UnknownPerson, UnknownProject
+from holdfast_server.core.errors import InvalidSetting, LinkExpired, NotPossible, UnknownPerson
 from holdfast_server.core.principal import Principal, Role
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 SETUP_LINK_SECONDS = 3600.0
@@ -81,13 +82,20 @@ async def list_people(db: Database) -> list[Person]:
     ]
 
 
+@transaction
 async def add(
-    db: Database, name: str, *, admin: bool = False, roles: Mapping[str, Role] | None = None, who: str, now: float
+    session: AsyncSession,
+    name: str,
+    *,
+    admin: bool = False,
+    roles: Mapping[str, Role] | None = None,
+    who: str,
+    now: float,
 ) -> tuple[str, str]:
     """Add a person without a password.
 
     Args:
-        db: the database.
+        session: the transaction.
         name: the new person's name.
         admin: whether they are a server administrator.
         roles: their roles by project.
@@ -103,24 +111,20 @@ async def add(
         UnknownProject: there is no such project; nothing is stored.
     """
     name, roles = valid_name(name), roles or {}
-
-    async def work(session: AsyncSession) -> str:
-        await _insert(session, models.PersonRecord(name=name, admin=admin, created_at=now))
-        for project, role in roles.items():
-            if await session.get(models.ProjectRecord, project) is None:
-                raise UnknownProject(project)
-            session.add(models.MembershipRecord(person=name, project=project, role=role.name))
-        link = await _new_link(session, name, now=now)
-        about: dict[str, object] = {"name": name, "admin": admin}
-        if roles:
-            about["roles"] = {project: role.name for project, role in roles.items()}
-        await audit.record(session, who=who, action="person.add", now=now, after=about)
-        return link
-
-    return name, await db.write(work)
+    await _insert(session, models.PersonRecord(name=name, admin=admin, created_at=now))
+    for project, role in roles.items():
+        await require_project(session, project)
+        session.add(models.MembershipRecord(person=name, project=project, role=role.name))
+    link = await _new_link(session, name, now=now)
+    about: dict[str, object] = {"name": name, "admin": admin}
+    if roles:
+        about["roles"] = {project: role.name for project, role in roles.items()}
+    await audit.record(session, who=who, action="person.add", now=now, after=about)
+    return name, link
 
 
-async def remove(db: Database, name: str, *, who: str, now: float) -> int:
+@transaction
+async def remove(session: AsyncSession, name: str, *, who: str, now: float) -> int:
     """Remove a person with their browser sessions, and revoke their keys. The audit log keeps what they did.
 
     Returns:
@@ -130,70 +134,61 @@ async def remove(db: Database, name: str, *, who: str, now: float) -> int:
         UnknownPerson: there is no such person.
         NotPossible: they are the last server administrator.
     """
-
-    async def work(session: AsyncSession) -> int:
-        person = await _locked(session, name)
-        if person.admin:
-            await _require_another_admin(session, name)
-        revoked = await tokens.revoke_of(session, name, now=now)
-        await session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
-        await audit.record(
-            session, who=who, action="person.remove", now=now, before={"name": name, "keys_revoked": revoked}
-        )
-        return revoked
-
-    return await db.write(work)
+    person = await _locked(session, name)
+    if person.admin:
+        await _require_another_admin(session, name)
+    revoked = await tokens.revoke_of(session, name, now=now)
+    await session.execute(delete(models.PersonRecord).where(models.PersonRecord.name == name))
+    await audit.record(
+        session, who=who, action="person.remove", now=now, before={"name": name, "keys_revoked": revoked}
+    )
+    return revoked
 
 
-async def set_admin(db: Database, name: str, admin: bool, *, who: str, now: float) -> None:
+@transaction
+async def set_admin(session: AsyncSession, name: str, admin: bool, *, who: str, now: float) -> None:
     """Make a person a server administrator, or an ordinary user.
 
     Raises:
         UnknownPerson: there is no such person.
         NotPossible: they are the last server administrator.
     """
-
-    async def work(session: AsyncSession) -> None:
-        person = await _locked(session, name)
-        if person.admin == admin:
-            return
-        if not admin:
-            await _require_another_admin(session, name)
-        person.admin = admin
-        await session.flush()
-        revoked = 0
-        if not admin:
-            revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
-        await audit.record(
-            session, who=who, action="person.admin", now=now, before={"name": name, "admin": not admin},
-            after={"name": name, "admin": admin} | keys_revoked(revoked),
-        )  # fmt: skip
-
-    await db.write(work)
+    person = await _locked(session, name)
+    if person.admin == admin:
+        return
+    if not admin:
+        await _require_another_admin(session, name)
+    person.admin = admin
+    await session.flush()
+    revoked = 0
+    if not admin:
+        revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
+    await audit.record(
+        session, who=who, action="person.admin", now=now, before={"name": name, "admin": not admin},
+        after={"name": name, "admin": admin} | keys_revoked(revoked),
+    )  # fmt: skip
 
 
-async def set_role(db: Database, name: str, project: str, role: Role | None, *, who: str, now: float) -> None:
+@transaction
+async def set_role(
+    session: AsyncSession, name: str, project: str, role: Role | None, *, who: str, now: float
+) -> None:
     """Set or remove (`None`) a person's role in a project, and revoke those of their keys that exceed it.
 
     Raises:
         UnknownPerson, UnknownProject.
     """
-
-    async def work(session: AsyncSession) -> None:
-        person = await _locked(session, name)
-        if await session.get(models.ProjectRecord, project) is None:
-            raise UnknownProject(project)
-        before = await change_role(session, person, project, role)
-        if before == role:
-            return
-        revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
-        await audit.record(
-            session, who=who, action="person.role", now=now, project=project,
-            before={"name": name, "role": before.name if before else None},
-            after={"name": name, "role": role.name if role else None} | keys_revoked(revoked),
-        )  # fmt: skip
-
-    await db.write(work)
+    person = await _locked(session, name)
+    await require_project(session, project)
+    before = await change_role(session, person, project, role)
+    if before == role:
+        return
+    revoked = await tokens.revoke_above(session, await principal_of(session, person), now=now)
+    await audit.record(
+        session, who=who, action="person.role", now=now, project=project,
+        before={"name": name, "role": before.name if before else None},
+        after={"name": name, "role": role.name if role else None} | keys_revoked(revoked),
+    )  # fmt: skip
 
 
 def keys_revoked(count: int) -> dict[str, object]:
@@ -217,34 +212,28 @@ async def change_role(
     return before
 
 
-async def reset_link(db: Database, name: str, *, who: str, now: float) -> str:
+@transaction
+async def reset_link(session: AsyncSession, name: str, *, who: str, now: float) -> str:
     """Return the secret of a link with which the person chooses a new password. It replaces earlier links.
 
     Raises:
         UnknownPerson: there is no such person.
         NotPossible: they sign in through the identity provider.
     """
-
-    async def work(session: AsyncSession) -> str:
-        _require_local_password(await _locked(session, name))
-        link = await _new_link(session, name, now=now)
-        await audit.record(session, who=who, action="person.reset_link", now=now, after={"name": name})
-        return link
-
-    return await db.write(work)
+    _require_local_password(await _locked(session, name))
+    link = await _new_link(session, name, now=now)
+    await audit.record(session, who=who, action="person.reset_link", now=now, after={"name": name})
+    return link
 
 
-async def setup_link(db: Database, *, who: str, now: float) -> str | None:
+@transaction
+async def setup_link(session: AsyncSession, *, who: str, now: float) -> str | None:
     """Return the secret of a link that creates the first administrator; `None` if there is one already."""
-
-    async def work(session: AsyncSession) -> str | None:
-        if await has_admin(session):
-            return None
-        link = await _new_link(session, None, now=now)
-        await audit.record(session, who=who, action="server.setup_link", now=now)
-        return link
-
-    return await db.write(work)
+    if await has_admin(session):
+        return None
+    link = await _new_link(session, None, now=now)
+    await audit.record(session, who=who, action="server.setup_link", now=now)
+    return link
 
 
 async def create_first_admin(db: Database, link: str, name: str, password: str, *, now: float) -> str:

@@ -12,7 +12,7 @@ from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownProject
 from holdfast_server.core.principal import Principal, Role
-from holdfast_server.db import Database
+from holdfast_server.db import Database, job_transaction, transaction
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit
 
@@ -61,40 +61,34 @@ async def require_project(session: AsyncSession, project: str) -> None:
         raise UnknownProject(project)
 
 
-async def add(db: Database, name: str, *, who: str, now: float) -> str:
+@transaction
+async def add(session: AsyncSession, name: str, *, who: str, now: float) -> str:
     """Add a project and return its name as it is stored. Raises InvalidSetting, NotPossible."""
     name = name.strip().lower()
     if _NAME.fullmatch(name) is None:
         reason = "use 1 to 63 letters a to z, digits and . _ -, starting with a letter or a digit"
         raise InvalidSetting("name", reason)
-
-    async def work(session: AsyncSession) -> str:
-        if await session.get(models.ProjectRecord, name) is not None:
-            raise NotPossible(f"project {name!r} exists already")
-        session.add(models.ProjectRecord(name=name, created_at=now))
-        await session.flush()
-        await audit.record(session, who=who, action="project.add", now=now, project=name)
-        return name
-
-    return await db.write(work)
+    if await session.get(models.ProjectRecord, name) is not None:
+        raise NotPossible(f"project {name!r} exists already")
+    session.add(models.ProjectRecord(name=name, created_at=now))
+    await session.flush()
+    await audit.record(session, who=who, action="project.add", now=now, project=name)
+    return name
 
 
-async def move_job(db: Database, job: str, project: str, *, who: str, now: float) -> None:
+@job_transaction
+async def move_job(session: AsyncSession, job: str, project: str, *, who: str, now: float) -> None:
     """Move a job, so that roles in the project apply to it. Raises UnknownJob, UnknownProject."""
-
-    async def work(session: AsyncSession) -> None:
-        row = await find_job(session, job)
-        await require_project(session, project)
-        if row.project == project:
-            return
-        before, row.project = row.project, project
-        await session.flush()
-        # Alerts move with the job: otherwise people who may no longer see the job would still see them.
-        alerts = models.AlertRecord
-        await session.execute(update(alerts).where(alerts.job == job).values(project=project))
-        await audit.record(
-            session, who=who, action="job.move", now=now, job=job, project=project,
-            before={"project": before}, after={"project": project},
-        )  # fmt: skip
-
-    await db.write(work, job=job)
+    row = await find_job(session, job)
+    await require_project(session, project)
+    if row.project == project:
+        return
+    before, row.project = row.project, project
+    await session.flush()
+    # Alerts move with the job: otherwise people who may no longer see the job would still see them.
+    alerts = models.AlertRecord
+    await session.execute(update(alerts).where(alerts.job == job).values(project=project))
+    await audit.record(
+        session, who=who, action="job.move", now=now, job=job, project=project,
+        before={"project": before}, after={"project": project},
+    )  # fmt: skip

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
 from holdfast_server.core.errors import TooManySignInAttempts
-from holdfast_server.db import Database, insert
+from holdfast_server.db import Database, insert, transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,39 +61,32 @@ async def take_address_attempt(db: Database, address: str, *, now: float) -> Non
     await _take(db, [(_key("address", network_of(address)), _ADDRESS)], now=now)
 
 
-async def reset(db: Database, name: str, address: str, *, device: str | None = None) -> None:
+@transaction
+async def reset(session: AsyncSession, name: str, address: str, *, device: str | None = None) -> None:
     """Refill the bucket of this name and address, or of this device, after a sign-in."""
     key = _own_key(name, address, device)
-
-    async def work(session: AsyncSession) -> None:
-        await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.key == key))
-
-    await db.write(work)
+    await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.key == key))
 
 
 async def delete_full(session: AsyncSession, *, now: float) -> None:
     await session.execute(delete(models.RateLimitRecord).where(models.RateLimitRecord.full_at <= now))
 
 
-async def _take(db: Database, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
+@transaction
+async def _take(session: AsyncSession, buckets: list[tuple[bytes, _Bucket]], *, now: float) -> None:
     rows = models.RateLimitRecord
-
-    async def work(session: AsyncSession) -> float:
-        full_at = []
-        for key, bucket in buckets:
-            await session.execute(insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing())
-            row = await session.get(rows, key, with_for_update=True)
-            assert row is not None
-            full_at.append((row, max(row.full_at, now) + bucket.seconds_per_attempt, bucket))
-        wait = max(at - now - bucket.attempts * bucket.seconds_per_attempt for _, at, bucket in full_at)
-        if wait <= 0:  # a refused attempt costs nothing, so that waiting helps
-            for row, at, _ in full_at:
-                row.full_at = at
-            await session.flush()
-        return wait
-
-    if (wait := await db.write(work)) > 0:
-        raise TooManySignInAttempts(wait)
+    full_at = []
+    for key, bucket in buckets:
+        await session.execute(insert(session, rows).values(key=key, full_at=now).on_conflict_do_nothing())
+        row = await session.get(rows, key, with_for_update=True)
+        assert row is not None
+        full_at.append((row, max(row.full_at, now) + bucket.seconds_per_attempt, bucket))
+    wait = max(at - now - bucket.attempts * bucket.seconds_per_attempt for _, at, bucket in full_at)
+    if wait > 0:
+        raise TooManySignInAttempts(wait)  # it costs nothing, so that waiting helps
+    for row, at, _ in full_at:
+        row.full_at = at
+    await session.flush()
 
 
 def _own_key(name: str, address: str, device: str | None) -> bytes:

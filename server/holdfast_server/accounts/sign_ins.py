@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
-from sqlalchemy import ColumnElement, delete, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
@@ -14,9 +14,11 @@ from holdfast_server.accounts.secrets import digest, new_session
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidCredentials, UnknownPerson, UnknownSession
 from holdfast_server.core.principal import ANONYMOUS, Principal
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
+TIDY_SECONDS = 3600.0
+"""Time between two deletions of expired rows."""
 IDLE_SECONDS = 12 * 3600.0
 """A session ends this long after its last request."""
 LASTS_SECONDS = 7 * 86400.0
@@ -150,13 +152,9 @@ async def find(session: AsyncSession, secret: str, *, now: float) -> tuple[Princ
     return replace(principal, password_entered_at=entered_at), row.seen_at
 
 
-async def note_seen(db: Database, sign_in: str, *, now: float) -> None:
-    async def work(session: AsyncSession) -> None:
-        await session.execute(
-            update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now)
-        )
-
-    await db.write(work)
+@transaction
+async def note_seen(session: AsyncSession, sign_in: str, *, now: float) -> None:
+    await session.execute(update(models.SignInRecord).where(models.SignInRecord.id == sign_in).values(seen_at=now))
 
 
 async def list_sessions(db: Database, principal: Principal, *, now: float) -> list[BrowserSession]:
@@ -168,30 +166,33 @@ async def list_sessions(db: Database, principal: Principal, *, now: float) -> li
         return [answer_from(row, BrowserSession, this=row.id == principal.sign_in_id) for row in found]
 
 
-async def end(db: Database, principal: Principal, sign_in: str, *, now: float) -> None:
+@transaction
+async def end(session: AsyncSession, principal: Principal, sign_in: str, *, now: float) -> None:
     """Sign out one of a person's browsers. Raises UnknownSession."""
     table = models.SignInRecord
-
-    async def work(session: AsyncSession) -> None:
-        ended = delete(table).where(table.id == sign_in, table.person == principal.name)
-        if (await session.execute(ended.returning(table.id))).one_or_none() is None:
-            raise UnknownSession
-        await audit.record(
-            session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in}
-        )
-
-    await db.write(work)
+    ended = delete(table).where(table.id == sign_in, table.person == principal.name)
+    if (await session.execute(ended.returning(table.id))).one_or_none() is None:
+        raise UnknownSession
+    await audit.record(session, who=principal.name, action="person.sign_out", now=now, before={"session": sign_in})
 
 
-async def end_others(db: Database, principal: Principal, *, now: float) -> None:
+@transaction
+async def end_others(session: AsyncSession, principal: Principal, *, now: float) -> None:
     """Sign out all of a person's browsers but the current one."""
     table = models.SignInRecord
+    others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))
+    ended = (await session.execute(others.returning(table.id))).all()
+    if ended:
+        about = {"sessions": len(ended)}
+        await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
 
-    async def work(session: AsyncSession) -> None:
-        others = delete(table).where(table.person == principal.name, table.id != (principal.sign_in_id or ""))
-        ended = (await session.execute(others.returning(table.id))).all()
-        if ended:
-            about = {"sessions": len(ended)}
-            await audit.record(session, who=principal.name, action="person.sign_out", now=now, before=about)
 
-    await db.write(work)
+@transaction
+async def delete_expired(session: AsyncSession, now: float) -> None:
+    """Delete expired sessions, one-time links, OIDC flows and rate limits."""
+    rows = models.SignInRecord
+    ended = or_(rows.seen_at <= now - IDLE_SECONDS, rows.created_at <= now - LASTS_SECONDS)
+    await session.execute(delete(rows).where(ended))
+    for table in (models.SharedSessionRecord, models.OneTimeLinkRecord, models.OidcFlowRecord):
+        await session.execute(delete(table).where(table.expires_at <= now))
+    await rate_limits.delete_full(session, now=now)

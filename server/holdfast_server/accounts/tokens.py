@@ -14,11 +14,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.administration import Token
 from holdfast.protocol.messages import validate_job
 from holdfast_server import models
+from holdfast_server.accounts.projects import require_project
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, PermissionDenied, UnknownProject, UnknownToken
 from holdfast_server.core.principal import SCOPES, Principal, Role, Scope
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 NEEDED: dict[Scope, Role] = {
@@ -46,7 +47,10 @@ class TokenRequest(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
     """Lifetime; `null` until the key is revoked."""
 
 
-async def create(db: Database, request: TokenRequest, *, maker: Principal, now: float) -> tuple[str, Token]:
+@transaction
+async def create(
+    session: AsyncSession, request: TokenRequest, *, maker: Principal, now: float
+) -> tuple[str, Token]:
     """Make a key and return its secret, which is not stored, and its entry in the list of keys.
 
     Raises:
@@ -56,34 +60,27 @@ async def create(db: Database, request: TokenRequest, *, maker: Principal, now: 
     """
     name, scopes = _checked(request)
     _require_rights(request, maker)
-
-    async def work(session: AsyncSession) -> tuple[str, models.TokenRecord]:
-        if request.project is not None and await session.get(models.ProjectRecord, request.project) is None:
-            raise UnknownProject(request.project)
-        secret = new_token()
-        row = models.TokenRecord(
-            prefix=prefix_of(secret),
-            digest=digest(secret),
-            name=name,
-            scopes=" ".join(scopes),
-            project=request.project,
-            job=request.job or None,
-            created_by=maker.owner,
-            created_at=now,
-            expires_at=None if request.seconds is None else now + request.seconds,
-        )
-        session.add(row)
-        await session.flush()
-        until = (
-            "revoked" if row.expires_at is None else datetime.fromtimestamp(row.expires_at, UTC).date().isoformat()
-        )
-        about = {"key": row.prefix, "name": name, "scopes": row.scopes, "until": until}
-        await audit.record(
-            session, who=maker.name, action="key.create", now=now, job=row.job, project=row.project, after=about
-        )
-        return secret, row
-
-    secret, row = await db.write(work)
+    if request.project is not None:
+        await require_project(session, request.project)
+    secret = new_token()
+    row = models.TokenRecord(
+        prefix=prefix_of(secret),
+        digest=digest(secret),
+        name=name,
+        scopes=" ".join(scopes),
+        project=request.project,
+        job=request.job or None,
+        created_by=maker.owner,
+        created_at=now,
+        expires_at=None if request.seconds is None else now + request.seconds,
+    )
+    session.add(row)
+    await session.flush()
+    until = "revoked" if row.expires_at is None else datetime.fromtimestamp(row.expires_at, UTC).date().isoformat()
+    about = {"key": row.prefix, "name": name, "scopes": row.scopes, "until": until}
+    await audit.record(
+        session, who=maker.name, action="key.create", now=now, job=row.job, project=row.project, after=about
+    )
     return secret, _listed(row, now)
 
 
@@ -95,24 +92,21 @@ async def list_tokens(db: Database, *, asker: Principal, now: float) -> list[Tok
         return [_listed(row, now) for row in await session.scalars(query) if _revocable(row, asker)]
 
 
-async def revoke(db: Database, prefix: str, *, asker: Principal, now: float) -> Token:
+@transaction
+async def revoke(session: AsyncSession, prefix: str, *, asker: Principal, now: float) -> Token:
     """Revoke a key. Within seconds, no instance accepts it. Revoking it again has no effect. Raises
     UnknownToken."""
-
-    async def work(session: AsyncSession) -> models.TokenRecord:
-        row = await session.get(models.TokenRecord, prefix, with_for_update=True)
-        if row is None or not _revocable(row, asker):
-            raise UnknownToken(prefix)
-        if row.revoked_at is None:
-            row.revoked_at = now
-            await session.flush()
-            await audit.record(
-                session, who=asker.name, action="key.revoke", now=now, job=row.job, project=row.project,
-                before={"key": row.prefix, "name": row.name},
-            )  # fmt: skip
-        return row
-
-    return _listed(await db.write(work), now)
+    row = await session.get(models.TokenRecord, prefix, with_for_update=True)
+    if row is None or not _revocable(row, asker):
+        raise UnknownToken(prefix)
+    if row.revoked_at is None:
+        row.revoked_at = now
+        await session.flush()
+        await audit.record(
+            session, who=asker.name, action="key.revoke", now=now, job=row.job, project=row.project,
+            before={"key": row.prefix, "name": row.name},
+        )  # fmt: skip
+    return _listed(row, now)
 
 
 async def revoke_of(session: AsyncSession, person: str, *, now: float) -> int:
@@ -161,12 +155,10 @@ def principal_of(row: models.TokenRecord) -> Principal:
     )
 
 
-async def note_use(db: Database, prefix: str, *, now: float) -> None:
-    async def work(session: AsyncSession) -> None:
-        tokens = models.TokenRecord
-        await session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
-
-    await db.write(work)
+@transaction
+async def note_use(session: AsyncSession, prefix: str, *, now: float) -> None:
+    tokens = models.TokenRecord
+    await session.execute(update(tokens).where(tokens.prefix == prefix).values(last_used_at=now))
 
 
 def _checked(request: TokenRequest) -> tuple[str, list[Scope]]:

@@ -16,11 +16,10 @@ from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts import egress
 from holdfast_server.alerts.conditions import SEVERITIES
-from holdfast_server.alerts.errors import MailDisabled, UnknownChannel, WebhooksDisabled
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.db import Database
+from holdfast_server.core.errors import InvalidSetting, MailDisabled, UnknownChannel, WebhooksDisabled
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 MAX_NAME = 100
@@ -58,8 +57,9 @@ async def list_channels(db: Database, project: str) -> list[AlertChannel]:
         return [_as_answer(row) for row in await session.scalars(query)]
 
 
+@transaction
 async def create(
-    db: Database, settings: AlertSettings, project: str, request: NewChannel, *, who: str, now: float
+    session: AsyncSession, settings: AlertSettings, project: str, request: NewChannel, *, who: str, now: float
 ) -> AlertChannel:
     """Create a channel and return it with its secret, which no other answer contains.
 
@@ -74,46 +74,37 @@ async def create(
         reason = f"severity {request.least_severity!r} is none of {', '.join(SEVERITIES)}"
         raise InvalidSetting("least_severity", reason)
     row_id, secret = uuid.uuid4().hex, secrets.token_hex(32) if kind == "webhook" else ""
-
-    async def work(session: AsyncSession) -> AlertChannel:
-        rows = models.AlertChannelRecord
-        await require_project(session, project)
-        known = await session.scalar(select(func.count()).where(rows.project == project))
-        if (known or 0) >= MAX_CHANNELS:
-            raise InvalidSetting("name", f"a project has at most {MAX_CHANNELS} channels: remove one first")
-        row = rows(
-            id=row_id,
-            project=project,
-            name=name,
-            kind=kind,
-            target=target,
-            secret=secret,
-            least_severity=request.least_severity,
-            enabled=True,
-            created_at=now,
-            created_by=who,
-        )
-        session.add(row)
-        await session.flush()
-        await _record(session, "alert.channel.create", row, who=who, now=now)
-        return _as_answer(row, secret=secret or None)
-
-    return await db.write(work)
+    rows = models.AlertChannelRecord
+    await require_project(session, project)
+    known = await session.scalar(select(func.count()).where(rows.project == project))
+    if (known or 0) >= MAX_CHANNELS:
+        raise InvalidSetting("name", f"a project has at most {MAX_CHANNELS} channels: remove one first")
+    row = rows(
+        id=row_id,
+        project=project,
+        name=name,
+        kind=kind,
+        target=target,
+        secret=secret,
+        least_severity=request.least_severity,
+        enabled=True,
+        created_at=now,
+        created_by=who,
+    )
+    session.add(row)
+    await session.flush()
+    await _record(session, "alert.channel.create", row, who=who, now=now)
+    return _as_answer(row, secret=secret or None)
 
 
-async def remove(db: Database, project: str, channel: str, *, who: str, now: float) -> None:
+@transaction
+async def remove(session: AsyncSession, project: str, channel: str, *, who: str, now: float) -> None:
     """Remove a channel with its queued messages. Raises UnknownChannel."""
-
-    async def work(session: AsyncSession) -> None:
-        row = await find(session, project, channel)
-        await session.execute(
-            delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel)
-        )
-        await session.delete(row)
-        await session.flush()
-        await _record(session, "alert.channel.remove", row, who=who, now=now)
-
-    await db.write(work)
+    row = await find(session, project, channel)
+    await session.execute(delete(models.AlertDeliveryRecord).where(models.AlertDeliveryRecord.channel == channel))
+    await session.delete(row)
+    await session.flush()
+    await _record(session, "alert.channel.remove", row, who=who, now=now)
 
 
 async def find(session: AsyncSession, project: str, channel: str) -> models.AlertChannelRecord:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import smtplib
+import ssl
 from dataclasses import dataclass
+from email.message import EmailMessage
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -20,11 +22,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AlertDelivery
 from holdfast_server import models
-from holdfast_server.alerts import channels, egress, incidents, messages, smtp
+from holdfast_server.alerts import channels, egress, incidents, messages
 from holdfast_server.alerts.conditions import SEVERITIES
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.db import Database
+from holdfast_server.db import Database, transaction
 from holdfast_server.db.background_jobs import BackgroundJob
 from holdfast_server.http.metrics import ServerMetrics
 
@@ -33,6 +35,8 @@ AT_ONCE = 8
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
 """Delays after failed tries. After the last one, the message is dropped."""
 MAX_ERROR = 300
+SMTP_SECONDS = 10.0
+"""Time limit for each step of a conversation with a mail server."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +65,14 @@ def _queued(
     )
 
 
-async def send_test(db: Database, project: str, channel: str, *, now: float) -> AlertDelivery:
+@transaction
+async def send_test(session: AsyncSession, project: str, channel: str, *, now: float) -> AlertDelivery:
     """Queue a test message. Raises UnknownChannel."""
-
-    async def work(session: AsyncSession) -> AlertDelivery:
-        found = await channels.find(session, project, channel)
-        row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
-        session.add(row)
-        await session.flush()
-        return answer_from(row, AlertDelivery)
-
-    return await db.write(work)
+    found = await channels.find(session, project, channel)
+    row = _queued(found, messages.AlertMessage(event="test", project=project), now=now)
+    session.add(row)
+    await session.flush()
+    return answer_from(row, AlertDelivery)
 
 
 async def list_deliveries(db: Database, project: str, channel: str, *, limit: int = 50) -> list[AlertDelivery]:
@@ -155,7 +156,7 @@ class MessageSender:
             address=self.address,
             delivery=delivery,
         )
-        await asyncio.to_thread(smtp.send, mail, self.settings)
+        await asyncio.to_thread(send_mail, mail, self.settings)
 
     async def _post(
         self, message: messages.AlertMessage, channel: models.AlertChannelRecord, delivery: int, *, now: float
@@ -177,6 +178,21 @@ class MessageSender:
                 body = messages.as_webhook(message, delivery, self.address)
                 headers = messages.signed(body, channel.secret, delivery=delivery, now=now)
         await egress.post(channel.target, body, headers, self.settings, lookup=self.lookup)
+
+
+def send_mail(mail: EmailMessage, settings: AlertSettings) -> None:
+    """Send a mail. Raises OSError and SMTPException; refused recipients raise only if all are refused."""
+    place = (settings.smtp_host, settings.smtp_port)
+    if settings.smtp_security == "ssl":
+        server: smtplib.SMTP = smtplib.SMTP_SSL(*place, timeout=SMTP_SECONDS, context=ssl.create_default_context())
+    else:
+        server = smtplib.SMTP(*place, timeout=SMTP_SECONDS)
+    with server:
+        if settings.smtp_security == "starttls":
+            server.starttls(context=ssl.create_default_context())
+        if settings.smtp_user:
+            server.login(settings.smtp_user, settings.smtp_password)
+        server.send_message(mail)
 
 
 def chore(settings: AlertSettings, *, address: str, metrics: ServerMetrics) -> BackgroundJob:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Literal
 
-from sqlalchemy import ColumnElement, Select, and_, func, not_, select
+from sqlalchemy import ColumnElement, and_, func, not_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
-from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import InvalidSetting, UnknownJob
+from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAlert, UnknownJob
 from holdfast_server.core.principal import Principal, Role
-from holdfast_server.db import Database, locked_job, named_jobs
+from holdfast_server.db import Database, job_transaction, named_jobs
+from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit, checkpoints
 
 Step = Literal[
@@ -30,6 +29,9 @@ CLEAR_SECONDS = 60.0
 MAX_SILENCE_SECONDS = 90 * 86400.0
 MAX_ROWS = 500
 MAX_MESSAGE = 1000
+_UNRESOLVED = select(models.AlertRecord).where(
+    models.AlertRecord.job.in_(named_jobs()), models.AlertRecord.resolved_at.is_(None)
+)
 
 
 def next_step(
@@ -65,14 +67,8 @@ def _step_while_broken(row: models.AlertRecord, result: RuleResult | None, *, no
 
 async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
     """Return the unresolved alerts by job and rule, including those that have not fired yet."""
-    rows = await session.scalars(_open_rows_query(), {"jobs": list(jobs)})
+    rows = await session.scalars(_UNRESOLVED, {"jobs": list(jobs)})
     return {(row.job, row.rule): row for row in rows}
-
-
-@cache
-def _open_rows_query() -> Select[models.AlertRecord]:
-    rows = models.AlertRecord
-    return select(rows).where(rows.job.in_(named_jobs()), rows.resolved_at.is_(None))
 
 
 def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> models.AlertRecord:
@@ -177,8 +173,8 @@ async def list_alerts(
     if before is not None:
         query = query.where(rows.id < before)
     async with db.read() as session:
-        if job is not None and await session.get(models.JobRecord, job) is None:
-            raise UnknownJob(job)
+        if job is not None:
+            await find_job(session, job)
         return [as_answer(row, now=now) for row in await session.scalars(query)]
 
 
@@ -225,15 +221,14 @@ async def open_by_severity(db: Database, *, visible_projects: Collection[str] | 
 # ---- what people do ---------------------------------------------------------------------------
 
 
-async def acknowledge(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+@job_transaction
+async def acknowledge(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
     """Acknowledge an alert, once. Raises UnknownJob, UnknownAlert, AlertResolved."""
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        if row.acknowledged_at is None:
-            row.acknowledged_at, row.acknowledged_by = now, who
-            await _record(session, "alert.acknowledge", row, who=who, now=now)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    if row.acknowledged_at is None:
+        row.acknowledged_at, row.acknowledged_by = now, who
+        await _record(session, "alert.acknowledge", row, who=who, now=now)
+    return as_answer(row, now=now)
 
 
 async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Principal, now: float) -> None:
@@ -248,7 +243,8 @@ async def acknowledge_all(db: Database, alerts: Sequence[int], *, asker: Princip
                 await acknowledge(db, job, alert, who=asker.name, now=now)
 
 
-async def silence(db: Database, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
+@job_transaction
+async def silence(session: AsyncSession, job: str, alert: int, *, until: float, who: str, now: float) -> Alert:
     """Suppress messages about this alert, and about further ones of the same rule and job, until a time.
 
     Raises:
@@ -256,45 +252,30 @@ async def silence(db: Database, job: str, alert: int, *, until: float, who: str,
     """
     if not now < until <= now + MAX_SILENCE_SECONDS:
         raise InvalidSetting("until", "a silence ends in the future, within 90 days")
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        row.silenced_until, row.silenced_by = until, who
-        await _record(session, "alert.silence", row, who=who, now=now, until=until)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    row.silenced_until, row.silenced_by = until, who
+    await _record(session, "alert.silence", row, who=who, now=now, until=until)
+    return as_answer(row, now=now)
 
 
-async def unsilence(db: Database, job: str, alert: int, *, who: str, now: float) -> Alert:
+@job_transaction
+async def unsilence(session: AsyncSession, job: str, alert: int, *, who: str, now: float) -> Alert:
     """End a silence. The next evaluation sends the message. Raises as acknowledge does."""
-
-    async def change(session: AsyncSession, row: models.AlertRecord) -> None:
-        if is_silenced(row, now=now):
-            row.silenced_until = now
-            await _record(session, "alert.unsilence", row, who=who, now=now)
-
-    return await _change(db, job, alert, change, now=now)
+    row = await _unresolved(session, job, alert)
+    if is_silenced(row, now=now):
+        row.silenced_until = now
+        await _record(session, "alert.unsilence", row, who=who, now=now)
+    return as_answer(row, now=now)
 
 
-async def _change(
-    db: Database,
-    job: str,
-    alert: int,
-    change: Callable[[AsyncSession, models.AlertRecord], Awaitable[None]],
-    *,
-    now: float,
-) -> Alert:
-    async def work(session: AsyncSession) -> Alert:
-        if await locked_job(session, job) is None:
-            raise UnknownJob(job)
-        row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
-        if row is None or row.job != job or row.fired_at is None:
-            raise UnknownAlert(alert)
-        if row.resolved_at is not None:
-            raise AlertResolved(alert)
-        await change(session, row)
-        return as_answer(row, now=now)
-
-    return await db.write(work, job=job)
+async def _unresolved(session: AsyncSession, job: str, alert: int) -> models.AlertRecord:
+    await find_job(session, job)
+    row = await session.get(models.AlertRecord, alert) if 0 <= alert < 2**63 else None
+    if row is None or row.job != job or row.fired_at is None:
+        raise UnknownAlert(alert)
+    if row.resolved_at is not None:
+        raise AlertResolved(alert)
+    return row
 
 
 async def _record(

@@ -14,9 +14,8 @@ from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
-from holdfast_server.alerts.errors import UnknownRule
-from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.db import Database
+from holdfast_server.core.errors import InvalidSetting, UnknownRule
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
 
 MAX_LIMIT = 1e12
@@ -78,47 +77,41 @@ async def titles(db: Database, projects: Collection[str]) -> dict[str, str]:
     }
 
 
+@transaction
 async def change(
-    db: Database, project: str, name: str, changes: RuleChanges, *, who: str, now: float
+    session: AsyncSession, project: str, name: str, changes: RuleChanges, *, who: str, now: float
 ) -> AlertRule:
     """Change or create a rule. Raises UnknownProject, and InvalidSetting, which names the field."""
-
-    async def work(session: AsyncSession) -> AlertRule:
-        await require_project(session, project)
-        known = {rule.name: rule for rule in await rules_of(session, project)}
-        before = known.get(name)
-        rule = before or _default(project, _kind_of_new(name, changes, known), name)
-        row = await session.get(models.AlertRuleRecord, (project, name))
-        if row is None:
-            row = models.AlertRuleRecord(project=project, name=name, limit_value=rule.limit)
-            for field in _STORED:
-                setattr(row, field, getattr(rule, field))
-            session.add(row)
-        _apply(row, changes)
-        row.changed_at, row.changed_by = now, who
-        await session.flush()
-        after = _stored(row)
-        await _record(session, "alert.rule.change", before, after, who=who, now=now)
-        return after
-
-    return await db.write(work)
+    await require_project(session, project)
+    known = {rule.name: rule for rule in await rules_of(session, project)}
+    before = known.get(name)
+    rule = before or _default(project, _kind_of_new(name, changes, known), name)
+    row = await session.get(models.AlertRuleRecord, (project, name))
+    if row is None:
+        row = models.AlertRuleRecord(project=project, name=name, limit_value=rule.limit)
+        for field in _STORED:
+            setattr(row, field, getattr(rule, field))
+        session.add(row)
+    _apply(row, changes)
+    row.changed_at, row.changed_by = now, who
+    await session.flush()
+    after = _stored(row)
+    await _record(session, "alert.rule.change", before, after, who=who, now=now)
+    return after
 
 
-async def remove(db: Database, project: str, name: str, *, who: str, now: float) -> None:
+@transaction
+async def remove(session: AsyncSession, project: str, name: str, *, who: str, now: float) -> None:
     """Remove a custom rule, or reset a built-in one to its default. Raises UnknownRule."""
-
-    async def work(session: AsyncSession) -> None:
-        rows = models.AlertRuleRecord
-        row = await session.get(rows, (project, name))
-        default = _default(project, KINDS[name], name) if name in KINDS and KINDS[name].built_in else None
-        if row is None and default is None:
-            raise UnknownRule(project, name)
-        if row is not None:
-            before = _stored(row)
-            await session.execute(delete(rows).where(rows.project == project, rows.name == name))
-            await _record(session, "alert.rule.remove", before, default, who=who, now=now)
-
-    await db.write(work)
+    rows = models.AlertRuleRecord
+    row = await session.get(rows, (project, name))
+    default = _default(project, KINDS[name], name) if name in KINDS and KINDS[name].built_in else None
+    if row is None and default is None:
+        raise UnknownRule(project, name)
+    if row is not None:
+        before = _stored(row)
+        await session.execute(delete(rows).where(rows.project == project, rows.name == name))
+        await _record(session, "alert.rule.remove", before, default, who=who, now=now)
 
 
 def _default(project: str, kind: RuleKind, name: str) -> AlertRule:

@@ -17,7 +17,6 @@ from holdfast_server.api import (
     jobs,
     report_retention,
     restores,
-    stream,
     system,
 )
 
@@ -27,7 +26,7 @@ router.include_router(ingest.router, prefix="/api/v1")
 router.include_router(system.router)
 for part in (
     jobs, attempts, comparison, iteration_annotations, exports, desired_state, checkpoints, restores, alerts,
-    report_retention, stream, accounts,
+    report_retention, accounts,
 ):  # fmt: skip
     router.include_router(part.router, prefix="/api/v1")
 

@@ -16,7 +16,7 @@ from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.core.principal import Role
-from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.records import audit
 
 MAX_BODY_BYTES = 2**14
@@ -31,9 +31,9 @@ async def list_people(db: Db) -> Response:
 
 
 @router.get("/tokens", responses=returns(dict[str, list[Token]]))
-async def keys(db: Db, clock: Clock, asker: Asker) -> Response:
+async def keys(db: Db, now: Now, asker: Asker) -> Response:
     """List the keys that you may revoke, newest first."""
-    return Json({"tokens": await tokens.list_tokens(db, asker=asker, now=clock())})
+    return Json({"tokens": await tokens.list_tokens(db, asker=asker, now=now)})
 
 
 @router.post(
@@ -46,19 +46,19 @@ async def keys(db: Db, clock: Clock, asker: Asker) -> Response:
         _409="The server has no accounts", _422="Invalid field",
     ),
 )  # fmt: skip
-async def create(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+async def create(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     """Make a key with at most your own rights. Only this answer contains its secret."""
     asked = parse(await request.body(), TokenRequest)
     if not request.app.state.auth.has_accounts:
         raise NotPossible("this server has no accounts and no keys: start it with `holdfast serve --accounts`")
-    secret, token = await tokens.create(db, asked, maker=asker, now=clock())
+    secret, token = await tokens.create(db, asked, maker=asker, now=now)
     return Json(NewToken(token=secret, listed=token), status_code=201)
 
 
 @router.post("/tokens/{prefix}/revoke", responses=returns(Token, _404="No such key"))
-async def revoke(prefix: str, db: Db, clock: Clock, asker: Asker) -> Response:
+async def revoke(prefix: str, db: Db, now: Now, asker: Asker) -> Response:
     """Revoke a key. No instance accepts it 5 seconds later."""
-    return Json(await tokens.revoke(db, prefix, asker=asker, now=clock()))
+    return Json(await tokens.revoke(db, prefix, asker=asker, now=now))
 
 
 @router.get("/audit", responses=returns(dict[str, list[AuditEntry]]))

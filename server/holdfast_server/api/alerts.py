@@ -25,7 +25,7 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
+from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 
 NO_ALERT = "No such job or alert"
 NO_CHANNEL = "No such project or channel"
@@ -49,7 +49,7 @@ class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
 @router.get("/alerts", responses=returns(dict[str, list[Alert]]))
 async def alerts(
     db: Db,
-    clock: Clock,
+    now: Now,
     asker: Asker,
     state: Which = "open",
     project: str | None = None,
@@ -62,7 +62,7 @@ async def alerts(
     """List the alerts of all jobs that you may see, newest first."""
     found = await incidents.list_alerts(
         db,
-        now=clock(),
+        now=now,
         visible_projects=asker.visible_projects,
         project=project,
         severity=severity,
@@ -77,17 +77,17 @@ async def alerts(
 
 @router.get("/jobs/{job}/alerts", responses=returns(dict[str, list[Alert]], _404="No such job"))
 async def of_job(
-    job: str, db: Db, clock: Clock, state: Which = "open", limit: Limit = 100, before: Before = None
+    job: str, db: Db, now: Now, state: Which = "open", limit: Limit = 100, before: Before = None
 ) -> Response:
     """List the alerts of one job, newest first."""
-    found = await incidents.list_alerts(db, now=clock(), job=job, state=state, before=before, limit=limit)
+    found = await incidents.list_alerts(db, now=now, job=job, state=state, before=before, limit=limit)
     return Json({"alerts": found})
 
 
 @router.post("/jobs/{job}/alerts/{alert}/acknowledge", responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED))
-async def acknowledge(job: str, alert: Number, db: Db, clock: Clock, who: Who) -> Response:
+async def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """Acknowledge an alert. Its next message is the one when it resolves."""
-    done = await incidents.acknowledge(db, job, alert, who=who, now=clock())
+    done = await incidents.acknowledge(db, job, alert, who=who, now=now)
     return Json(done)
 
 
@@ -97,9 +97,9 @@ async def acknowledge(job: str, alert: Number, db: Db, clock: Clock, who: Who) -
     openapi_extra=body(SilenceRequest),
     responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED, _422="Not a time in the next 90 days"),
 )
-async def silence(job: str, alert: Number, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+async def silence(job: str, alert: Number, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Suppress messages about this alert, and further ones of the same rule and job, until a time."""
-    now, asked = clock(), parse(await request.body(), SilenceRequest)
+    asked = parse(await request.body(), SilenceRequest)
     if (asked.until is None) == (asked.seconds is None):
         raise InvalidSetting("until", "give either until or seconds")
     until = now + (asked.seconds or 0.0) if asked.until is None else asked.until
@@ -107,9 +107,9 @@ async def silence(job: str, alert: Number, request: Request, db: Db, clock: Cloc
 
 
 @router.post("/jobs/{job}/alerts/{alert}/unsilence", responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED))
-async def unsilence(job: str, alert: Number, db: Db, clock: Clock, who: Who) -> Response:
+async def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """End a silence."""
-    return Json(await incidents.unsilence(db, job, alert, who=who, now=clock()))
+    return Json(await incidents.unsilence(db, job, alert, who=who, now=now))
 
 
 @router.get(
@@ -126,21 +126,21 @@ async def project_rules(project: str, db: Db) -> Response:
     openapi_extra=body(RuleChanges),
     responses=returns(AlertRule, _404="No such project", _422="Invalid field"),
 )
-async def change_rule(project: str, rule: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+async def change_rule(project: str, rule: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Change a rule, or create a custom one under a new name. Fields that are left out do not change."""
     changes = parse(await request.body(), RuleChanges)
-    done = await rules.change(db, project, rule, changes, who=who, now=clock())
+    done = await rules.change(db, project, rule, changes, who=who, now=now)
     return Json(done)
 
 
 @router.delete(
     "/projects/{project}/alert-rules/{rule}",
     status_code=204,
-    responses={204: {"description": "Removed, or reset to its default"}, 404: {"description": "No such rule"}},
+    responses=returns(None, 204, _404="No such rule"),
 )
-async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -> Response:
+async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a custom rule, or reset a built-in one to its default."""
-    await rules.remove(db, project, rule, who=who, now=clock())
+    await rules.remove(db, project, rule, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -165,23 +165,21 @@ async def project_channels(project: str, db: Db) -> Response:
         _422="Invalid field",
     ),
 )
-async def create_channel(
-    project: str, request: Request, db: Db, config: Config, clock: Clock, who: Who
-) -> Response:
+async def create_channel(project: str, request: Request, db: Db, config: Config, now: Now, who: Who) -> Response:
     """Create a channel. Only this answer contains the secret that signs a webhook's messages."""
     asked = parse(await request.body(), NewChannel)
-    made = await channels.create(db, config.alerts, project, asked, who=who, now=clock())
+    made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
     return Json(made, status_code=201)
 
 
 @router.delete(
     "/projects/{project}/alert-channels/{channel}",
     status_code=204,
-    responses={204: {"description": "Removed"}, 404: {"description": NO_CHANNEL}},
+    responses=returns(None, 204, _404=NO_CHANNEL),
 )
-async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: Who) -> Response:
+async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a channel and its queued messages."""
-    await channels.remove(db, project, channel, who=who, now=clock())
+    await channels.remove(db, project, channel, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -190,9 +188,9 @@ async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: 
     status_code=202,
     responses=returns(AlertDelivery, 202, _404=NO_CHANNEL),
 )
-async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Response:
+async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
     """Queue a test message; the list of deliveries shows whether it arrived."""
-    return Json(await deliveries.send_test(db, project, channel, now=clock()), status_code=202)
+    return Json(await deliveries.send_test(db, project, channel, now=now), status_code=202)
 
 
 @router.get(

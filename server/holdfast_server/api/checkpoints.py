@@ -15,7 +15,7 @@ from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
-from holdfast_server.http.dependencies import Clock, Db, Metrics, Who
+from holdfast_server.http.dependencies import Db, Metrics, Now, Who
 
 router = APIRouter(prefix="/jobs/{job}/checkpoints/{checkpoint}", tags=["control"])
 
@@ -38,14 +38,14 @@ class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
         _422="Invalid label, or no change",
     ),
 )
-async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
+async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Pin or label a checkpoint. Retention keeps a pinned checkpoint. The last change wins.
 
     `checkpoint` is its id, or the iteration that a restore would use. A pin is in effect once the job's
     `applied_version` has reached it: the agent then stores it with the checkpoint.
     """
     changes = parse(await request.body(), CheckpointChanges)
-    return Json(await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=clock()))
+    return Json(await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now))
 
 
 @router.get("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
@@ -65,13 +65,13 @@ async def verification(job: str, checkpoint: str, db: Db) -> Response:
         _422="Invalid checkpoint",
     ),
 )
-async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
+async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Request that the job compares all bytes with their digests. The server itself never reads a store.
 
     The job verifies in the background, one checkpoint at a time; a job that is not running, at its next start.
     """
     asked = parse(await request.body(), VerificationRequest)
-    return Json(await verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=clock()))
+    return Json(await verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=now))
 
 
 @router.put(
@@ -80,18 +80,18 @@ async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
     openapi_extra=body(ScrubReport),
     responses=returns(Verification, _404="No such job or checkpoint", _422="Invalid report"),
 )
-async def scrub(job: str, checkpoint: str, request: Request, db: Db, clock: Clock, metrics: Metrics) -> Response:
+async def scrub(job: str, checkpoint: str, request: Request, db: Db, now: Now, metrics: Metrics) -> Response:
     """Record what a scrub found in the store. Damage that remains raises the alert for damaged checkpoints."""
     report = parse(await request.body(), ScrubReport)
-    found = await verifications.record_scrub(db, job, checkpoint, report, now=clock())
+    found = await verifications.record_scrub(db, job, checkpoint, report, now=now)
     metrics.scrubbed(report.state)
     return Json(found)
 
 
 @router.delete("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
-async def cancel(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
+async def cancel(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
     """Cancel the request; earlier results remain."""
-    return Json(await verifications.cancel_verification(db, job, checkpoint, who=who, now=clock()))
+    return Json(await verifications.cancel_verification(db, job, checkpoint, who=who, now=now))
 
 
 @router.get("/tensors", responses=returns(Tensors, _404="No such job or checkpoint"))

@@ -19,7 +19,7 @@ from holdfast_server.control import control, plans
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Who
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Now, Who
 
 MAX_WAIT_SECONDS = 60.0
 MAX_EDIT_BYTES = 2**16
@@ -87,7 +87,7 @@ async def edit(
     request: Request,
     db: Db,
     who: Who,
-    clock: Clock,
+    now: Now,
     if_match: Annotated[str | None, Header(description='the version that the edit is based on, as in "3"')] = None,
 ) -> Response:
     """Change the desired state, based on the version in If-Match. `null` resets a setting to that of the
@@ -96,15 +96,13 @@ async def edit(
         message = 'send the version that you edit, as in If-Match: "3": it is the ETag of GET'
         return refusal(428, "version_required", message)
     changes = parse(await request.body(), DesiredChanges)
-    return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=clock()))
+    return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
 
 
 @router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Invalid setting"))
-async def preview(
-    job: str, db: Db, clock: Clock, budget: float | None = None, every: str | None = None
-) -> Response:
+async def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
     """Predict the interval, overhead and exposure for these settings."""
-    return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=clock()))
+    return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=now))
 
 
 def _version(if_match: str) -> int:

@@ -27,10 +27,6 @@ from holdfast_server.samples import batches
 
 MAX_BODY_BYTES = 8 * 2**20
 """Largest batch, both compressed and decompressed."""
-NAME_TAKEN = (
-    "this key may not report on {job!r}: a job of another project has that name, or the key is for another job; "
-    "choose another job name, or ask a server administrator to move or delete the other job"
-)
 MSGPACK = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 
 router = APIRouter(tags=["agents"])
@@ -85,9 +81,10 @@ class IngestState(Protocol):
 
 
 class JobNameTaken(UnknownJob):
-    def __init__(self, job: str) -> None:
-        super().__init__(job)
-        self.args = (NAME_TAKEN.format(job=job),)
+    message = (
+        "this key may not report on {!r}: a job of another project has that name, or the key is for another job; "
+        "choose another job name, or ask a server administrator to move or delete the other job"
+    )
 
 
 class UnsupportedBody(RequestRefused):

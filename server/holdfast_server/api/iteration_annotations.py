@@ -14,7 +14,7 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import iteration_annotations
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 
 NOT_FOUND = "No such job or annotation"
 BY_SCRIPT = "The script wrote it"
@@ -43,10 +43,10 @@ async def list_annotations(
         _422=f"{BAD_TEXT}, or the iteration is not finished",
     ),
 )  # fmt: skip
-async def add(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
+async def add(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Annotate an iteration of the path to the current one."""
     asked = parse(await request.body(), NewAnnotation)
-    return Json(await iteration_annotations.add(db, job, asked, who=who, now=clock()), status_code=201)
+    return Json(await iteration_annotations.add(db, job, asked, who=who, now=now), status_code=201)
 
 
 @router.patch(
@@ -55,22 +55,14 @@ async def add(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Res
     openapi_extra=body(AnnotationChanges),
     responses=returns(Annotation, _404=NOT_FOUND, _409=BY_SCRIPT, _422=BAD_TEXT),
 )
-async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who, clock: Clock) -> Response:
+async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Change the text of an annotation of a person. The editor becomes its author."""
     changes = parse(await request.body(), AnnotationChanges)
-    return Json(await iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=clock()))
+    return Json(await iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=now))
 
 
-@router.delete(
-    "/{annotation}",
-    status_code=204,
-    responses={
-        204: {"description": "Deleted"},
-        404: {"description": NOT_FOUND},
-        409: {"description": BY_SCRIPT},
-    },
-)
-async def delete(job: str, annotation: Number, db: Db, who: Who, clock: Clock) -> Response:
+@router.delete("/{annotation}", status_code=204, responses=returns(None, 204, _404=NOT_FOUND, _409=BY_SCRIPT))
+async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now) -> Response:
     """Delete an annotation of a person."""
-    await iteration_annotations.delete(db, job, annotation, who=who, now=clock())
+    await iteration_annotations.delete(db, job, annotation, who=who, now=now)
     return Response(status_code=204)

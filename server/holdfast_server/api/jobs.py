@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -26,12 +30,18 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import bulk, control, deletion, plans
-from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.core.encoding import to_json
+from holdfast_server.core.errors import UnknownJob
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
 
 NOT_FOUND = "No such job"
 MAX_BULK_BYTES = 2**20
+TICK_SECONDS = 5.0
+"""Longest time between ticks: the age of a silent job's last report changes too."""
+PAUSE_SECONDS = 0.25
+"""Shortest time between ticks."""
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 
@@ -41,7 +51,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 @router.get("", responses=returns(Fleet, _422="Invalid parameter"))
 async def jobs(
     db: Db,
-    clock: Clock,
+    now: Now,
     asker: Asker,
     search: Annotated[str, Query(description="part of a job's name, case-insensitive")] = "",
     status: JobStatus | None = None,
@@ -70,7 +80,7 @@ async def jobs(
         size=size,
         visible_projects=asker.visible_projects,
     )
-    return Json(await fleet.fleet(db, question, now=clock()))
+    return Json(await fleet.fleet(db, question, now=now))
 
 
 @router.post(
@@ -79,29 +89,25 @@ async def jobs(
     openapi_extra=body(BulkChange),
     responses=returns(BulkResult, _422="Invalid budget, or not 1 to 2,000 jobs"),
 )
-async def change(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
     asked = parse(await request.body(), BulkChange)
-    return Json(await bulk.change(db, asked, asker=asker, now=clock()))
+    return Json(await bulk.change(db, asked, asker=asker, now=now))
 
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
-async def summary(job: str, db: Db, clock: Clock) -> Response:
-    return Json(await summaries.job_summary(db, job, now=clock()))
+async def summary(job: str, db: Db, now: Now) -> Response:
+    return Json(await summaries.job_summary(db, job, now=now))
 
 
 @router.delete(
     "/{job}",
     status_code=204,
-    responses={
-        204: {"description": "Deleted"},
-        404: {"description": NOT_FOUND},
-        409: {"description": "It is running, or has reported in the meantime"},
-    },
+    responses=returns(None, 204, _404=NOT_FOUND, _409="It is running, or has reported in the meantime"),
 )
-async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
+async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
-    await deletion.delete_job(db, job, who=who, now=clock())
+    await deletion.delete_job(db, job, who=who, now=now)
     return Response(status_code=204)
 
 
@@ -111,10 +117,10 @@ async def delete(job: str, db: Db, clock: Clock, who: Who) -> Response:
     openapi_extra=body(NumberChanges),
     responses=returns(JobNumbers, _404=NOT_FOUND, _422="Invalid number"),
 )
-async def numbers(job: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+async def numbers(job: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
     changes = parse(await request.body(), NumberChanges)
-    return Json(await control.set_numbers(db, job, changes, who=who, now=clock()))
+    return Json(await control.set_numbers(db, job, changes, who=who, now=now))
 
 
 @router.get("/{job}/timeline", responses=returns(Timeline, _404=NOT_FOUND))
@@ -162,9 +168,9 @@ async def job_timeline(
 
 
 @router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Invalid window"))
-async def job_goodput(job: str, db: Db, clock: Clock, window: Window = "24h") -> Response:
+async def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
     """Break down the time of a window: productive, waiting, lost, restoring, starting, down, unexplained."""
-    return Json(await goodput.goodput(db, job, window, now=clock()))
+    return Json(await goodput.goodput(db, job, window, now=now))
 
 
 @router.get("/{job}/forks", responses=returns(ForkFamily, _404=NOT_FOUND))
@@ -174,9 +180,9 @@ async def job_forks(job: str, db: Db, asker: Asker) -> Response:
 
 
 @router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Invalid window"))
-async def job_ranks(job: str, db: Db, clock: Clock, window: ShortWindow = "1h") -> Response:
+async def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
     """Compare the ranks, and name those that the others wait for."""
-    return Json(await ranks.rank_times(db, job, window, now=clock()))
+    return Json(await ranks.rank_times(db, job, window, now=now))
 
 
 @router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="Invalid parameter"))
@@ -212,3 +218,31 @@ async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
 @router.get("/{job}/notices", responses=returns(dict[str, list[NoticeInfo]], _404=NOT_FOUND))
 async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
     return Json({"notices": await timeline.notices(db, job, limit=limit)})
+
+
+async def _known(job: str, db: Db, now: Now) -> str:
+    # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
+    await summaries.job_summary(db, job, now=now)
+    return job
+
+
+@router.get(
+    "/{job}/stream",
+    response_class=EventSourceResponse,
+    dependencies=[StreamPlace],
+    responses={429: {"description": "You have reached the limit of open streams"}},
+)
+async def stream(
+    job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream server-sent events named `tick`, each with the job's summary as JSON, until the job is deleted."""
+
+    async def one() -> str:
+        return to_json(await summaries.job_summary(db, job, now=clock())).decode()
+
+    with suppress(UnknownJob), changes.subscribe(job) as subscription:
+        while not changes.closed:
+            tick = await shared.answer(job, "tick", one)
+            yield ServerSentEvent(raw_data=tick, event="tick")
+            await asyncio.sleep(PAUSE_SECONDS)
+            await subscription.wait(TICK_SECONDS)

@@ -23,11 +23,11 @@ class ErrorAnswer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def returns(kind: Any, status: int = 200, **others: str) -> dict[int | str, dict[str, Any]]:
-    """Return `responses=` for a route that answers with `kind`; `_404="why"` adds an error."""
-    content = {"schema": _schema(kind), "example": _named(kind)}
-    answers: dict[int | str, dict[str, Any]] = {
-        status: {"description": "Success", "content": {"application/json": content}}
-    }
+    """Return `responses=` for a route that answers with `kind`, or `None` without; `_404="why"` adds an error."""
+    answers: dict[int | str, dict[str, Any]] = {status: {"description": "Success"}}
+    if kind is not None:
+        content = {"schema": _schema(kind), "example": _named(kind)}
+        answers[status]["content"] = {"application/json": content}
     return answers | {
         int(name.removeprefix("_")): {"description": description} for name, description in others.items()
     }

@@ -11,7 +11,7 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import report_retention
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 
 router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 
@@ -27,7 +27,7 @@ async def get_report_retention(project: str, db: Db) -> Response:
     openapi_extra=body(ReportRetentionChanges),
     responses=returns(ReportRetention, _404="No such project", _422="Invalid limit"),
 )
-async def change(project: str, request: Request, db: Db, clock: Clock, who: Who) -> Response:
+async def change(project: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Change limits; `null` removes one. Data beyond a limit is deleted within minutes, irreversibly."""
     changes = parse(await request.body(), ReportRetentionChanges)
-    return Json(await report_retention.change(db, project, changes, who=who, now=clock()))
+    return Json(await report_retention.change(db, project, changes, who=who, now=now))

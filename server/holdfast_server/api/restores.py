@@ -16,7 +16,7 @@ from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.openapi import body, returns
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control, previews
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import timeline
 
 router = APIRouter(prefix="/jobs/{job}/restores", tags=["restores"])
@@ -47,7 +47,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
         _422="Invalid request",
     ),
 )
-async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
+async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     asked = parse(await request.body(), RestoreRequest)
     order, new = await control.order_restore(
         db,
@@ -56,7 +56,7 @@ async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> R
         iteration=asked.iteration,
         key=uuid.uuid4().hex if asked.key is None else asked.key,
         who=who,
-        now=clock(),
+        now=now,
         expires_seconds=asked.expires_seconds,
     )
     return Json(order, status_code=201 if new else 200)
@@ -69,9 +69,9 @@ async def orders(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 
 
 
 @router.get("/preview", responses=returns(RestorePreview, _404="No such job or checkpoint"))
-async def preview(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
+async def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Predict what a restore to this checkpoint would discard, and how long it would take."""
-    return Json(await previews.preview_restore(db, job, checkpoint, now=clock()))
+    return Json(await previews.preview_restore(db, job, checkpoint, now=now))
 
 
 @router.get("/{order}", responses=returns(Order, _404="No such restore"))
@@ -90,12 +90,12 @@ async def order(job: str, order: str, db: Db) -> Response:
         _409="Another restore is in progress, or there is nothing to undo",
     ),
 )
-async def undo(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
+async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     """Return to the state before this restore, by another restore, which can be undone as well."""
-    placed, new = await control.undo_restore(db, job, order, who=who, now=clock())
+    placed, new = await control.undo_restore(db, job, order, who=who, now=now)
     return Json(placed, status_code=201 if new else 200)
 
 
 @router.post("/{order}/cancel", responses=returns(Order, _404="No such restore", _409="It has started or ended"))
-async def cancel(job: str, order: str, db: Db, who: Who, clock: Clock) -> Response:
-    return Json(await control.cancel_restore(db, job, order, who=who, now=clock()))
+async def cancel(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
+    return Json(await control.cancel_restore(db, job, order, who=who, now=now))

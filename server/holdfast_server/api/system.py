@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from holdfast_server.alerts import incidents
 from holdfast_server.api.responses import Json, refusal
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Metrics
+from holdfast_server.http.dependencies import Asker, Changes, Db, Metrics, Now
 from holdfast_server.http.metrics import MOST_JOBS, MetricsSnapshot
 from holdfast_server.queries import fleet
 
@@ -48,9 +48,9 @@ async def ready(db: Db) -> Response:
 
 
 @router.get("/metrics", response_class=PlainTextResponse, responses=_TEXT | _BUSY)
-async def metrics(db: Db, changes: Changes, clock: Clock, exported: Metrics, asker: Asker) -> Response:
+async def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
-    now, visible = clock(), asker.visible_projects
+    visible = asker.visible_projects
     question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
     page = await fleet.fleet(db, question, now=now)
     async with db.read() as session:

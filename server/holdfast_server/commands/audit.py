@@ -17,7 +17,7 @@ from holdfast_server.commands.database import (
     in_database,
     moment,
     print_json,
-    print_table,
+    print_rows,
 )
 from holdfast_server.db import Database
 from holdfast_server.records import audit
@@ -45,17 +45,13 @@ def list_entries(
             return await audit.entries(session, question, limit=limit)
 
     rows = in_database(db, work)
-    if json:
-        print_json({"entries": rows})
-        return
-    table = [
-        (
+    print_rows(
+        rows, name="entries", json=json, header=("row", "when", "who", "what", "about", "before", "after"),
+        cells=lambda row: (
             str(row.id), moment(row.at), row.who, row.action, row.job or row.project or "",
             _printable(row.before), _printable(row.after),
-        )
-        for row in rows
-    ]  # fmt: skip
-    print_table(("row", "when", "who", "what", "about", "before", "after"), table)
+        ),
+    )  # fmt: skip
 
 
 @app.command()

@@ -22,6 +22,7 @@ from holdfast_server.db import Database, DatabaseInUse, DatabaseUnavailable
 
 EXIT_REFUSED, EXIT_USAGE = 1, 2
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 Db = Annotated[
@@ -90,10 +91,17 @@ def print_json(value: object) -> None:
     print(msgspec.json.format(to_json(value)).decode())
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+def print_rows(
+    rows: Sequence[R], *, name: str, json: bool, header: Sequence[str], cells: Callable[[R], Sequence[str]]
+) -> None:
+    """Print rows as a table, or with `json` as an object with one list."""
+    if json:
+        print_json({name: rows})
+        return
+    table = [header, *map(cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
 def moment(at: float | None) -> str:

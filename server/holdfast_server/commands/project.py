@@ -13,8 +13,7 @@ from holdfast_server.commands.database import (
     command_group,
     in_database,
     moment,
-    print_json,
-    print_table,
+    print_rows,
     whoami,
 )
 from holdfast_server.core.principal import OPERATOR
@@ -37,11 +36,10 @@ def add(project: Project, db: Db = None) -> None:
 def list_projects(db: Db = None, json: Json = False) -> None:
     """List projects with the number of their jobs and people."""
     rows = in_database(db, lambda database, _: projects.list_projects(database, OPERATOR))
-    if json:
-        print_json({"projects": rows})
-        return
-    table = [(row.name, str(row.jobs), str(row.members), moment(row.created_at)) for row in rows]
-    print_table(("project", "jobs", "people", "created"), table)
+    print_rows(
+        rows, name="projects", json=json, header=("project", "jobs", "people", "created"),
+        cells=lambda row: (row.name, str(row.jobs), str(row.members), moment(row.created_at)),
+    )  # fmt: skip
 
 
 @app.command("move-job")

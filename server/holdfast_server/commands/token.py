@@ -19,7 +19,7 @@ from holdfast_server.commands.database import (
     in_database,
     moment,
     print_json,
-    print_table,
+    print_rows,
     whoami,
 )
 from holdfast_server.core.principal import OPERATOR, SCOPES, Scope
@@ -67,23 +67,14 @@ def create(
 def list_keys(db: Db = None, json: Json = False) -> None:
     """List keys with their permissions and the time of their last use."""
     rows = in_database(db, lambda database, now: tokens.list_tokens(database, asker=OPERATOR, now=now))
-    if json:
-        print_json({"tokens": rows})
-        return
-    table = [
-        (
-            row.prefix,
-            row.name,
-            ",".join(row.scopes),
-            row.job or row.project or "every project",
-            row.created_by,
-            moment(row.last_used_at),
-            "never" if row.state == "works" and row.expires_at is None
-            else moment(row.expires_at) if row.state == "works" else row.state,
-        )
-        for row in rows
-    ]  # fmt: skip
-    print_table(("key", "name", "scopes", "for", "created by", "last used", "expires"), table)
+    print_rows(
+        rows, name="tokens", json=json,
+        header=("key", "name", "scopes", "for", "created by", "last used", "expires"),
+        cells=lambda row: (
+            row.prefix, row.name, ",".join(row.scopes), row.job or row.project or "every project", row.created_by,
+            moment(row.last_used_at), moment(row.expires_at) if row.state == "works" else row.state,
+        ),
+    )  # fmt: skip
 
 
 @app.command()

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.protocol.administration import Person
 from holdfast_server.accounts import people
 from holdfast_server.commands.database import (
     EXIT_USAGE,
@@ -16,7 +17,7 @@ from holdfast_server.commands.database import (
     in_database,
     moment,
     print_json,
-    print_table,
+    print_rows,
     whoami,
 )
 from holdfast_server.core.principal import Role
@@ -57,22 +58,15 @@ def add(
 def list_people(db: Db = None, json: Json = False) -> None:
     """List people and their roles."""
     rows = in_database(db, lambda database, _: people.list_people(database))
-    if json:
-        print_json({"people": rows})
-        return
-    table = [
-        (
-            row.name,
-            ", ".join(
-                (["server administrator"] if row.admin else []) + [f"{r} of {p}" for p, r in row.roles.items()]
-            )
-            or "-",
-            row.signs_in_by,
-            moment(row.signed_in_at),
-        )
-        for row in rows
-    ]
-    print_table(("name", "roles", "signs in by", "last sign-in"), table)
+    print_rows(
+        rows, name="people", json=json, header=("name", "roles", "signs in by", "last sign-in"),
+        cells=lambda row: (row.name, _roles(row), row.signs_in_by, moment(row.signed_in_at)),
+    )  # fmt: skip
+
+
+def _roles(person: Person) -> str:
+    held = ["server administrator"] if person.admin else []
+    return ", ".join(held + [f"{role} of {project}" for project, role in person.roles.items()]) or "-"
 
 
 @app.command()

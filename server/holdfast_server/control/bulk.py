@@ -16,9 +16,15 @@ from holdfast.protocol.fleet import BulkChange, BulkOutcome, BulkResult
 from holdfast.protocol.jobs import DesiredChanges, JobStatus
 from holdfast_server import models
 from holdfast_server.alerts import incidents
-from holdfast_server.alerts.errors import AlertResolved, UnknownAlert
 from holdfast_server.control import control
-from holdfast_server.core.errors import InvalidSetting, PermissionDenied, RequestRefused, UnknownJob
+from holdfast_server.core.errors import (
+    AlertResolved,
+    InvalidSetting,
+    PermissionDenied,
+    RequestRefused,
+    UnknownAlert,
+    UnknownJob,
+)
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.queries.fleet import FleetQuery, matching_jobs

@@ -25,7 +25,7 @@ from holdfast_server.core.errors import (
     NotPossible,
     NotRestorable,
 )
-from holdfast_server.db import Database
+from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
@@ -43,8 +43,9 @@ async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
         return await desired_state.read(session, row, now=now) if row else messages.Desired()
 
 
+@job_transaction
 async def edit(
-    db: Database, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
+    session: AsyncSession, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
 ) -> messages.Desired:
     """Change settings; `version` is the version that the editor saw, or None to skip the check for conflicts.
 
@@ -52,15 +53,11 @@ async def edit(
         UnknownJob, InvalidSetting.
         VersionConflict: a later version changed a setting.
     """
-
-    async def work(session: AsyncSession) -> messages.Desired:
-        row = await find_job(session, job)
-        if version is not None:
-            await desired_state.check_version(session, row, version)
-        await desired_state.record_edit(session, row, changes, who=who, now=now)
-        return await desired_state.read(session, row, now=now)
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    if version is not None:
+        await desired_state.check_version(session, row, version)
+    await desired_state.record_edit(session, row, changes, who=who, now=now)
+    return await desired_state.read(session, row, now=now)
 
 
 async def undo(
@@ -81,7 +78,10 @@ async def undo(
     return await edit(db, job, back, version=version, who=who, now=now)
 
 
-async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: str, now: float) -> JobNumbers:
+@job_transaction
+async def set_numbers(
+    session: AsyncSession, job: str, changes: NumberChanges, *, who: str, now: float
+) -> JobNumbers:
     """Set the largest known attempt and lineage numbers of a job, after a report with wrong ones.
 
     Attempts with larger numbers get the largest number, so that they fence no other; the last of the remaining
@@ -98,38 +98,34 @@ async def set_numbers(db: Database, job: str, changes: NumberChanges, *, who: st
         most = MAX_ATTEMPT if name == "latest_attempt" else MAX_LINEAGE
         if not 0 <= value <= most:
             raise InvalidSetting(name, f"{name} {value} is outside 0 to {most}")
-
-    async def work(session: AsyncSession) -> JobNumbers:
-        row = await find_job(session, job)
-        before = JobNumbers(latest_attempt=row.attempt, latest_lineage=row.latest_lineage)
-        attempt, lineage = (
-            given.get("latest_attempt", row.attempt),
-            given.get("latest_lineage", row.latest_lineage),
-        )
-        attempts = models.AttemptRecord
-        beyond = (attempts.job == job, attempts.attempt > attempt)
-        current = await session.get(attempts, (job, row.uid))
-        if current is not None and (current.attempt > attempt or row.lineage > lineage):
-            if current.attempt > attempt:
-                own = select(attempts).where(attempts.job == job, attempts.attempt <= attempt)
-                newest = own.order_by(attempts.attempt.desc(), attempts.started_at.desc()).limit(1)
-                current = (await session.scalars(newest)).first() or current
-            row.uid = current.uid
-            # until the next report gives the position
-            row.iteration, row.lineage = current.last_iteration, min(current.lineage, lineage)
-            row.sequence = row.samples_sequence = -1
-        await session.execute(update(attempts).where(*beyond).values(attempt=attempt))
-        row.attempt, row.latest_lineage = attempt, lineage
-        await checkpoints.reset_report_order(session, job)
-        await session.flush()
-        after = JobNumbers(latest_attempt=attempt, latest_lineage=lineage)
-        await audit.record(
-            session, who=who, action="job.numbers", now=now, job=job, project=row.project,
-            before=msgspec.structs.asdict(before), after=msgspec.structs.asdict(after),
-        )  # fmt: skip
-        return after
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    before = JobNumbers(latest_attempt=row.attempt, latest_lineage=row.latest_lineage)
+    attempt, lineage = (
+        given.get("latest_attempt", row.attempt),
+        given.get("latest_lineage", row.latest_lineage),
+    )
+    attempts = models.AttemptRecord
+    beyond = (attempts.job == job, attempts.attempt > attempt)
+    current = await session.get(attempts, (job, row.uid))
+    if current is not None and (current.attempt > attempt or row.lineage > lineage):
+        if current.attempt > attempt:
+            own = select(attempts).where(attempts.job == job, attempts.attempt <= attempt)
+            newest = own.order_by(attempts.attempt.desc(), attempts.started_at.desc()).limit(1)
+            current = (await session.scalars(newest)).first() or current
+        row.uid = current.uid
+        # until the next report gives the position
+        row.iteration, row.lineage = current.last_iteration, min(current.lineage, lineage)
+        row.sequence = row.samples_sequence = -1
+    await session.execute(update(attempts).where(*beyond).values(attempt=attempt))
+    row.attempt, row.latest_lineage = attempt, lineage
+    await checkpoints.reset_report_order(session, job)
+    await session.flush()
+    after = JobNumbers(latest_attempt=attempt, latest_lineage=lineage)
+    await audit.record(
+        session, who=who, action="job.numbers", now=now, job=job, project=row.project,
+        before=msgspec.structs.asdict(before), after=msgspec.structs.asdict(after),
+    )  # fmt: skip
+    return after
 
 
 async def delivered(db: Database, job: str, version: int) -> None:
@@ -141,8 +137,9 @@ async def delivered(db: Database, job: str, version: int) -> None:
         await db.write(partial(desired_state.delivered, job=job, version=version), job=job, at_once=True)
 
 
+@job_transaction
 async def order_restore(
-    db: Database,
+    session: AsyncSession,
     job: str,
     *,
     checkpoint: str | None,
@@ -165,25 +162,21 @@ async def order_restore(
     """
     if not 1 <= len(key) <= MAX_KEY:
         raise InvalidSetting("key", f"an idempotency key has 1 to {MAX_KEY} characters")
-
-    async def work(session: AsyncSession) -> tuple[Order, bool]:
-        row = await find_job(session, job)
-        known = await restore_orders.find_by_key(session, job, key)
-        if known is not None:
-            _require_same_target(known, checkpoint, iteration)
-            return known, False
-        chosen = await _choose(session, row, checkpoint, iteration)
-        order, new = await restore_orders.place(
-            session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds
+    row = await find_job(session, job)
+    known = await restore_orders.find_by_key(session, job, key)
+    if known is not None:
+        _require_same_target(known, checkpoint, iteration)
+        return known, False
+    chosen = await _choose(session, row, checkpoint, iteration)
+    order, new = await restore_orders.place(
+        session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds
+    )
+    if new:
+        about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
+        await audit.record(
+            session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about
         )
-        if new:
-            about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
-            await audit.record(
-                session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about
-            )
-        return order, new
-
-    return await db.write(work, job=job, at_once=True)
+    return order, new
 
 
 def _require_same_target(known: Order, checkpoint: str | None, iteration: int | None) -> None:
@@ -194,26 +187,23 @@ def _require_same_target(known: Order, checkpoint: str | None, iteration: int | 
         raise InvalidSetting("key", reason)
 
 
-async def cancel_restore(db: Database, job: str, order: str, *, who: str, now: float) -> Order:
+@job_transaction
+async def cancel_restore(session: AsyncSession, job: str, order: str, *, who: str, now: float) -> Order:
     """Cancel an order.
 
     Raises:
         UnknownJob, UnknownOrder.
         NotCancellable: the agent restores, or the order has ended.
     """
-
-    async def work(session: AsyncSession) -> Order:
-        row = await find_job(session, job)
-        before = (await restore_orders.find(session, job, order)).state
-        cancelled = await restore_orders.cancel(session, row, order, who=who, now=now)
-        if before != cancelled.state:
-            await audit.record(
-                session, who=who, action="restore.cancel", now=now, job=job, project=row.project,
-                before={"order": order, "state": before}, after={"state": cancelled.state},
-            )  # fmt: skip
-        return cancelled
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    before = (await restore_orders.find(session, job, order)).state
+    cancelled = await restore_orders.cancel(session, row, order, who=who, now=now)
+    if before != cancelled.state:
+        await audit.record(
+            session, who=who, action="restore.cancel", now=now, job=job, project=row.project,
+            before={"order": order, "state": before}, after={"state": cancelled.state},
+        )  # fmt: skip
+    return cancelled
 
 
 async def undo_restore(db: Database, job: str, order: str, *, who: str, now: float) -> tuple[Order, bool]:
@@ -243,13 +233,14 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
     )
 
 
+@job_transaction
 async def change_checkpoint(
-    db: Database, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
+    session: AsyncSession, job: str, checkpoint: str, changes: CheckpointChanges, *, who: str, now: float
 ) -> CheckpointInfo:
     """Pin or unpin a checkpoint, label it, or both.
 
     Args:
-        db: the database.
+        session: the transaction.
         job: the name of the job.
         checkpoint: its id, or its iteration.
         changes: the changes.
@@ -264,27 +255,23 @@ async def change_checkpoint(
     if changes.pinned is UNSET and changes.label is UNSET:
         raise InvalidSetting("", "nothing to change: give pinned, label or both")
     label = UNSET if changes.label is UNSET else _label(changes.label)
-
-    async def work(session: AsyncSession) -> CheckpointInfo:
-        row = await find_job(session, job)
-        found = await checkpoints.named(session, row, checkpoint)
-        acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
-        if changes.pinned is not UNSET:
-            before = {"pinned_by": found.pinned_by}
-            if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
-                acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
-        if label is not UNSET and label != found.label:
-            acts.append(("label", {"label": found.label}, {"label": label}))
-            found.label = label
-        await session.flush()
-        for act, before, after in acts:
-            await audit.record(
-                session, who=who, action=f"checkpoint.{act}", now=now, job=job, project=row.project,
-                before=before, after=after | {"checkpoint": found.id},
-            )  # fmt: skip
-        return as_row(found, await ancestry_of(session, row))
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    found = await checkpoints.named(session, row, checkpoint)
+    acts: list[tuple[str, dict[str, str | None], dict[str, str | None]]] = []
+    if changes.pinned is not UNSET:
+        before = {"pinned_by": found.pinned_by}
+        if await pins.pin(session, row, found, pinned=changes.pinned, who=who, now=now):
+            acts.append(("pin" if changes.pinned else "unpin", before, {"pinned_by": found.pinned_by}))
+    if label is not UNSET and label != found.label:
+        acts.append(("label", {"label": found.label}, {"label": label}))
+        found.label = label
+    await session.flush()
+    for act, before, after in acts:
+        await audit.record(
+            session, who=who, action=f"checkpoint.{act}", now=now, job=job, project=row.project,
+            before=before, after=after | {"checkpoint": found.id},
+        )  # fmt: skip
+    return as_row(found, await ancestry_of(session, row))
 
 
 def _label(label: str | None) -> str | None:

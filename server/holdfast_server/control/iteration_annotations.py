@@ -8,10 +8,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation
-from holdfast_server.db import Database
+from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.queries.timeline_annotations import as_view
 from holdfast_server.records import audit
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.samples import reading
@@ -45,7 +45,8 @@ async def find(db: Database, job: str, annotation: int) -> Annotation:
         return _as_answer(await _find(session, job, annotation), path)
 
 
-async def add(db: Database, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
+@job_transaction
+async def add(session: AsyncSession, job: str, request: NewAnnotation, *, who: str, now: float) -> Annotation:
     """Add a note at an iteration of the path to the current one.
 
     Raises:
@@ -54,29 +55,26 @@ async def add(db: Database, job: str, request: NewAnnotation, *, who: str, now: 
         NotPossible: the job has as many annotations as it may.
     """
     text, rows = _text(request.text), models.AnnotationRecord
-
-    async def work(session: AsyncSession) -> Annotation:
-        found = await find_job(session, job)
-        iteration = found.iteration if request.iteration is None else request.iteration
-        if not 0 <= iteration <= found.iteration:
-            reason = f"iteration {iteration:,} is not finished: the newest is {found.iteration:,}"
-            raise InvalidSetting("iteration", reason)
-        known = await session.scalar(select(func.count()).where(rows.job == job, rows.who.is_not(None)))
-        if (known or 0) >= MOST_BY_PEOPLE:
-            raise NotPossible(f"{job} has {MOST_BY_PEOPLE:,} annotations, the maximum: delete one first")
-        path = await ancestry_of(session, found)
-        lineage = path.lineage_at(iteration)
-        at = await reading.time_of(session, job, lineage, iteration) or now
-        row = rows(job=job, iteration=iteration, lineage=lineage, at=at, text=text, who=who, written_at=now)
-        session.add(row)
-        await session.flush()
-        await _record(session, "add", row, who=who, now=now, after={"text": text})
-        return _as_answer(row, path)
-
-    return await db.write(work, job=job, at_once=True)
+    found = await find_job(session, job)
+    iteration = found.iteration if request.iteration is None else request.iteration
+    if not 0 <= iteration <= found.iteration:
+        reason = f"iteration {iteration:,} is not finished: the newest is {found.iteration:,}"
+        raise InvalidSetting("iteration", reason)
+    known = await session.scalar(select(func.count()).where(rows.job == job, rows.who.is_not(None)))
+    if (known or 0) >= MOST_BY_PEOPLE:
+        raise NotPossible(f"{job} has {MOST_BY_PEOPLE:,} annotations, the maximum: delete one first")
+    path = await ancestry_of(session, found)
+    lineage = path.lineage_at(iteration)
+    at = await reading.time_of(session, job, lineage, iteration) or now
+    row = rows(job=job, iteration=iteration, lineage=lineage, at=at, text=text, who=who, written_at=now)
+    session.add(row)
+    await session.flush()
+    await _record(session, "add", row, who=who, now=now, after={"text": text})
+    return _as_answer(row, path)
 
 
-async def edit(db: Database, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
+@job_transaction
+async def edit(session: AsyncSession, job: str, annotation: int, text: str, *, who: str, now: float) -> Annotation:
     """Change the text of a note. The editor becomes its author.
 
     Raises:
@@ -85,31 +83,24 @@ async def edit(db: Database, job: str, annotation: int, text: str, *, who: str, 
         NotPossible: the script wrote it.
     """
     text = _text(text)
-
-    async def work(session: AsyncSession) -> Annotation:
-        found = await find_job(session, job)
-        row = await _of_person(session, job, annotation)
-        if row.text != text:
-            before = {"text": row.text, "who": row.who}
-            row.text, row.who, row.written_at = text, who, now
-            await session.flush()
-            await _record(session, "edit", row, who=who, now=now, before=before, after={"text": text})
-        return _as_answer(row, await ancestry_of(session, found))
-
-    return await db.write(work, job=job, at_once=True)
-
-
-async def delete(db: Database, job: str, annotation: int, *, who: str, now: float) -> None:
-    """Delete a note. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
-
-    async def work(session: AsyncSession) -> None:
-        await find_job(session, job)
-        row = await _of_person(session, job, annotation)
-        await session.delete(row)
+    found = await find_job(session, job)
+    row = await _of_person(session, job, annotation)
+    if row.text != text:
+        before = {"text": row.text, "who": row.who}
+        row.text, row.who, row.written_at = text, who, now
         await session.flush()
-        await _record(session, "delete", row, who=who, now=now, before={"text": row.text, "who": row.who})
+        await _record(session, "edit", row, who=who, now=now, before=before, after={"text": text})
+    return _as_answer(row, await ancestry_of(session, found))
 
-    await db.write(work, job=job, at_once=True)
+
+@job_transaction
+async def delete(session: AsyncSession, job: str, annotation: int, *, who: str, now: float) -> None:
+    """Delete a note. Raises UnknownJob, UnknownAnnotation; NotPossible: the script wrote it."""
+    await find_job(session, job)
+    row = await _of_person(session, job, annotation)
+    await session.delete(row)
+    await session.flush()
+    await _record(session, "delete", row, who=who, now=now, before={"text": row.text, "who": row.who})
 
 
 def _text(text: str) -> str:
@@ -139,7 +130,7 @@ async def _of_person(session: AsyncSession, job: str, annotation: int) -> models
 
 
 def _as_answer(row: models.AnnotationRecord, path: Ancestry) -> Annotation:
-    return as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in path)
+    return answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in path)
 
 
 async def _record(

@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server import models
-from holdfast_server.core.errors import InvalidSetting, UnknownProject
-from holdfast_server.db import Database
+from holdfast_server.accounts.projects import require_project
+from holdfast_server.core.errors import InvalidSetting
+from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit, rank_totals
 from holdfast_server.samples import compaction
 
@@ -29,14 +30,18 @@ _REPORTS = (models.StallRecord, models.NoticeRecord, models.IntervalDecisionReco
 async def get_settings(db: Database, project: str) -> ReportRetention:
     """Return the settings and the stored size of a project. Raises UnknownProject."""
     async with db.read() as session:
-        if await session.get(models.ProjectRecord, project) is None:
-            raise UnknownProject(project)
-        row = await session.get(models.RetentionRecord, project)
-        return ReportRetention(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
+        await require_project(session, project)
+        return await _settings(session, project)
 
 
+async def _settings(session: AsyncSession, project: str) -> ReportRetention:
+    row = await session.get(models.RetentionRecord, project)
+    return ReportRetention(project=project, stored_bytes=await _stored_bytes(session, project), **_fields(row))
+
+
+@transaction
 async def change(
-    db: Database, project: str, changes: ReportRetentionChanges, *, who: str, now: float
+    session: AsyncSession, project: str, changes: ReportRetentionChanges, *, who: str, now: float
 ) -> ReportRetention:
     """Change the given settings of a project; None: no limit.
 
@@ -48,35 +53,28 @@ async def change(
         least = LEAST_BYTES if name.endswith("_bytes") else LEAST_SECONDS
         if isinstance(value, float | int) and not least <= value < math.inf:
             raise InvalidSetting(name, f"{name} is {value}: give at least {least:g}, or null for no limit")
-
-    async def work(session: AsyncSession) -> None:
-        if await session.get(models.ProjectRecord, project) is None:
-            raise UnknownProject(project)
-        row = await session.get(models.RetentionRecord, project)
-        before = _fields(row)
-        if row is None:
-            row = models.RetentionRecord(project=project)
-            session.add(row)
-        wanted = {
-            name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET
-        }
-        for name, value in wanted.items():
-            setattr(row, name, value)
-        changed = {name: value for name, value in wanted.items() if value != before[name]}
-        if changed:
-            await session.flush()
-            await audit.record(
-                session,
-                who=who,
-                action="retention.edit",
-                now=now,
-                project=project,
-                before={name: before[name] for name in changed},
-                after=changed,
-            )
-
-    await db.write(work)
-    return await get_settings(db, project)
+    await require_project(session, project)
+    row = await session.get(models.RetentionRecord, project)
+    before = _fields(row)
+    if row is None:
+        row = models.RetentionRecord(project=project)
+        session.add(row)
+    wanted = {name: value for name, value in msgspec.structs.asdict(changes).items() if value is not msgspec.UNSET}
+    for name, value in wanted.items():
+        setattr(row, name, value)
+    changed = {name: value for name, value in wanted.items() if value != before[name]}
+    if changed:
+        await session.flush()
+        await audit.record(
+            session,
+            who=who,
+            action="retention.edit",
+            now=now,
+            project=project,
+            before={name: before[name] for name in changed},
+            after=changed,
+        )
+    return await _settings(session, project)
 
 
 def _fields(row: models.RetentionRecord | None) -> dict[str, Any]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import ScrubReport, Tensors, Verification
-from holdfast_server.db import Database
+from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.summaries import find_job
 from holdfast_server.records import audit, checkpoints, verifications
 
 
+@job_transaction
 async def verify(
-    db: Database, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
+    session: AsyncSession, job: str, checkpoint: str, *, against: str | None = None, who: str, now: float
 ) -> Verification:
     """Request that an agent verifies a checkpoint by reading it back; an open request is reused.
 
     Args:
-        db: the database.
+        session: the transaction.
         job: the name of the job.
         checkpoint: its id, or its iteration.
         against: another checkpoint, by id or iteration, whose tensors to compare.
@@ -28,49 +29,41 @@ async def verify(
         CheckpointNotFound: with the nearest earlier one.
         NotPossible: it is not in the store, or the job has as many open requests as it may.
     """
-
-    async def work(session: AsyncSession) -> Verification:
-        row = await find_job(session, job)
-        found = await checkpoints.named(session, row, checkpoint)
-        other = await checkpoints.named(session, row, against) if against else None
-        if await verifications.request(session, row, found, against=other, who=who, now=now):
-            about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
-            await audit.record(
-                session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
-            )
-        return await verifications.find(session, job, found.id)
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    found = await checkpoints.named(session, row, checkpoint)
+    other = await checkpoints.named(session, row, against) if against else None
+    if await verifications.request(session, row, found, against=other, who=who, now=now):
+        about = {"checkpoint": found.id} | ({"against": other.id} if other else {})
+        await audit.record(
+            session, who=who, action="checkpoint.verify", now=now, job=job, project=row.project, after=about
+        )
+    return await verifications.find(session, job, found.id)
 
 
-async def cancel_verification(db: Database, job: str, checkpoint: str, *, who: str, now: float) -> Verification:
+@job_transaction
+async def cancel_verification(
+    session: AsyncSession, job: str, checkpoint: str, *, who: str, now: float
+) -> Verification:
     """Cancel the open request, if there is one. Raises as `verify` does."""
-
-    async def work(session: AsyncSession) -> Verification:
-        row = await find_job(session, job)
-        found = await checkpoints.named(session, row, checkpoint)
-        if await verifications.cancel(session, row, found.id, who=who, now=now):
-            await audit.record(
-                session, who=who, action="checkpoint.verify_cancel", now=now, job=job, project=row.project,
-                after={"checkpoint": found.id},
-            )  # fmt: skip
-        return await verifications.find(session, job, found.id)
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    found = await checkpoints.named(session, row, checkpoint)
+    if await verifications.cancel(session, row, found.id, who=who, now=now):
+        await audit.record(
+            session, who=who, action="checkpoint.verify_cancel", now=now, job=job, project=row.project,
+            after={"checkpoint": found.id},
+        )  # fmt: skip
+    return await verifications.find(session, job, found.id)
 
 
+@job_transaction
 async def record_scrub(
-    db: Database, job: str, checkpoint: str, report: ScrubReport, *, now: float
+    session: AsyncSession, job: str, checkpoint: str, report: ScrubReport, *, now: float
 ) -> Verification:
     """Record what a scrub of the job's store found in a checkpoint. Raises as `verification` does."""
-
-    async def work(session: AsyncSession) -> Verification:
-        row = await find_job(session, job)
-        found = await checkpoints.named(session, row, checkpoint)
-        await verifications.record_scrub(session, found, report, now=now)
-        return await verifications.find(session, job, found.id)
-
-    return await db.write(work, job=job, at_once=True)
+    row = await find_job(session, job)
+    found = await checkpoints.named(session, row, checkpoint)
+    await verifications.record_scrub(session, found, report, now=now)
+    return await verifications.find(session, job, found.id)
 
 
 async def verification(db: Database, job: str, checkpoint: str) -> Verification:

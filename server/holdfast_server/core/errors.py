@@ -12,10 +12,17 @@ class RequestRefused(Exception):
 
     status: int = 409
     code: str = "refused"
+    message: str = "{}"
+    """The sentence, formatted with the arguments of the error."""
     details: ClassVar[tuple[str, ...]] = ()
-    """Attributes that the API's answer includes besides the sentence."""
+    """Attributes that the API's answer includes besides the sentence: the first arguments of the error."""
     retry_seconds: float | None = None
     """After which the same request may succeed: the `Retry-After` header."""
+
+    def __init__(self, *arguments: object) -> None:
+        for name, value in zip(self.details, arguments, strict=False):
+            setattr(self, name, value)
+        super().__init__(self.message.format(*arguments))
 
 
 class ResourceNotFound(RequestRefused):
@@ -26,87 +33,62 @@ class ResourceNotFound(RequestRefused):
 
 class UnknownJob(ResourceNotFound):
     code, details = "unknown_job", ("job",)
-
-    def __init__(self, job: str) -> None:
-        self.job = job
-        super().__init__(f"job {job!r} not found: no agent has reported under this name")
+    message = "job {!r} not found: no agent has reported under this name"
+    job: str
 
 
 class UnknownAttempt(ResourceNotFound):
-    code, details = "unknown_attempt", ("job",)
-
-    def __init__(self, job: str, what: str) -> None:
-        self.job = job
-        super().__init__(f"job {job!r} has no {what}")
+    code, details, message = "unknown_attempt", ("job",), "job {!r} has no {}"
 
 
 class UnknownOrder(ResourceNotFound):
-    code, details = "unknown_order", ("job", "order")
-
-    def __init__(self, job: str, order: str) -> None:
-        self.job, self.order = job, order
-        super().__init__(f"job {job!r} has no restore request {order!r}")
+    code, details, message = "unknown_order", ("job", "order"), "job {!r} has no restore request {!r}"
 
 
 class UnknownAnnotation(ResourceNotFound):
     code, details = "unknown_annotation", ("job", "annotation")
-
-    def __init__(self, job: str, annotation: int) -> None:
-        self.job, self.annotation = job, annotation
-        super().__init__(f"job {job!r} has no annotation {annotation}: it may have been deleted")
+    message = "job {!r} has no annotation {}: it may have been deleted"
 
 
 class CheckpointNotFound(ResourceNotFound):
     """No checkpoint can be restored at that iteration; `nearest` is the next earlier one that can."""
 
     code, details = "no_such_checkpoint", ("iteration", "nearest")
+    message = "no restorable checkpoint at iteration {0}; {2}"
+    iteration: int
+    nearest: CheckpointInfo | None
 
     def __init__(self, iteration: int, nearest: CheckpointInfo | None) -> None:
-        self.iteration, self.nearest = iteration, nearest
         offer = (
             f"the nearest earlier one is {nearest.id}, at iteration {nearest.iteration}"
             if nearest
             else "and there is none before it"
         )
-        super().__init__(f"no restorable checkpoint at iteration {iteration}; {offer}")
+        super().__init__(iteration, nearest, offer)
 
 
 class UnknownPerson(ResourceNotFound):
-    code = "unknown_person"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"there is no user {name!r}")
+    code, message = "unknown_person", "there is no user {!r}"
 
 
 class UnknownProject(ResourceNotFound):
-    code = "unknown_project"
-
-    def __init__(self, project: str) -> None:
-        super().__init__(f"there is no project {project!r}")
+    code, message = "unknown_project", "there is no project {!r}"
 
 
 class UnknownToken(ResourceNotFound):
-    code = "unknown_key"
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__(f"there is no key {prefix!r}")
+    code, message = "unknown_key", "there is no key {!r}"
 
 
 class UnknownSession(ResourceNotFound):
-    code = "unknown_session"
-
-    def __init__(self) -> None:
-        super().__init__("this browser is signed out already")
+    code, message = "unknown_session", "this browser is signed out already"
 
 
 class InvalidSetting(RequestRefused):
     """A field has a value that the server does not accept."""
 
-    status, code, details = 422, "invalid_setting", ("field", "reason")
-
-    def __init__(self, field: str, reason: str) -> None:
-        self.field, self.reason = field, reason
-        super().__init__(reason)
+    status, code, details, message = 422, "invalid_setting", ("field", "reason"), "{1}"
+    field: str
+    reason: str
 
 
 class WeakPassword(RequestRefused):
@@ -117,10 +99,10 @@ class VersionConflict(RequestRefused):
     """The settings changed after the version that an edit is based on."""
 
     code, details = "conflict", ("version", "who", "at", "what")
+    message = "{1} saved version {0} in the meantime ({3}): review it and try again"
 
     def __init__(self, *, version: int, who: str, at: float, what: str) -> None:
-        self.version, self.who, self.at, self.what = version, who, at, what
-        super().__init__(f"{who} saved version {version} in the meantime ({what}): review it and try again")
+        super().__init__(version, who, at, what)
 
 
 class NotRestorable(RequestRefused):
@@ -128,33 +110,20 @@ class NotRestorable(RequestRefused):
 
     code, details = "not_restorable", ("reason",)
 
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
-
 
 class OpenOrder(RequestRefused):
     """Another restore of this job is in progress."""
 
     code, details = "open_order", ("order",)
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        super().__init__(
-            f"a restore to iteration {order.iteration} is already {order.state}: cancel it or wait for it"
-        )
+    message = "a restore to iteration {0.iteration} is already {0.state}: cancel it or wait for it"
+    order: Order
 
 
 class NotCancellable(RequestRefused):
     """The restore has started or has ended."""
 
     code, details = "not_cancellable", ("order",)
-
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        super().__init__(
-            f"this restore is {order.state}: it can be cancelled only while no attempt carries it out"
-        )
+    message = "this restore is {0.state}: it can be cancelled only while no attempt carries it out"
 
 
 class NotPossible(RequestRefused):
@@ -170,54 +139,74 @@ class PermissionDenied(RequestRefused):
 class InvalidCredentials(RequestRefused):
     """Does not say which of the two is wrong: that would reveal which names exist."""
 
-    status, code = 401, "not_signed_in"
-
-    def __init__(self) -> None:
-        super().__init__("wrong name or password")
+    status, code, message = 401, "not_signed_in", "wrong name or password"
 
 
 class LinkExpired(RequestRefused):
     status, code = 410, "dead_link"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this link no longer works: each link works once and for a limited time, and a newer link replaces it"
-        )
+    message = (
+        "this link no longer works: each link works once and for a limited time, and a newer link replaces it"
+    )
 
 
 class TooManySignInAttempts(RequestRefused):
     status, code, details = 429, "too_many_tries", ("retry_seconds",)
+    message = "too many sign-in attempts: wait {1} s and try again"
 
     def __init__(self, retry_seconds: float) -> None:
-        self.retry_seconds = retry_seconds
-        super().__init__(f"too many sign-in attempts: wait {max(1, round(retry_seconds))} s and try again")
+        super().__init__(retry_seconds, max(1, round(retry_seconds)))
 
 
 class PasswordQueueFull(RequestRefused):
     """The server hashes one password at a time, and too many requests wait for it."""
 
     status, code, retry_seconds = 503, "busy", 4.0
-
-    def __init__(self) -> None:
-        super().__init__("the server is checking many passwords: try again in a few seconds")
+    message = "the server is checking many passwords: try again in a few seconds"
 
 
 class TooManyJobs(RequestRefused):
     """A report would create a job in a project that has reached its limit."""
 
     status, code, retry_seconds = 429, "too_many_jobs", 60.0
-
-    def __init__(self, project: str, limit: int) -> None:
-        super().__init__(
-            f"project {project!r} has reached its limit of {limit} jobs: delete old jobs with "
-            "`holdfast delete JOB`, or start the server with a larger --max-jobs (HOLDFAST_MAX_JOBS)"
-        )
+    message = (
+        "project {!r} has reached its limit of {} jobs: delete old jobs with "
+        "`holdfast delete JOB`, or start the server with a larger --max-jobs (HOLDFAST_MAX_JOBS)"
+    )
 
 
 class TooManyStreams(RequestRefused):
     """A person, including all of their keys, has reached the limit of open streams."""
 
     status, code, retry_seconds = 429, "too_many_streams", 5.0
+    message = "you have {} open streams already: close a page or a program that uses one"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"you have {limit} open streams already: close a page or a program that uses one")
+
+# ---- alerts, rules and channels -----------------------------------------------------------------
+
+
+class UnknownAlert(ResourceNotFound):
+    code, details, message = "unknown_alert", ("alert",), "there is no alert {}"
+
+
+class AlertResolved(RequestRefused):
+    """A resolved alert can be neither acknowledged nor silenced."""
+
+    code, details, message = "alert_over", ("alert",), "alert {} has resolved already"
+
+
+class UnknownRule(ResourceNotFound):
+    code, message = "unknown_rule", "project {!r} has no custom rule {!r}"
+
+
+class UnknownChannel(ResourceNotFound):
+    code, message = "unknown_channel", "there is no channel {!r}"
+
+
+class WebhooksDisabled(RequestRefused):
+    code = "webhooks_off"
+    message = "webhooks are off on this server: its administrator enables them with HOLDFAST_WEBHOOKS=on"
+
+
+class MailDisabled(RequestRefused):
+    code = "mail_off"
+    message = "this server sends no mail: its administrator sets a mail server in HOLDFAST_SMTP_HOST"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 
 from sqlalchemy import text
 from sqlalchemy.engine import URL
@@ -23,6 +25,8 @@ from holdfast_server.db.units import DatabaseBackend, T, Work, WriteUnit
 READS_END_SECONDS = 5.0
 READY_SECONDS = 5.0
 WAITING_UNITS = 1000
+
+P = ParamSpec("P")
 
 logger = logging.getLogger(__name__)
 
@@ -217,6 +221,30 @@ class Database:
             except TimeoutError:
                 reason = f"a write waited for more than {READY_SECONDS:g} s"
                 raise DatabaseUnavailable(reason) from None
+
+
+def transaction(
+    work: Callable[Concatenate[AsyncSession, P], Awaitable[T]],
+) -> Callable[Concatenate[Database, P], Coroutine[Any, Any, T]]:
+    """Run a function of a session in a transaction; callers pass the database. `Database.write` has the rules."""
+
+    @wraps(work)
+    async def run(db: Database, /, *args: P.args, **named: P.kwargs) -> T:
+        return await db.write(lambda session: work(session, *args, **named))
+
+    return run
+
+
+def job_transaction(
+    work: Callable[Concatenate[AsyncSession, str, P], Awaitable[T]],
+) -> Callable[Concatenate[Database, str, P], Coroutine[Any, Any, T]]:
+    """Run a change of a job, whose name is the second argument, as `transaction` does, and notify at once."""
+
+    @wraps(work)
+    async def run(db: Database, job: str, /, *args: P.args, **named: P.kwargs) -> T:
+        return await db.write(lambda session: work(session, job, *args, **named), job=job, at_once=True)
+
+    return run
 
 
 def _backend(url: URL, changes: ChangeBus) -> DatabaseBackend:

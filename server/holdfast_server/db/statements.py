@@ -46,9 +46,9 @@ def insert(session: AsyncSession | Connection, table: type[models.Base]) -> post
 
 
 def named_jobs() -> BindParameter[Any]:
-    """Return the parameter `jobs` of a cached query, a list of names.
+    """Return the parameter `jobs` of a query that is built once, a list of names.
 
-    Queries are cached because building one takes longer than running it for a job on SQLite.
+    Building a query takes longer than running it for a job on SQLite.
     """
     return bindparam("jobs", expanding=True, type_=String())
 
@@ -61,12 +61,6 @@ async def lock_job(session: AsyncSession, job: str) -> None:
     """
     if _on_postgres(session):
         await session.execute(select(func.pg_advisory_xact_lock(job_key(job))))
-
-
-async def locked_job(session: AsyncSession, job: str) -> models.JobRecord | None:
-    """Lock a job and return its row; None for an unknown job."""
-    await lock_job(session, job)
-    return await session.get(models.JobRecord, job, populate_existing=True)
 
 
 async def size_bytes(session: AsyncSession) -> int:

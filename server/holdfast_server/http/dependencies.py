@@ -27,6 +27,10 @@ def _from_state(name: str) -> Any:
     return Depends(read)
 
 
+async def _now(connection: HTTPConnection) -> float:
+    return cast("float", connection.app.state.clock())
+
+
 async def _principal(connection: HTTPConnection) -> Principal:
     return cast("Principal", connection.state.principal)
 
@@ -61,7 +65,9 @@ Db = Annotated[Database, _from_state("database")]
 Changes = Annotated[ChangeBus, _from_state("changes")]
 SharedAnswers = Annotated[RequestCoalescer, _from_state("coalescer")]
 Clock = Annotated[Callable[[], float], _from_state("clock")]
-"""Call it once per operation and pass the time on; a stream calls it once per tick."""
+"""For an answer that takes long: a stream calls it once per tick. Other routes depend on `Now`."""
+Now = Annotated[float, Depends(_now)]
+"""Time of the request in seconds since the epoch."""
 Config = Annotated[ServerSettings, _from_state("settings")]
 Exporting = Annotated[asyncio.Semaphore, _from_state("exporting")]
 """Limits how many files are exported at once."""

@@ -79,7 +79,7 @@ async def record(source: EventSource, event: messages.Event) -> None:
         case messages.VerificationReport() if source.rank == 0:
             await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
         case messages.Stall():
-            _stall(source, event)
+            session.add(models.StallRecord(job=job.name, **msgspec.structs.asdict(event)))
         case messages.IntervalDecision():
             _paced(source, event)
         case messages.RankTotals():
@@ -102,17 +102,7 @@ async def record(source: EventSource, event: messages.Event) -> None:
 
 
 def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
-    session.add(
-        models.NoticeRecord(
-            job=job,
-            at=event.at,
-            iteration=event.iteration,
-            lineage=event.lineage,
-            level=event.level,
-            code=event.code,
-            message=event.message,
-        )
-    )
+    session.add(models.NoticeRecord(job=job, **msgspec.structs.asdict(event)))
 
 
 async def _annotate(source: EventSource, event: messages.Notice) -> None:
@@ -160,19 +150,6 @@ async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:
         row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
     await restore_orders.record_lineage(
         source.session, source.job, event, attempt=source.attempt.attempt, now=source.now
-    )
-
-
-def _stall(source: EventSource, event: messages.Stall) -> None:
-    source.session.add(
-        models.StallRecord(
-            job=source.job.name,
-            at=event.at,
-            iteration=event.iteration,
-            lineage=event.lineage,
-            kind=event.kind,
-            seconds=event.seconds,
-        )
     )
 
 

@@ -34,11 +34,7 @@ class Superseded(RequestRefused):
     """It was said after a newer attempt of the job had begun, by one that does not know that."""
 
     code = "fenced"
-
-    def __init__(self, batch: Batch, newest: int) -> None:
-        super().__init__(
-            f"attempt {newest} of {batch.job} has replaced attempt {batch.attempt}: stop the replaced one"
-        )
+    message = "attempt {1} of {0.job} has replaced attempt {0.attempt}: stop the replaced one"
 
 
 class Implausible(InvalidBatch):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy import ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_server.models.base import Base
+from holdfast_server.models.base import Base, partial_index
 
 
 class AlertRuleRecord(Base):
@@ -35,14 +35,7 @@ class AlertRecord(Base):
 
     __tablename__ = "alerts"
     __table_args__ = (
-        Index(
-            "uq_alerts_open",
-            "job",
-            "rule",
-            unique=True,
-            sqlite_where=text("resolved_at IS NULL"),
-            postgresql_where=text("resolved_at IS NULL"),
-        ),
+        partial_index("uq_alerts_open", "job", "rule", unique=True, where="resolved_at IS NULL"),
         Index(None, "project", "id"),
         Index(None, "job", "id"),
         Index(None, "resolved_at", "id"),
@@ -104,12 +97,7 @@ class AlertDeliveryRecord(Base):
 
     __tablename__ = "alert_deliveries"
     __table_args__ = (
-        Index(
-            "ix_alert_deliveries_due",
-            "next_at",
-            sqlite_where=text("state = 'waiting'"),
-            postgresql_where=text("state = 'waiting'"),
-        ),
+        partial_index("ix_alert_deliveries_due", "next_at", where="state = 'waiting'"),
         Index(None, "channel", "id"),
         Index(None, "alert"),
     )

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Dialect, Integer, LargeBinary, MetaData, String, Table, TypeDecorator
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy import (
+    BigInteger,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    TextClause,
+    TypeDecorator,
+    text,
+)  # fmt: skip
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
 class PlainText(TypeDecorator[str]):
@@ -32,6 +45,30 @@ class Base(DeclarativeBase):
         # SQLite's integers hold 64 bits anyway, and only INTEGER counts up by itself.
         int: BigInteger().with_variant(Integer, "sqlite"),
     }
+
+
+class JobRow:
+    """First columns of a table with numbered rows of jobs.
+
+    They precede the others: SQLite reads the columns of a row in order, and those before a large one faster.
+    """
+
+    id: Mapped[int] = mapped_column(primary_key=True, sort_order=-5)
+    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), sort_order=-4)
+
+
+class TrainingRow(JobRow):
+    """First columns of a table about points of training."""
+
+    at: Mapped[float] = mapped_column(sort_order=-3)
+    iteration: Mapped[int] = mapped_column(sort_order=-2)
+    lineage: Mapped[int] = mapped_column(sort_order=-1)
+
+
+def partial_index(name: str | None, *columns: str | TextClause, where: str, unique: bool = False) -> Index:
+    """Return an index of the rows that meet a condition, on both databases."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
 def table(model: type[Base]) -> Table:

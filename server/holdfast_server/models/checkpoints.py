@@ -6,7 +6,7 @@ from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast.protocol.messages import OPEN_ORDER_STATES
-from holdfast_server.models.base import Base
+from holdfast_server.models.base import Base, partial_index
 
 _OPEN = ", ".join(f"'{state}'" for state in OPEN_ORDER_STATES)
 
@@ -17,13 +17,7 @@ class CheckpointRecord(Base):
         Index(None, "job", "state", "iteration"),
         # the expression of `checkpoints.taken_at`, in parentheses for PostgreSQL
         Index("ix_checkpoints_taken", "job", text("(coalesce(snapshot_started_at, at))")),
-        Index(
-            "ix_checkpoints_pinned",
-            "job",
-            "id",
-            sqlite_where=text("pinned_at IS NOT NULL"),
-            postgresql_where=text("pinned_at IS NOT NULL"),
-        ),
+        partial_index("ix_checkpoints_pinned", "job", "id", where="pinned_at IS NOT NULL"),
     )
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
@@ -93,13 +87,7 @@ class RestoreOrderRecord(Base):
     __table_args__ = (
         UniqueConstraint("job", "key"),
         # the database enforces that a job has at most one open order
-        Index(
-            "uq_orders_open",
-            "job",
-            unique=True,
-            sqlite_where=text(f"state IN ({_OPEN})"),
-            postgresql_where=text(f"state IN ({_OPEN})"),
-        ),
+        partial_index("uq_orders_open", "job", unique=True, where=f"state IN ({_OPEN})"),
         Index(None, "job", "created_at"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_server.models.base import Base
+from holdfast_server.models.base import Base, partial_index
 
 DEFAULT_PROJECT = "default"
 
@@ -39,12 +39,7 @@ class JobRecord(Base):
     __table_args__ = (
         # Columns for status, search and order of many jobs, without reading their large rows.
         Index("ix_jobs_standing", *_STANDING),
-        Index(
-            None,
-            "every_until",
-            sqlite_where=text("every_until IS NOT NULL"),
-            postgresql_where=text("every_until IS NOT NULL"),
-        ),
+        partial_index(None, "every_until", where="every_until IS NOT NULL"),
     )
 
     name: Mapped[str] = mapped_column(primary_key=True)
@@ -165,14 +160,7 @@ class OutputRecord(Base):
 
 class LineageRecord(Base):
     __tablename__ = "lineages"
-    __table_args__ = (
-        Index(
-            None,
-            "from_job",
-            sqlite_where=text("from_job IS NOT NULL"),
-            postgresql_where=text("from_job IS NOT NULL"),
-        ),
-    )
+    __table_args__ = (partial_index(None, "from_job", where="from_job IS NOT NULL"),)
 
     job: Mapped[str] = mapped_column(ForeignKey("jobs.name"), primary_key=True)
     lineage: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast_server.models.base import Base
+from holdfast_server.models.base import Base, JobRow, TrainingRow
 
 
 class BatchRecord(Base):
@@ -25,14 +25,12 @@ class BatchRecord(Base):
     """Whether it represents the earlier batches of its rank and lane, whose rows were pruned."""
 
 
-class SampleSeriesRecord(Base):
+class SampleSeriesRecord(JobRow, Base):
     """Samples of one rank of one attempt on one lineage; its values are in chunks and roll-ups."""
 
     __tablename__ = "sample_series"
     __table_args__ = (UniqueConstraint("job", "rank", "lineage", "uid"), Index(None, "last_at"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
     uid: Mapped[str]
     attempt: Mapped[int]
     rank: Mapped[int]
@@ -53,14 +51,12 @@ class SampleSeriesRecord(Base):
     """Iteration before which the finest roll-ups were removed, a multiple of the second width."""
 
 
-class ChunkRecord(Base):
+class ChunkRecord(JobRow, Base):
     """Compressed samples on one lineage, of one batch or of several merged ones."""
 
     __tablename__ = "chunks"
     __table_args__ = (Index(None, "job", "rank", "lineage", "first_iteration"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
     uid: Mapped[str]
     attempt: Mapped[int]
     rank: Mapped[int]
@@ -91,14 +87,12 @@ class RollupRecord(Base):
     columns: Mapped[bytes]
 
 
-class GapRecord(Base):
+class GapRecord(JobRow, Base):
     """Range of samples that an agent dropped."""
 
     __tablename__ = "gaps"
     __table_args__ = (Index(None, "job", "first_iteration"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
     uid: Mapped[str]
     rank: Mapped[int]
     lineage: Mapped[int]
@@ -125,30 +119,20 @@ class RetentionRecord(Base):
     """Limit on the size of samples; the oldest are downsampled to roll-ups."""
 
 
-class StallRecord(Base):
+class StallRecord(TrainingRow, Base):
     __tablename__ = "stalls"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"), Index(None, "job", "kind", "at"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
-    at: Mapped[float]
-    iteration: Mapped[int]
-    lineage: Mapped[int]
     kind: Mapped[str]
     seconds: Mapped[float]
 
 
-class IntervalDecisionRecord(Base):
+class IntervalDecisionRecord(TrainingRow, Base):
     """An interval decision of the agent's policy, with its inputs."""
 
     __tablename__ = "interval_decisions"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
-    at: Mapped[float]
-    iteration: Mapped[int]
-    lineage: Mapped[int]
     interval: Mapped[int | None]
     interval_seconds: Mapped[float | None]
     """The interval where it is fixed in wall-clock time."""
@@ -156,33 +140,25 @@ class IntervalDecisionRecord(Base):
     measured_overhead: Mapped[float | None]
 
 
-class NoticeRecord(Base):
+class NoticeRecord(TrainingRow, Base):
     __tablename__ = "notices"
     __table_args__ = (Index(None, "job", "id"),)
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
-    at: Mapped[float]
-    iteration: Mapped[int]
-    lineage: Mapped[int]
     level: Mapped[str]
     code: Mapped[str]
     message: Mapped[str]
 
 
-class AnnotationRecord(Base):
-    """A note at an iteration, by a person or by the script."""
+class AnnotationRecord(TrainingRow, Base):
+    """A note at an iteration, by a person or by the script.
+
+    `lineage` had the iteration on its path when the note was written. `at` is the time of the iteration, or of the
+    note if that is unknown.
+    """
 
     __tablename__ = "annotations"
     __table_args__ = (Index(None, "job", "iteration"), Index(None, "job", "at"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    job: Mapped[str] = mapped_column(ForeignKey("jobs.name"))
-    iteration: Mapped[int]
-    lineage: Mapped[int]
-    """Lineage that had the iteration on its path when the note was written."""
-    at: Mapped[float]
-    """Time of the iteration, or, if that is unknown, of the note."""
     text: Mapped[str]
     who: Mapped[str | None]
     """User name; `None` for the script."""

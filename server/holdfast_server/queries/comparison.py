@@ -13,7 +13,7 @@ from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job, origin_of
-from holdfast_server.queries.timeline import JobSeries, TimelineQuery, job_series
+from holdfast_server.queries.timeline import TimelineQuery, read_series
 
 MOST_JOBS = 8
 MOST_METRICS = 4
@@ -66,7 +66,9 @@ async def _compared(
     row = await find_job(session, job)
     if visible is not None and row.project not in visible:
         raise UnknownJob(job)
-    found = await job_series(session, row, await _window(session, row, asked))
+    window = await _window(session, row, asked)
+    found = await read_series(session, row, window)
+    drawn, _ = await found.draw(window)
     lineages = [one.lineage for one in found.lineages]
     lineage = None
     if number:
@@ -84,7 +86,11 @@ async def _compared(
         last_iteration=row.iteration,
         origin=origin.job if origin and seen else None,
         origin_iteration=origin.iteration if origin and seen else None,
-        curves=[curve for metric in asked.metrics if (curve := _curve(found, lineage, metric, asked)) is not None],
+        curves=[
+            curve
+            for metric in asked.metrics
+            if (curve := _curve(drawn, lineage, metric, asked, began=found.times[0] if found.times else 0.0))
+        ],
     )
     return compared, found.metrics
 
@@ -99,16 +105,17 @@ async def _window(session: AsyncSession, job: models.JobRecord, asked: Compariso
         return query
     if asked.axis == "time" or (asked.start is None and asked.end is None):
         return replace(query, axis="time")
-    whole = await job_series(session, job, replace(query, axis="time", start=None, end=None, points=2))
+    whole = await read_series(session, job, replace(query, axis="time", start=None, end=None, points=2))
     began = whole.times[0] if whole.times else 0.0
     start, end = (None if each is None else began + each for each in (asked.start, asked.end))
     return replace(query, axis="time", start=start, end=end)
 
 
-def _curve(found: JobSeries, lineage: int | None, metric: str, asked: ComparisonQuery) -> ComparedCurve | None:
-    began = found.times[0] if found.times else 0.0
+def _curve(
+    drawn: Sequence[Series], lineage: int | None, metric: str, asked: ComparisonQuery, *, began: float
+) -> ComparedCurve | None:
     points: list[tuple[float, float]] = []
-    for one in sorted(found.series, key=lambda each: each.lineage):
+    for one in sorted(drawn, key=lambda each: each.lineage):
         band = one.metrics.get(metric)
         if band is None or (one.lost if lineage is not None else False) or lineage not in (None, one.lineage):
             continue

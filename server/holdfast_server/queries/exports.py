@@ -24,6 +24,7 @@ from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.timeline import iteration_plans
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.checkpoints import as_row
 from holdfast_server.samples import read_plan, reading, rollups
@@ -122,24 +123,14 @@ async def parts(
             async with db.read() as session:
                 # For each part again: retention may have removed chunks in the meantime.
                 all_series = await reading.series_of(session, wanted.job.name)
-                plans = _plans(wanted.job, all_series, first, last)
+                # With more points than a part is expected to have rows, so that no rows are combined.
+                plans = iteration_plans(wanted.job, all_series, first, last, 2 * PART_ITERATIONS)
                 reads = [read for plan in plans for read in plan.segments]
                 contents = await reading.contents(session, wanted.job.name, reads)
             # Off the event loop: a part has some hundred thousand values.
             made = await asyncio.to_thread(_made, plans, contents, wanted, convert)
         for one in made:
             yield one
-
-
-def _plans(
-    job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord], first: int, last: int
-) -> list[read_plan.PlannedRead]:
-    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # With more points than a part is expected to have rows, so that no rows are combined.
-    window = read_plan.IterationWindow(first, last, 2 * PART_ITERATIONS)
-    reached = max([job.iteration, *own])
-    found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
-    return [read_plan.plan(line, window.points) for line in found]
 
 
 def _made(

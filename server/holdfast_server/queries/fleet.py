@@ -15,13 +15,14 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import JobStatus
-from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import summaries
 from holdfast_server.records import checkpoints
 from holdfast_server.records.checkpoints import LastDurable
+from holdfast_server.records.interval_status import paced_of
+from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
     ALIVE,
     STATUSES,
@@ -30,7 +31,6 @@ from holdfast_server.records.job_status import (
     seconds_of_last,
     status_in_sql,
 )
-from holdfast_server.samples.limits import RecentSamples
 
 PAGE_ROWS, MOST_ROWS = 50, 500
 
@@ -220,8 +220,6 @@ async def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> li
 
 # ---- orders that are computed for all matching jobs, since no column has their values
 
-_paced, _recent = msgspec.msgpack.Decoder(IntervalDecision), msgspec.msgpack.Decoder(RecentSamples)
-
 
 async def _computed_order(
     session: AsyncSession, matching: Select[Any], question: FleetQuery, *, now: float
@@ -252,12 +250,12 @@ async def _computed_order(
 def _risk(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
     last = durable.get(row.name)
     exposed = max(0, row.iteration - (last.iteration if last else 0))
-    seconds = seconds_of_last(_recent.decode(row.recent) if row.recent else RecentSamples(), exposed)
+    seconds = seconds_of_last(recent_of(row), exposed)
     return None if seconds is None else seconds * max(1, row.world_size or 1)
 
 
 def _overhead(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
-    paced = _paced.decode(row.paced) if row.paced else None
+    paced = paced_of(row)
     if paced is None or paced.measured_overhead is None or math.isnan(paced.measured_overhead):
         return None
     return paced.measured_overhead / paced.budget if paced.budget > 0 else None
@@ -269,13 +267,13 @@ def _age(row: Row[Any], durable: Mapping[str, LastDurable]) -> float:
 
 
 def _loss(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
-    loss = (_recent.decode(row.recent) if row.recent else RecentSamples()).metrics.get("loss")
+    loss = recent_of(row).metrics.get("loss")
     # NaN cannot be compared; it is worse than any loss
     return None if loss is None else -math.inf if math.isnan(loss) else -loss
 
 
 def _interval(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None:
-    paced = _paced.decode(row.paced) if row.paced else None
+    paced = paced_of(row)
     if paced is None or paced.interval_seconds is not None:
         return paced.interval_seconds if paced else None
     seconds = _iteration_time(row, durable)
@@ -283,7 +281,7 @@ def _interval(row: Row[Any], durable: Mapping[str, LastDurable]) -> float | None
 
 
 def _iteration_time(row: Row[Any], _: Mapping[str, LastDurable]) -> float | None:
-    rate = iterations_per_second(_recent.decode(row.recent)) if row.recent else None
+    rate = iterations_per_second(recent_of(row))
     return None if rate is None else 1 / rate
 
 

@@ -6,10 +6,8 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
-from sqlalchemy import BigInteger, Select, bindparam, case, cast, func, select
+from sqlalchemy import BigInteger, bindparam, case, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.messages import INTENDED_ENDS, StallKind
@@ -37,11 +35,34 @@ WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 6
 """Durations of the windows; any other window is all time."""
 MAX_SPANS = 2000
 """About the most spans of work that are read of a window; a longer window has longer spans."""
-_SUMS = (
-    "begins_at", "ends_at", "first_iteration", "last_iteration",
-    "seconds", "stall_seconds", "data_seconds", "barrier_seconds",
-)  # fmt: skip
-"""Columns of a span of work, in the order of the query."""
+_totals = models.RankTotalsRecord
+_LEAST, _MOST = ("begins_at", "first_iteration"), ("ends_at", "last_iteration")
+_SUMS = ("seconds", "stall_seconds", "data_seconds", "barrier_seconds")
+_SPAN = ("uid", *_LEAST, *_MOST, *_SUMS)
+"""Fields of a span of work, in the order of the query."""
+_SPANS = (
+    select(
+        _totals.job,
+        _totals.lineage,
+        _totals.uid,
+        *(func.min(getattr(_totals, name)) for name in _LEAST),
+        *(func.max(getattr(_totals, name)) for name in _MOST),
+        *(func.sum(getattr(_totals, name)) for name in _SUMS),
+    )
+    .where(
+        _totals.job.in_(named_jobs()), _totals.rank == 0, _totals.bucket >= bindparam("first", type_=BigInteger())
+    )
+    .group_by(_totals.job, _totals.uid, _totals.lineage, _totals.bucket // bindparam("each", type_=BigInteger()))
+)
+"""Selects rank 0's totals, with `each` buckets combined."""
+_decisions = models.IntervalDecisionRecord
+_OVERHEADS = (
+    select(_decisions.job, func.avg(_decisions.measured_overhead))
+    .where(_decisions.job.in_(named_jobs()), _decisions.at >= bindparam("begins_at"))
+    .where(_decisions.measured_overhead.is_not(None))
+    .group_by(_decisions.job)
+)
+_JOBS = select(models.JobRecord).where(models.JobRecord.name.in_(named_jobs()))
 STALL_INTERVALS = 60
 """Number of equal intervals of time in the chart of stalls."""
 SEPARATELY_REPORTED: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
@@ -93,7 +114,7 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
     """
     begins_at = begin_of(window, now=now)
     async with db.read() as session:
-        rows = {row.name: row for row in await session.scalars(_of_jobs(), {"jobs": jobs})}
+        rows = {row.name: row for row in await session.scalars(_JOBS, {"jobs": jobs})}
         attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
         lineages = await lineage_starts(session, list(rows))
         standing = {
@@ -114,11 +135,6 @@ async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now:
     return found
 
 
-@cache
-def _of_jobs() -> Select[models.JobRecord]:
-    return select(models.JobRecord).where(models.JobRecord.name.in_(named_jobs()))
-
-
 def _productive(
     job: models.JobRecord,
     attempts: Sequence[AttemptHistory],
@@ -128,20 +144,17 @@ def _productive(
     *,
     now: float,
 ) -> Timesheet:
-    begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
+    begins_at, ends_at = _bounds(attempts, begins_at, now=now)
     times = [
         AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
         for one in attempts
     ]
-    ends_at = max(begins_at, _end(attempts, now=now))
     return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={}, overhead=overhead)
 
 
 async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
     attempts = await attempts_of(session, job, since=begin_of(window, now=now))
-    first = min((one.attempt.started_at for one in attempts), default=now)
-    begins_at = max(begin_of(window, now=now), first)
-    ends_at = max(begins_at, _end(attempts, now=now))
+    begins_at, ends_at = _bounds(attempts, begin_of(window, now=now), now=now)
     standing = _StandingIterations([one.attempt for one in attempts], await ancestry_of(session, job))
     return timesheet(
         [await _attempt_time(session, job, one, begins_at, now=now) for one in attempts],
@@ -167,11 +180,19 @@ async def _attempt_time(
     )
 
 
-def _end(attempts: Sequence[AttemptHistory], *, now: float) -> float:
-    """Return the end of the window: a job that ended as planned is not down after that."""
+def _bounds(attempts: Sequence[AttemptHistory], begins_at: float, *, now: float) -> tuple[float, float]:
+    """Cut a window to the time since the first start, and to the end of a job that ended as planned: then it is
+    not down."""
+    begins_at = max(begins_at, min((one.attempt.started_at for one in attempts), default=now))
     last = attempts[-1].attempt if attempts else None
-    wanted = last is not None and last.finished in INTENDED_ENDS and last.finished != RELAUNCHED
-    return min(now, last.finished_at) if wanted and last and last.finished_at is not None else now
+    if (
+        last is None
+        or last.finished not in INTENDED_ENDS
+        or last.finished == RELAUNCHED
+        or last.finished_at is None
+    ):
+        return begins_at, max(begins_at, now)
+    return begins_at, max(begins_at, min(now, last.finished_at))
 
 
 def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> float:
@@ -213,38 +234,10 @@ async def _spans(
     first, last = bucket_of(begins_at), bucket_of(ends_at)
     asked = {"jobs": list(standing), "first": first, "each": max(1, (last - first) // MAX_SPANS)}
     found: dict[str, list[Span]] = {}
-    for row in await session.execute(_of_spans(), asked):
-        job, *sums = row
-        found.setdefault(job, []).append(_span(standing[job], *sums))
+    for job, lineage, *values in await session.execute(_SPANS, asked):
+        span = dict(zip(_SPAN, values, strict=True))
+        found.setdefault(job, []).append(Span(stands_upto=standing[job].upto(span["uid"], lineage), **span))
     return found
-
-
-@cache
-def _of_spans() -> Select[*tuple[Any, ...]]:
-    """Select rank 0's totals, with `each` buckets combined."""
-    rows = models.RankTotalsRecord
-    return (
-        select(
-            rows.job,
-            rows.uid,
-            rows.lineage,
-            func.min(rows.begins_at),
-            func.max(rows.ends_at),
-            func.min(rows.first_iteration),
-            func.max(rows.last_iteration),
-            func.sum(rows.seconds),
-            func.sum(rows.stall_seconds),
-            func.sum(rows.data_seconds),
-            func.sum(rows.barrier_seconds),
-        )
-        .where(rows.job.in_(named_jobs()), rows.rank == 0, rows.bucket >= bindparam("first", type_=BigInteger()))
-        .group_by(rows.job, rows.uid, rows.lineage, rows.bucket // bindparam("each", type_=BigInteger()))
-    )
-
-
-def _span(standing: _StandingIterations, uid: str, lineage: int, *sums: Any) -> Span:
-    named = dict(zip(_SUMS, sums, strict=True))
-    return Span(uid=uid, stands_upto=standing.upto(uid, lineage), **named)
 
 
 async def _trained_before(session: AsyncSession, attempt: models.AttemptRecord, at: float) -> bool:
@@ -272,24 +265,13 @@ async def _separately_reported(session: AsyncSession, job: str, begins_at: float
         .where(rows.job == job, rows.kind.in_(SEPARATELY_REPORTED), rows.at >= begins_at)
         .group_by(rows.kind)
     )
-    found = {row[0]: row[1] for row in await session.execute(query)}
-    return {kind: found[kind] for kind in SEPARATELY_REPORTED if kind in found}
+    return {typing.cast("Bucket", kind): seconds for kind, seconds in await session.execute(query)}
 
 
 async def _overheads(session: AsyncSession, jobs: Sequence[str], begins_at: float) -> dict[str, float]:
     """Return the mean overhead that the agents measured in a window; a negative one is noise."""
-    found = await session.execute(_of_overheads(), {"jobs": list(jobs), "begins_at": begins_at})
+    found = await session.execute(_OVERHEADS, {"jobs": list(jobs), "begins_at": begins_at})
     return {job: max(0.0, mean) for job, mean in found if math.isfinite(mean)}
-
-
-@cache
-def _of_overheads() -> Select[str, float]:
-    rows = models.IntervalDecisionRecord
-    return (
-        select(rows.job, func.avg(rows.measured_overhead))
-        .where(rows.job.in_(named_jobs()), rows.at >= bindparam("begins_at"), rows.measured_overhead.is_not(None))
-        .group_by(rows.job)
-    )
 
 
 # ---- stalls over time

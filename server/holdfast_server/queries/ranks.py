@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.questions import RankInfo, RankTimes
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
 from holdfast_server.queries.goodput import begin_of
 from holdfast_server.queries.summaries import find_job
@@ -138,14 +139,9 @@ def _answer(job: str, window: ShortWindow, world_size: int, means: Sequence[Rank
     compared = {rank.rank: rank.own_seconds if own else rank.iteration_seconds for rank in means}
     slow = found.slow if found else {}
     rows = [
-        RankInfo(
-            rank=rank.rank,
-            iterations=rank.iterations,
-            iteration_seconds=rank.iteration_seconds,
-            longest_seconds=rank.longest_seconds,
-            stall_seconds=rank.stall_seconds,
-            data_seconds=rank.data_seconds,
-            barrier_seconds=rank.barrier_seconds,
+        answer_from(
+            rank,
+            RankInfo,
             own_seconds=compared[rank.rank],
             waits_seconds=waits.get(rank.rank),
             deviation=compared[rank.rank] / middle - 1 if middle else 0.0,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import msgspec
 from sqlalchemy import Select, and_, func, select
@@ -17,8 +17,6 @@ from holdfast.protocol.jobs import (
     ForkSource,
     JobSummary,
     LongestStall,
-    Order,
-    RecentFailures,
 )
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server import models
@@ -29,7 +27,7 @@ from holdfast_server.records.ancestry import Ancestry, ancestries, lineage_start
 from holdfast_server.records.interval_status import paced_of, reason_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
-    current_attempt,
+    current_attempts,
     iterations_per_second,
     restore_mode,
     restore_reason,
@@ -37,13 +35,20 @@ from holdfast_server.records.job_status import (
     sparkline,
     status_of,
 )
-from holdfast_server.samples.limits import RecentSamples
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
 MOST_FORKS = 200
 STALL_WINDOW_ITERATIONS = 1000
 """Newest iterations whose longest stall a summary shows."""
+
+_attempts = models.AttemptRecord
+_STARTS = (
+    select(_attempts.job, func.count())
+    # a fork is stored as an ended attempt, which trained nothing
+    .where(_attempts.job.in_(named_jobs()), _attempts.finished.is_distinct_from("forked"))
+    .group_by(_attempts.job)
+)
 
 
 async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
@@ -62,8 +67,9 @@ async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
 async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
     """Summarize jobs, in a fixed number of statements."""
     names = [job.name for job in jobs]
-    attempts = await _current_attempts(session, names)
-    starts = await _starts(session, names)
+    attempts = await current_attempts(session, names)
+    # rows are not plain tuples
+    starts = {job: rows for job, rows in await session.execute(_STARTS, {"jobs": names})}  # noqa: C416
     known = await lineage_starts(session, names)
     durable = await checkpoints.count(session, names)
     open_orders = await restore_orders.open_orders(session, names)
@@ -76,63 +82,56 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
         lineages = known.get(job.name, [])
         ancestry = Ancestry(lineages, job.lineage)
         last = last_durable.get(job.name)
-        facts = _Facts(
-            job=job,
-            attempt=attempts.get((job.name, job.uid)),
-            recent=recent_of(job),
-            last_durable=checkpoints.as_row(last, ancestry) if last else None,
-            failing=failing.get(job.name),
-            open_order=open_orders.get(job.name),
-            asked=asked.get(job.name, desired_state.NOTHING_ASKED),
-            attempts=starts.get(job.name, 0),
-            lineages=len(lineages),
-            durable=durable.get(job.name, 0),
-            longest_stall=stalls.get(job.name),
+        open_order = open_orders.get(job.name)
+        requests = asked.get(job.name, desired_state.NOTHING_ASKED)
+        rows.append(
+            _summary(
+                job,
+                attempts.get(job.name),
+                checkpoints.as_row(last, ancestry) if last else None,
+                now=now,
+                failing=failing.get(job.name),
+                open_order=open_order,
+                desired=desired_state.of(job, open_order, requests, now=now),
+                restarts=max(0, starts.get(job.name, 0) - 1),
+                lineages=len(lineages),
+                checkpoints_total=durable.get(job.name, 0),
+                longest_stall=stalls.get(job.name),
+            )
         )
-        rows.append(_summary(facts, now=now))
     return rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Facts:
-    job: models.JobRecord
-    attempt: models.AttemptRecord | None
-    recent: RecentSamples
-    last_durable: CheckpointInfo | None
-    failing: RecentFailures | None
-    open_order: Order | None
-    asked: desired_state.CheckpointRequests
-    attempts: int
-    lineages: int
-    durable: int
-    longest_stall: LongestStall | None
-
-
-def _summary(facts: _Facts, *, now: float) -> JobSummary:
-    job, recent = facts.job, facts.recent
-    status = status_of(job, facts.attempt, now=now)
-    paced = paced_of(job)
-    exposed = max(0, job.iteration - (facts.last_durable.iteration if facts.last_durable else 0))
+def _summary(
+    job: models.JobRecord,
+    attempt: models.AttemptRecord | None,
+    last_durable: CheckpointInfo | None,
+    *,
+    now: float,
+    **others: Any,
+) -> JobSummary:
+    """Summarize a job; `others` are the fields that its row and its attempt do not determine."""
+    recent, paced, status = recent_of(job), paced_of(job), status_of(job, attempt, now=now)
+    exposed = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
     exposed_seconds = seconds_of_last(recent, exposed)
-    world_size = max(1, facts.attempt.world_size) if facts.attempt else 1
+    world_size = max(1, attempt.world_size) if attempt else 1
     return JobSummary(
         job=job.name,
         project=job.project,
-        owner=(facts.attempt.owner if facts.attempt else None) or "",
-        labels=_labels.decode(facts.attempt.labels) if facts.attempt and facts.attempt.labels else {},
+        owner=(attempt.owner if attempt else None) or "",
+        labels=_labels.decode(attempt.labels) if attempt and attempt.labels else {},
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
-        restore_mode=restore_mode(facts.attempt, alive=status.alive),
-        restore_reason=restore_reason(facts.attempt, alive=status.alive),
+        restore_mode=restore_mode(attempt, alive=status.alive),
+        restore_reason=restore_reason(attempt, alive=status.alive),
         iteration=job.iteration,
         lineage=job.lineage,
-        attempt=facts.attempt.attempt if facts.attempt else job.attempt,
-        restarts=max(0, facts.attempts - 1),
+        attempt=attempt.attempt if attempt else job.attempt,
         world_size=world_size,
         iterations_per_second=iterations_per_second(recent),
         last_contact_seconds=max(0.0, now - job.last_contact_at),
-        started_at=facts.attempt.started_at if facts.attempt else None,
+        started_at=attempt.started_at if attempt else None,
         loss=recent.metrics.get("loss"),
         metrics=list(recent.metrics),
         paced=paced,
@@ -146,31 +145,15 @@ def _summary(facts: _Facts, *, now: float) -> JobSummary:
         exposure_iterations=exposed,
         exposure_seconds=exposed_seconds,
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
-        last_durable=facts.last_durable,
-        failing=facts.failing,
-        desired=desired_state.of(job, facts.open_order, facts.asked, now=now),
+        last_durable=last_durable,
         every_until=job.every_until,
         delivered_version=job.delivered_version,
         applied_version=job.applied_version,
         applied_iteration=job.applied_iteration,
         applied_at=job.applied_at,
-        open_order=facts.open_order,
-        checkpoints_total=facts.durable,
-        longest_stall=facts.longest_stall,
         sparkline=sparkline(recent),
-        lineages=facts.lineages,
+        **others,
     )
-
-
-async def _current_attempts(session: AsyncSession, jobs: list[str]) -> dict[tuple[str, str], models.AttemptRecord]:
-    found = await session.scalars(_of_current_attempts(), {"jobs": jobs})
-    return {(row.job, row.uid): row for row in found}
-
-
-@cache
-def _of_current_attempts() -> Select[models.AttemptRecord]:
-    attempts = models.AttemptRecord
-    return select(attempts).join(models.JobRecord, current_attempt()).where(attempts.job.in_(named_jobs()))
 
 
 async def _longest_stalls(session: AsyncSession, jobs: list[str]) -> dict[str, LongestStall]:
@@ -194,19 +177,6 @@ def _of_longest_stalls() -> Select[models.StallRecord]:
         .subquery()
     )
     return select(rows).join(ranked, ranked.c.id == rows.id).where(ranked.c.place == 1)
-
-
-async def _starts(session: AsyncSession, jobs: list[str]) -> dict[str, int]:
-    found = await session.execute(_of_starts(), {"jobs": jobs})
-    return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
-
-
-@cache
-def _of_starts() -> Select[str, int]:
-    attempts = models.AttemptRecord
-    # a fork is stored as an ended attempt, which trained nothing
-    trained = attempts.finished.is_distinct_from("forked")
-    return select(attempts.job, func.count()).where(attempts.job.in_(named_jobs()), trained).group_by(attempts.job)
 
 
 # ---- forks --------------------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import msgspec
-from sqlalchemy import Select, bindparam, func, select, tuple_
+from sqlalchemy import bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
@@ -18,11 +16,12 @@ from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow, as_view
+from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow
 from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
@@ -38,6 +37,11 @@ MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
 MAX_ROWS = 200
 MAX_ORDERS = 20
 """Restore orders that the detail of a checkpoint shows."""
+
+_attempts = models.AttemptRecord
+_STARTS = (
+    select(_attempts).where(_attempts.job == bindparam("job")).order_by(_attempts.attempt.desc()).limit(MAX_ROWS)
+)
 
 
 async def restore_points(
@@ -69,13 +73,6 @@ async def restore_points(
         return [as_row(row, ancestry) for row in found_rows]
 
 
-async def checkpoint(db: Database, job: str, checkpoint: str) -> CheckpointInfo | None:
-    async with db.read() as session:
-        found = await find_job(session, job)
-        row = await session.get(models.CheckpointRecord, (job, checkpoint))
-        return as_row(row, await ancestry_of(session, found)) if row else None
-
-
 async def orders(db: Database, job: str, *, limit: int = 20) -> list[Order]:
     async with db.read() as session:
         await find_job(session, job)
@@ -101,7 +98,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo
         await find_job(session, job)
         query = select(rows).where(rows.job == job).order_by(rows.id.desc())
         query = query.limit(min(limit, MAX_ROWS))
-        return [as_view(NoticeInfo, row) for row in await session.scalars(query)]
+        return [answer_from(row, NoticeInfo) for row in await session.scalars(query)]
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
@@ -191,21 +188,10 @@ async def timeline(
 ) -> Timeline:
     asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
-    axis = asked.axis
     async with db.read() as session:
         found = await find_job(session, job)
-        begun = await lineages_of(session, job)
-        ancestry = Ancestry(begun, found.lineage)
-        all_series = await reading.series_of(session, job)
-        starts = await _starts(session, job)
-        attempts = [as_view(AttemptInfo, row) for row in starts]
-        extent, times = _extent(begun, all_series), await _times(session, job, all_series, starts)
-        first, last = _bounds(times if axis == "time" else extent, asked.start, asked.end)
-        reach = TimelineWindow(
-            axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
-        )
-        plans = await _plans(session, found, all_series, attempts, reach)
-        contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
+        read = await read_series(session, found, asked)
+        reach, extent, ancestry = read.reach, read.extent, read.ancestry
         total, stalled = await timeline_annotations.totals(session, job, reach)
         many = total > (min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks)
         rows, density = await _checkpoints(session, found, reach, total, many=many)
@@ -215,20 +201,20 @@ async def timeline(
             job=job,
             lineage=found.lineage,
             extent=extent,
-            window=(int(first), int(last)) if extent and axis == "iteration" else None,
-            times=times,
-            time_window=(first, last) if extent and axis == "time" else None,
-            silent_since=await _silent_since(session, found, starts, now=now),
+            window=(int(reach.first), int(reach.last)) if extent and reach.axis == "iteration" else None,
+            times=read.times,
+            time_window=(reach.first, reach.last) if extent and reach.axis == "time" else None,
+            silent_since=await _silent_since(session, found, read.starts, now=now),
             now=now,
-            metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
-            lineages=[ancestry.as_row(one) for one in begun],
+            metrics=read.metrics,
+            lineages=read.lineages,
             checkpoints=[as_row(row, ancestry, ranks=shown_ranks) for row in rows],
             checkpoints_total=total,
             checkpoint_density=density,
             stalls=await timeline_annotations.stalls(session, job, reach, ancestry) if stalled else [],
             stalls_total=stalled,
             stall_density=await timeline_annotations.stall_density(session, job, reach) if many_stalls else [],
-            attempts=attempts,
+            attempts=[answer_from(row, AttemptInfo) for row in read.starts],
             edits=await desired_state.edit_rows(session, job, limit=MAX_ROWS),
             orders=await restore_orders.order_rows(session, job, limit=MAX_ROWS),
             paced=await timeline_annotations.paced(session, job, reach, ancestry),
@@ -236,57 +222,70 @@ async def timeline(
             annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
             troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
         )
-    drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
-    # Off the event loop: a window may have many thousands of numbers.
-    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
-    stands = {row.lineage: row.stands_until for row in answer.lineages}
-    found_series = [
-        msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
-        for one, _ in made
-    ]
-    return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
+    drawn, bucketed = await read.draw(asked)
+    return msgspec.structs.replace(answer, series=drawn, bucketed=bucketed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSeries:
-    """The samples of a job in a window, without annotations."""
+    """The samples of a job in a window, as they were read."""
 
-    lineage: int
-    """Current lineage."""
+    reach: TimelineWindow
+    extent: tuple[int, int] | None
     times: tuple[float, float] | None
     """Start of the job and end of its newest known iteration, in seconds since the epoch."""
     metrics: list[str]
     """Names of all its metrics."""
+    ancestry: Ancestry
     lineages: list[LineageInfo]
-    series: list[Series]
+    starts: list[models.AttemptRecord]
+    plans: list[read_plan.PlannedRead]
+    contents: series.TimelineData
+
+    async def draw(self, asked: TimelineQuery) -> tuple[list[Series], bool]:
+        """Return the curves, and whether some points stand for several iterations."""
+        # Off the event loop: a window may have many thousands of numbers.
+        made = await asyncio.to_thread(self._drawn, asked)
+        stands = {row.lineage: row.stands_until for row in self.lineages}
+        curves = [
+            msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
+            for one, _ in made
+        ]
+        return curves, any(coarse for _, coarse in made)
+
+    def _drawn(self, asked: TimelineQuery) -> list[tuple[Series, bool]]:
+        times = (self.reach.first, self.reach.last) if self.reach.axis == "time" else None
+        made = (
+            series.series(
+                plan, self.contents, self.reach.points, metrics=asked.metrics, digits=asked.digits, times=times
+            )
+            for plan in self.plans
+        )
+        return [one for one in made if one is not None]
 
 
-async def job_series(session: AsyncSession, job: models.JobRecord, asked: TimelineQuery) -> JobSeries:
-    """Return the samples of a job as its timeline has them."""
+async def read_series(session: AsyncSession, job: models.JobRecord, asked: TimelineQuery) -> JobSeries:
+    """Read the samples of a job in a window."""
     begun = await lineages_of(session, job.name)
     all_series = await reading.series_of(session, job.name)
     starts = await _starts(session, job.name)
     extent, times = _extent(begun, all_series), await _times(session, job.name, all_series, starts)
     first, last = _bounds(times if asked.axis == "time" else extent, asked.start, asked.end)
-    reach = TimelineWindow(asked.axis, first, last, asked.points, asked.marks, asked.digits)
-    plans = await _plans(session, job, all_series, [as_view(AttemptInfo, row) for row in starts], reach)
-    contents = await reading.contents(session, job.name, [read for plan in plans for read in plan.segments])
-    drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": (first, last)}
-    if asked.axis == "iteration":
-        drawn["times"] = None
-    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
+    reach = TimelineWindow(
+        asked.axis, first, last, max(2, min(asked.points, MAX_POINTS)), min(asked.marks, MAX_MARKS), asked.digits
+    )
+    plans = await _plans(session, job, all_series, starts, reach)
     ancestry = Ancestry(begun, job.lineage)
-    lineages = [ancestry.as_row(one) for one in begun]
-    stands = {row.lineage: row.stands_until for row in lineages}
     return JobSeries(
-        lineage=job.lineage,
+        reach=reach,
+        extent=extent,
         times=times,
         metrics=list(dict.fromkeys(name for one in all_series for name in names_of(one.metrics))),
-        lineages=lineages,
-        series=[
-            msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
-            for one, _ in made
-        ],
+        ancestry=ancestry,
+        lineages=[ancestry.as_row(one) for one in begun],
+        starts=starts,
+        plans=plans,
+        contents=await reading.contents(session, job.name, [read for plan in plans for read in plan.segments]),
     )
 
 
@@ -337,20 +336,30 @@ async def _silent_since(
     return job.last_contact_at if status_of(job, attempt, now=now).status == "silent" else None
 
 
+def iteration_plans(
+    job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord], first: int, last: int, points: int
+) -> list[read_plan.PlannedRead]:
+    """Plan to read some iterations of a job, in at most so many points per lineage."""
+    window, reached = read_plan.IterationWindow(first, last, points), _reached(job, all_series)
+    found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
+    return [read_plan.plan(line, points) for line in found]
+
+
+def _reached(job: models.JobRecord, all_series: Sequence[models.SampleSeriesRecord]) -> int:
+    """Return the last iteration of the current attempt; an earlier attempt lost later ones of its lineage."""
+    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
+    return max([job.iteration, *own])
+
+
 async def _plans(
     session: AsyncSession,
     job: models.JobRecord,
     all_series: Sequence[models.SampleSeriesRecord],
-    attempts: Sequence[AttemptInfo],
+    attempts: Sequence[models.AttemptRecord],
     reach: TimelineWindow,
 ) -> list[read_plan.PlannedRead]:
-    own = (one.last_iteration for one in all_series if (one.lineage, one.uid) == (job.lineage, job.uid))
-    # Iterations of its lineage beyond the current attempt's position were lost with an earlier attempt.
-    reached = max([job.iteration, *own])
     if reach.axis == "iteration":
-        window = read_plan.IterationWindow(int(reach.first), int(reach.last), reach.points)
-        found = read_plan.lines(all_series, window, uid=job.uid, lineage=job.lineage, reached=reached)
-        return [read_plan.plan(line, reach.points) for line in found]
+        return iteration_plans(job, all_series, int(reach.first), int(reach.last), reach.points)
     began = {one.attempt: one.started_at for one in attempts}
     cuts = {}
     for one in all_series:
@@ -358,25 +367,13 @@ async def _plans(
         cut = await reading.iterations_between(session, one, reach.first, reach.last, began=since)
         if cut is not None:
             cuts[one.id] = cut
+    reached = _reached(job, all_series)
     found = read_plan.lines_in_time(all_series, cuts, uid=job.uid, lineage=job.lineage, reached=reached)
     # In time the lines are side by side, and share the points.
     rows = sum(line.rows for line in found)
     return [read_plan.plan(line, max(2, round(reach.points * line.rows / rows))) for line in found]
 
 
-def _series(
-    plans: Sequence[read_plan.PlannedRead], contents: series.TimelineData, points: int, drawn: Mapping[str, Any]
-) -> list[tuple[Series, bool]]:
-    made = (series.series(plan, contents, points, **drawn) for plan in plans)
-    return [one for one in made if one is not None]
-
-
 async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
     """Return the newest attempts, oldest first."""
-    return list(reversed((await session.scalars(_of_starts(MAX_ROWS), {"job": job})).all()))
-
-
-@cache
-def _of_starts(most: int) -> Select[models.AttemptRecord]:
-    rows = models.AttemptRecord
-    return select(rows).where(rows.job == bindparam("job")).order_by(rows.attempt.desc()).limit(most)
+    return list(reversed((await session.scalars(_STARTS, {"job": job})).all()))

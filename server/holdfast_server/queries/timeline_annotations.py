@@ -6,10 +6,9 @@ import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Integer, Select, and_, bindparam, case, cast, func, or_, select
+from sqlalchemy import BigInteger, ColumnElement, Integer, Select, bindparam, case, cast, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -24,12 +23,12 @@ from holdfast.protocol.timeline import (
     TroubleInfo,
 )
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.records.ancestry import END, Ancestry
 from holdfast_server.records.checkpoints import DURABLE, taken_at
 
 Axis = Literal["iteration", "time"]
 Moment = ColumnElement[float] | InstrumentedAttribute[float]
-View = TypeVar("View", bound=msgspec.Struct)
 
 BAR_PX = 3
 """Smallest useful width of a bar."""
@@ -53,13 +52,8 @@ class TimelineWindow:
     digits: int | None = None
     """Significant digits of the values in density columns; `None`: all."""
 
-    def holds(self, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
-        if self.axis == "time":
-            return and_(at >= self.first, at <= self.last)
-        return and_(iteration >= int(self.first), iteration <= int(self.last))
-
     def values(self, job: str) -> dict[str, Any]:
-        """Return the parameters of cached queries; see `_held`."""
+        """Return the parameters of queries; see `_held`."""
         ends = (self.first, self.last) if self.axis == "time" else (int(self.first), int(self.last))
         return {"job": job, "first": ends[0], "last": ends[1], "most": self.marks}
 
@@ -92,17 +86,15 @@ async def totals(session: AsyncSession, job: str, reach: TimelineWindow) -> tupl
 
 @cache
 def _of_totals(axis: Axis) -> Select[int, int]:
-    points, stalls = models.CheckpointRecord, models.StallRecord
-    first = select(func.count()).where(points.job == bindparam("job"), _held(axis, points.iteration, taken_at()))
-    second = select(func.count()).where(stalls.job == bindparam("job"), _held(axis, stalls.iteration, stalls.at))
-    return select(first.scalar_subquery(), second.scalar_subquery())
+    checkpoints = select(func.count()).where(*_held(axis, models.CheckpointRecord, taken_at()))
+    stalls = select(func.count()).where(*_held(axis, models.StallRecord))
+    return select(checkpoints.scalar_subquery(), stalls.scalar_subquery())
 
 
-def _held(axis: Axis, iteration: InstrumentedAttribute[int], at: Moment) -> ColumnElement[bool]:
-    """Return the condition for a window whose ends are bound parameters."""
-    if axis == "time":
-        return and_(at >= bindparam("first"), at <= bindparam("last"))
-    return and_(iteration >= bindparam("first"), iteration <= bindparam("last"))
+def _held(axis: Axis, rows: Any, at: Moment | None = None) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions for the rows of a job in a window, with job and ends as bound parameters."""
+    place: Any = rows.iteration if axis == "iteration" else rows.at if at is None else at
+    return rows.job == bindparam("job"), place >= bindparam("first"), place <= bindparam("last")
 
 
 async def checkpoints(
@@ -113,11 +105,11 @@ async def checkpoints(
     The selection has the newest checkpoint of each bar and lineage, those that are pinned, labeled or in an
     unusual state, and the newest durable one of the current `lineage`.
     """
-    rows = models.CheckpointRecord
-    within = _checkpoints_in(job, reach)
+    rows, values = models.CheckpointRecord, reach.values(job)
+    within = _held(reach.axis, rows, taken_at())
     query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
     if not selected:
-        return (await session.scalars(query)).all()
+        return (await session.scalars(query, values)).all()
     # Ids begin with the iteration, so the largest id of a bar is its newest checkpoint.
     bar = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("bar")
     chosen = select(bar, rows.lineage, func.max(rows.id).label("id")).where(*within)
@@ -130,7 +122,7 @@ async def checkpoints(
     named = or_(rows.pinned_at.is_not(None), rows.label.is_not(None))
     odd = or_(rows.state.in_(_TELLING), rows.kind == "safety", named)
     telling = select(rows).where(*within, odd).order_by(rows.iteration.desc()).limit(reach.marks // 2)
-    found = {row.id: row for query in (some, telling, last) for row in await session.scalars(query)}
+    found = {row.id: row for query in (some, telling, last) for row in await session.scalars(query, values)}
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 
@@ -146,11 +138,12 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
             func.max(rows.snapshot_seconds),
             func.max(rows.persist_seconds),
         )
-        .where(*_checkpoints_in(job, reach))
+        .where(*_held(reach.axis, rows, taken_at()))
         .group_by(bucket)
         .order_by(bucket)
     )
-    columns: list[list[Any]] = [list(column) for column in zip(*await session.execute(query), strict=True)]
+    found = await session.execute(query, reach.values(job))
+    columns: list[list[Any]] = [list(column) for column in zip(*found, strict=True)]
     starts, count, durable, failed, snapshot, persist = columns
     return CheckpointDensity(
         width=reach.bar,
@@ -166,10 +159,10 @@ async def checkpoint_density(session: AsyncSession, job: str, reach: TimelineWin
 async def stalls(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[StallInfo]:
     """Return the longest stalls in the order of their times."""
     rows = models.StallRecord
-    query = select(rows).where(*_stalls_in(job, reach)).order_by(rows.seconds.desc()).limit(reach.marks)
+    query = select(rows).where(*_held(reach.axis, rows)).order_by(rows.seconds.desc()).limit(reach.marks)
     found = [
-        as_view(StallInfo, row, abandoned=(row.iteration, row.lineage) not in ancestry)
-        for row in await session.scalars(query)
+        answer_from(row, StallInfo, abandoned=(row.iteration, row.lineage) not in ancestry)
+        for row in await session.scalars(query, reach.values(job))
     ]
     return sorted(found, key=lambda stall: stall.at)
 
@@ -180,12 +173,12 @@ async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) 
     bucket = reach.bucket(rows.iteration, rows.at).label("bucket")
     query = (
         select(rows.kind, bucket, func.count(), func.sum(rows.seconds), func.max(rows.seconds))
-        .where(*_stalls_in(job, reach))
+        .where(*_held(reach.axis, rows))
         .group_by(rows.kind, bucket)
         .order_by(rows.kind, bucket)
     )
     made: dict[str, StallDensity] = {}
-    for kind, number, count, seconds, longest in await session.execute(query):
+    for kind, number, count, seconds, longest in await session.execute(query, reach.values(job)):
         one = made.setdefault(kind, StallDensity(kind=typing.cast("StallKind", kind), width=reach.bar))
         one.start.append(reach.start(number))
         one.count.append(count)
@@ -196,15 +189,14 @@ async def stall_density(session: AsyncSession, job: str, reach: TimelineWindow) 
 
 async def paced(session: AsyncSession, job: str, reach: TimelineWindow, ancestry: Ancestry) -> list[IntervalInfo]:
     """Return the decisions in the window and the one before; of too many, the changes and every n-th."""
-    rows, values = models.IntervalDecisionRecord, reach.values(job)
+    values = reach.values(job)
     within = (await session.scalars(_first_paced(reach.axis), {**values, "most": reach.marks + 1})).all()
     if len(within) > reach.marks:
-        held = reach.holds(rows.iteration, rows.at)
-        within = (await session.scalars(_paced_in(job, held, reach.marks))).all()
+        within = (await session.scalars(_paced_in(reach.axis, reach.marks), values)).all()
     before = await session.scalars(_paced_before(reach.axis), values)
     found = (*before, *within)
     stands = _standing(found, ancestry)
-    return [as_view(IntervalInfo, row, stands=row.id in stands) for row in found]
+    return [answer_from(row, IntervalInfo, stands=row.id in stands) for row in found]
 
 
 async def annotation_rows(
@@ -213,7 +205,7 @@ async def annotation_rows(
     """Return the newest annotations in the window, oldest first."""
     newest = (await session.scalars(_of_annotations(reach.axis), reach.values(job))).all()
     return [
-        as_view(Annotation, row, abandoned=(row.iteration, row.lineage) not in ancestry)
+        answer_from(row, Annotation, abandoned=(row.iteration, row.lineage) not in ancestry)
         for row in reversed(newest)
     ]
 
@@ -221,8 +213,7 @@ async def annotation_rows(
 @cache
 def _of_annotations(axis: Axis) -> Select[models.AnnotationRecord]:
     rows = models.AnnotationRecord
-    held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
-    return select(rows).where(*held).order_by(rows.id.desc()).limit(bindparam("most", type_=Integer))
+    return select(rows).where(*_held(axis, rows)).order_by(rows.id.desc()).limit(bindparam("most", type_=Integer))
 
 
 async def troubles(
@@ -261,8 +252,7 @@ def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry)
 @cache
 def _first_paced(axis: Axis) -> Select[models.IntervalDecisionRecord]:
     rows = models.IntervalDecisionRecord
-    held = rows.job == bindparam("job"), _held(axis, rows.iteration, rows.at)
-    return select(rows).where(*held).order_by(rows.id).limit(bindparam("most", type_=Integer))
+    return select(rows).where(*_held(axis, rows)).order_by(rows.id).limit(bindparam("most", type_=Integer))
 
 
 @cache
@@ -273,7 +263,7 @@ def _paced_before(axis: Axis) -> Select[models.IntervalDecisionRecord]:
     return query.order_by(rows.at.desc(), rows.id.desc()).limit(1)
 
 
-def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
+def _paced_in(axis: Axis, marks: int) -> Any:
     rows = models.IntervalDecisionRecord
     order = rows.id
     numbered = (
@@ -287,7 +277,7 @@ def _paced_in(job: str, held: ColumnElement[bool], marks: int) -> Any:
             ).label("paced_anew"),
             rows.budget.is_distinct_from(func.lag(rows.budget).over(order_by=order)).label("budgeted_anew"),
         )
-        .where(rows.job == job, held)
+        .where(*_held(axis, rows))
         .subquery()
     )
     c = numbered.c
@@ -310,7 +300,9 @@ def _nth(columns: Any, most: int) -> ColumnElement[bool]:
 
 async def gaps(session: AsyncSession, job: str, reach: TimelineWindow) -> list[SampleGapInfo]:
     """Return the largest gaps in the order of iterations; in a window of time all gaps, which have no time."""
-    found = [as_view(SampleGapInfo, row) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))]
+    found = [
+        answer_from(row, SampleGapInfo) for row in await session.scalars(_of_gaps(reach.axis), reach.values(job))
+    ]
     return sorted(found, key=lambda gap: (gap.lineage, gap.first_iteration))
 
 
@@ -321,21 +313,6 @@ def _of_gaps(axis: Axis) -> Select[models.GapRecord]:
     if axis == "iteration":
         query = query.where(rows.first_iteration <= bindparam("last"), rows.last_iteration >= bindparam("first"))
     return query.order_by(rows.dropped.desc()).limit(bindparam("most", type_=Integer))
-
-
-def as_view(view: type[View], row: models.Base, **derived: bool) -> View:
-    names = (name for name in view.__struct_fields__ if name not in derived)
-    return view(**{name: getattr(row, name) for name in names}, **derived)
-
-
-def _checkpoints_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
-    rows = models.CheckpointRecord
-    return (rows.job == job, reach.holds(rows.iteration, taken_at()))
-
-
-def _stalls_in(job: str, reach: TimelineWindow) -> tuple[ColumnElement[bool], ...]:
-    rows = models.StallRecord
-    return (rows.job == job, reach.holds(rows.iteration, rows.at))
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:

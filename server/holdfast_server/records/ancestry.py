@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -26,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.timeline import LineageInfo
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import named_jobs
 
 LineageStart = Row[str, int, int, str | None]
@@ -33,6 +33,11 @@ LineageStart = Row[str, int, int, str | None]
 END = sys.maxsize
 _LINEAGE_AT = len(checkpoint_id(0, 0))
 """Position of the lineage number in a checkpoint id, counted from 1 as SQL does."""
+_rows = models.LineageRecord
+_LINEAGE_STARTS = select(_rows.job, _rows.lineage, _rows.iteration, _rows.parent).where(
+    _rows.job.in_(named_jobs())
+)
+_LINEAGES = select(_rows).where(_rows.job == bindparam("job")).order_by(_rows.lineage)
 
 
 class Ancestry:
@@ -65,16 +70,8 @@ class Ancestry:
 
     def as_row(self, row: models.LineageRecord) -> LineageInfo:
         upto = self.upto.get(row.lineage)
-        return LineageInfo(
-            lineage=row.lineage,
-            iteration=row.iteration,
-            parent=row.parent,
-            order=row.order_id,
-            at=row.at,
-            last_iteration=row.last_iteration,
-            abandoned=upto is None,
-            stands_until=-1 if upto is None else min(upto, row.last_iteration),
-        )
+        until = -1 if upto is None else min(upto, row.last_iteration)
+        return answer_from(row, LineageInfo, order=row.order_id, abandoned=upto is None, stands_until=until)
 
 
 async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int | None = None) -> Ancestry:
@@ -86,25 +83,13 @@ async def ancestry_of(session: AsyncSession, job: models.JobRecord, lineage: int
 async def lineage_starts(session: AsyncSession, jobs: list[str]) -> dict[str, list[LineageStart]]:
     """Return by job where each of its lineages begins, and from which checkpoint."""
     found: dict[str, list[LineageStart]] = {}
-    for row in await session.execute(_lineage_starts(), {"jobs": jobs}):
+    for row in await session.execute(_LINEAGE_STARTS, {"jobs": jobs}):
         found.setdefault(row.job, []).append(row)
     return found
 
 
-@cache
-def _lineage_starts() -> Select[str, int, int, str | None]:
-    rows = models.LineageRecord
-    return select(rows.job, rows.lineage, rows.iteration, rows.parent).where(rows.job.in_(named_jobs()))
-
-
 async def lineages_of(session: AsyncSession, job: str) -> Sequence[models.LineageRecord]:
-    return (await session.scalars(_of_lineages(), {"job": job})).all()
-
-
-@cache
-def _of_lineages() -> Select[models.LineageRecord]:
-    rows = models.LineageRecord
-    return select(rows).where(rows.job == bindparam("job")).order_by(rows.lineage)
+    return (await session.scalars(_LINEAGES, {"job": job})).all()
 
 
 def ancestries(jobs: BindParameter[Any] | Select[str]) -> CTE:

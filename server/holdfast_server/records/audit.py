@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -12,8 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AuditEntry
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
+from holdfast_server.db import Database
 
 Facts = Mapping[str, object]
+ANCHOR_SECONDS = 3600.0
+"""Time between two log lines with the end of the chain."""
 
 KINDS = (
     "settings", "restore", "checkpoint", "annotation", "job", "alert", "retention", "key", "person", "project",
@@ -22,6 +27,8 @@ KINDS = (
 """First words of actions: what a change is about."""
 PAGE_ROWS = 1000
 """Rows read at once to verify the chain."""
+
+logger = logging.getLogger(__name__)
 
 
 async def record(
@@ -121,10 +128,7 @@ async def entries(session: AsyncSession, question: AuditQuery, *, limit: int) ->
         query = query.where(rows.id < question.older_than)
     if question.visible_projects is not None:
         query = query.where(rows.project.in_(question.visible_projects))
-    return [
-        AuditEntry(**{name: getattr(row, name) for name in _Row.__struct_fields__}, digest=row.digest.hex())
-        for row in await session.scalars(query)
-    ]
+    return [answer_from(row, AuditEntry, digest=row.digest.hex()) for row in await session.scalars(query)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +159,7 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
         for found in page:
             if found.id != rows + 1:
                 return _broken(rows, digest, "it is missing")
-            row = _Row(**{name: getattr(found, name) for name in _Row.__struct_fields__})
-            if _seal(digest, row) != found.digest:
+            if _seal(digest, answer_from(found, _Row)) != found.digest:
                 return _broken(rows, digest, "it or the row before it was changed")
             if known is not None and found.id == known[0] and found.digest != known[1]:
                 return _broken(rows, digest, "its digest differs from the noted one: the log was rewritten")
@@ -170,6 +173,15 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
     if known is not None and known[0] > rows:
         return _broken(rows, digest, f"row {known[0]}, whose digest was noted, is missing")
     return ChainCheck(rows=rows, head=digest.hex())
+
+
+async def log_head(db: Database, _: float) -> None:
+    """Log the newest row's digest: an audit log that was rewritten in the database no longer contains it."""
+    head = models.AuditHeadRecord
+    async with db.read() as session:
+        row, digest = (await session.execute(select(head.id, head.digest))).one()
+    if row:
+        logger.info("the audit log is at %d:%s", row, digest.hex())
 
 
 def _broken(rows: int, digest: bytes, reason: str) -> ChainCheck:

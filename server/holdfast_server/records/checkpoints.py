@@ -15,13 +15,12 @@ from holdfast.protocol import messages
 from holdfast.protocol.jobs import CheckpointInfo, RecentFailures
 from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
 from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
 _COLUMNS = tuple(name for name in messages.Checkpoint.__struct_fields__ if name != "ranks")
-_OPERATORS = ("label", "pinned_by", "pinned_at")
-"""Columns that operators set, and no report changes."""
 DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
@@ -33,11 +32,17 @@ ENDED = "the attempt ended before it was durable"
 
 _ranks = msgspec.msgpack.Decoder(list[RankCheckpointTimes])
 
+_rows = models.CheckpointRecord
+_DURABLE_COUNTS = (
+    select(_rows.job, func.count()).where(_rows.job.in_(named_jobs()), _rows.state == DURABLE).group_by(_rows.job)
+)
+
 
 def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: int = 0) -> CheckpointInfo:
     """Return a checkpoint as the API shows it, with the times of at most `ranks` ranks, the slowest."""
-    return CheckpointInfo(
-        **{name: getattr(checkpoint, name) for name in (*_COLUMNS, *_OPERATORS)},
+    return answer_from(
+        checkpoint,
+        CheckpointInfo,
         pinned=checkpoint.pinned_at is not None,
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
         restorable=checkpoint.state == DURABLE,
@@ -76,11 +81,11 @@ class LastDurable(NamedTuple):
 
 async def last_durable(session: AsyncSession, jobs: list[str]) -> dict[str, models.CheckpointRecord]:
     """Return by job the newest durable checkpoint that stands."""
-    return {row.job: row for row in await session.scalars(_of_last_durable(), {"jobs": jobs})}
+    return {row.job: row for row in await session.scalars(_last_durable_query(), {"jobs": jobs})}
 
 
 @cache
-def _of_last_durable() -> Select[models.CheckpointRecord]:
+def _last_durable_query() -> Select[models.CheckpointRecord]:
     query: Select[models.CheckpointRecord] = _newest_standing(select(models.CheckpointRecord), named_jobs())
     return query
 
@@ -171,15 +176,8 @@ async def named(session: AsyncSession, job: models.JobRecord, checkpoint: str) -
 
 async def count(session: AsyncSession, jobs: Iterable[str]) -> dict[str, int]:
     """Count durable checkpoints by job."""
-    found = await session.execute(_of_durable(), {"jobs": list(jobs)})
+    found = await session.execute(_DURABLE_COUNTS, {"jobs": list(jobs)})
     return {job: rows for job, rows in found}  # noqa: C416 - rows are not plain tuples
-
-
-@cache
-def _of_durable() -> Select[str, int]:
-    rows = models.CheckpointRecord
-    named = rows.job.in_(named_jobs())
-    return select(rows.job, func.count()).where(named, rows.state == DURABLE).group_by(rows.job)
 
 
 async def failing(session: AsyncSession, jobs: list[str]) -> dict[str, RecentFailures]:

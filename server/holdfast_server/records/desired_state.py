@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET
-from sqlalchemy import Select, select, update
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import FixedInterval, parse_budget, parse_every, parse_policy
@@ -18,15 +18,16 @@ from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
     Desired,
-    IntervalDecision,
     RestoreOrder,
     VerifyRequest,
 )
 from holdfast.protocol.retention import parse_retention
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import audit
+from holdfast_server.records.interval_status import paced_of
 
 T = TypeVar("T")
 
@@ -80,6 +81,18 @@ class StoredChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 _changes = msgspec.json.Decoder(list[StoredChange])
 
+_points, _verifications = models.CheckpointRecord, models.VerificationRecord
+_PINS = (
+    select(_points.job, _points.id)
+    .where(_points.job.in_(named_jobs()), _points.pinned_at.is_not(None))
+    .order_by(_points.id)
+)
+_VERIFICATIONS = (
+    select(_verifications.job, _verifications.request, _verifications.checkpoint, _verifications.against)
+    .where(_verifications.job.in_(named_jobs()), _verifications.state.in_(OPEN_VERIFICATIONS))
+    .order_by(_verifications.request)
+)
+
 
 # ---- desired state ------------------------------------------------------------------------------
 
@@ -103,27 +116,12 @@ NOTHING_ASKED = CheckpointRequests()
 async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
     """Return the requests by job, of the jobs that have any."""
     found: dict[str, CheckpointRequests] = {}
-    for job, checkpoint in await session.execute(_of_pins(), {"jobs": jobs}):
+    for job, checkpoint in await session.execute(_PINS, {"jobs": jobs}):
         found.setdefault(job, CheckpointRequests()).pins.append(checkpoint)
-    for job, request, checkpoint, against in await session.execute(_of_verifications(), {"jobs": jobs}):
+    for job, request, checkpoint, against in await session.execute(_VERIFICATIONS, {"jobs": jobs}):
         asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
         found.setdefault(job, CheckpointRequests()).verify.append(asked)
     return found
-
-
-@cache
-def _of_pins() -> Select[str, str]:
-    rows = models.CheckpointRecord
-    return (
-        select(rows.job, rows.id).where(rows.job.in_(named_jobs()), rows.pinned_at.is_not(None)).order_by(rows.id)
-    )
-
-
-@cache
-def _of_verifications() -> Select[str, int, str, str | None]:
-    rows = models.VerificationRecord
-    query = select(rows.job, rows.request, rows.checkpoint, rows.against).where(rows.job.in_(named_jobs()))
-    return query.where(rows.state.in_(OPEN_VERIFICATIONS)).order_by(rows.request)
 
 
 def of(
@@ -208,7 +206,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
     made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
-        paced = msgspec.msgpack.decode(job.paced, type=IntervalDecision) if job.paced else None
+        paced = paced_of(job)
         known = paced.budget if paced and job.budget is None else None
         made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
@@ -336,15 +334,7 @@ async def edit_rows(session: AsyncSession, job: str, *, limit: int) -> list[Edit
 
 def as_edit(row: models.SettingsVersionRecord) -> Edit:
     changes = [described(change) for change in _changes.decode(row.changes)]
-    return Edit(
-        version=row.version,
-        who=row.who,
-        at=row.at,
-        summary=_summary(changes),
-        changes=changes,
-        applied_iteration=row.applied_iteration,
-        applied_at=row.applied_at,
-    )
+    return answer_from(row, Edit, summary=_summary(changes), changes=changes)
 
 
 def _summary(changes: Sequence[SettingChange]) -> str:

@@ -131,20 +131,11 @@ async def _gap(
     session: AsyncSession, ended: models.AttemptRecord, following: models.AttemptRecord
 ) -> float | None:
     """Return the time from an attempt's last iteration to the first of the next; None if it is unknown."""
-    after, before = aliased(models.ChunkRecord), aliased(models.ChunkRecord)
-    place = (following.job, 0, following.lineage)
-    first_at = await session.scalar(
-        select(after.first_at)
-        .where(after.job == place[0], after.rank == place[1], after.lineage == place[2])
-        .where(after.first_iteration > following.iteration, after.uid == following.uid)
-        .order_by(after.first_iteration)
-        .limit(1)
-    )
-    last_at = await session.scalar(
-        select(before.last_at)
-        .where(before.job == place[0], before.rank == place[1], before.lineage == place[2])
-        .where(before.uid == ended.uid)
-        .order_by(before.first_iteration.desc())
-        .limit(1)
-    )
+    rows = models.ChunkRecord
+    of_lineage = (rows.job == following.job, rows.rank == 0, rows.lineage == following.lineage)
+    after = select(rows.first_at).where(*of_lineage, rows.uid == following.uid)
+    after = after.where(rows.first_iteration > following.iteration).order_by(rows.first_iteration)
+    before = select(rows.last_at).where(*of_lineage, rows.uid == ended.uid)
+    first_at = await session.scalar(after.limit(1))
+    last_at = await session.scalar(before.order_by(rows.first_iteration.desc()).limit(1))
     return first_at - last_at if first_at is not None and last_at is not None and first_at > last_at else None

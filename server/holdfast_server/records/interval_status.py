@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
+from sqlalchemy import Row
 
 from holdfast.pacing import FixedInterval, IntervalPlan, PacingSettings, Profile, plan, policies
 from holdfast.pacing.policy import duration, format_iterations, percent
@@ -18,7 +20,7 @@ NOISE = 0.1
 _decoder = msgspec.msgpack.Decoder(IntervalDecision)
 
 
-def paced_of(job: models.JobRecord) -> IntervalDecision | None:
+def paced_of(job: models.JobRecord | Row[Any]) -> IntervalDecision | None:
     """Return the agent's newest interval decision."""
     return _decoder.decode(job.paced) if job.paced else None
 

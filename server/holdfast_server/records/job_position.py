@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, and_, bindparam, delete, func, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -294,5 +294,5 @@ def _recent_samples(recent: limits.RecentSamples, found: BatchSamples) -> limits
     )
 
 
-def recent_of(job: models.JobRecord) -> limits.RecentSamples:
+def recent_of(job: models.JobRecord | Row[Any]) -> limits.RecentSamples:
     return _recent.decode(job.recent) if job.recent else limits.RecentSamples()

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from sqlalchemy import ColumnElement, and_, case, literal, or_
+from sqlalchemy import ColumnElement, and_, case, literal, or_, select
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import RestoreMode
 from holdfast_server import models
+from holdfast_server.db import named_jobs
 from holdfast_server.samples.limits import RecentSamples, total
 
 SILENT_AFTER_SECONDS = 20.0
@@ -88,6 +90,18 @@ def current_attempt() -> ColumnElement[bool]:
     return and_(
         models.AttemptRecord.job == models.JobRecord.name, models.AttemptRecord.uid == models.JobRecord.uid
     )
+
+
+_CURRENT_ATTEMPTS = (
+    select(models.AttemptRecord)
+    .join(models.JobRecord, current_attempt())
+    .where(models.AttemptRecord.job.in_(named_jobs()))
+)
+
+
+async def current_attempts(session: AsyncSession, jobs: list[str]) -> dict[str, models.AttemptRecord]:
+    """Return by job its current attempt."""
+    return {row.job: row for row in await session.scalars(_CURRENT_ATTEMPTS, {"jobs": jobs})}
 
 
 def _ended(attempt: models.AttemptRecord) -> Status:

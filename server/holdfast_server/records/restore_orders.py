@@ -5,22 +5,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Select, and_, select, update
+from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
 from holdfast.protocol.jobs import Order, OrderStep
 from holdfast.protocol.messages import OPEN_ORDER_STATES, OrderState
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
 from holdfast_server.records.desired_state import SERVER, StoredChange
-from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, duration_text
+from holdfast_server.records.job_status import SILENT_AFTER_SECONDS, current_attempts, duration_text
 
 TOO_LATE: dict[OrderState, str] = {
     "cancelled": "the cancel reached the agent too late", "expired": "an agent started it after it had expired",
@@ -84,6 +85,9 @@ class Concluded:
 
     state: Literal["cancelled", "expired", "superseded", "unknown", "restoring"]
 
+
+_orders = models.RestoreOrderRecord
+_OPEN_ORDERS = select(_orders).where(_orders.job.in_(named_jobs()), _orders.state.in_(OPEN_ORDER_STATES))
 
 Cause = Reported | LineageBegan | AttemptBegan | Concluded
 
@@ -387,14 +391,8 @@ async def order_rows(session: AsyncSession, job: str, *, checkpoint: str | None 
 
 
 async def open_orders(session: AsyncSession, jobs: Iterable[str]) -> dict[str, Order]:
-    rows = (await session.scalars(_of_open_orders(), {"jobs": list(jobs)})).all()
+    rows = (await session.scalars(_OPEN_ORDERS, {"jobs": list(jobs)})).all()
     return {order.job: order for order in await _as_orders(session, rows)}
-
-
-@cache
-def _of_open_orders() -> Select[models.RestoreOrderRecord]:
-    orders = models.RestoreOrderRecord
-    return select(orders).where(orders.job.in_(named_jobs()), orders.state.in_(OPEN_ORDER_STATES))
 
 
 async def _as_order(session: AsyncSession, row: models.RestoreOrderRecord) -> Order:
@@ -408,15 +406,13 @@ async def _as_orders(session: AsyncSession, rows: Iterable[models.RestoreOrderRe
     query = select(moves).where(moves.order_id.in_([row.id for row in rows])).order_by(moves.id)
     by_order: dict[str, list[OrderStep]] = {row.id: [] for row in rows}
     for move in await session.scalars(query):
-        by_order[move.order_id].append(
-            OrderStep(state=move.state, at=move.at, who=move.who, reason=move.reason)  # type: ignore[arg-type]
-        )
-    current = await _current_attempts(session, {row.job for row in rows})
+        by_order[move.order_id].append(answer_from(move, OrderStep))
+    current = await current_attempts(session, list({row.job for row in rows}))
     undoable = await _undoable(session, rows)
-    names = [name for name in Order.__struct_fields__ if name not in ("transitions", "cancellable", "undoable")]
     return [
-        Order(
-            **{name: getattr(row, name) for name in names},
+        answer_from(
+            row,
+            Order,
             transitions=by_order[row.id],
             cancellable=_cancellable(row, by_order[row.id], current.get(row.job)),
             undoable=row.id in undoable,
@@ -431,13 +427,6 @@ async def _undoable(session: AsyncSession, rows: list[models.RestoreOrderRecord]
     safety = and_(points.job == orders.job, points.id == orders.safety_checkpoint, points.state == DURABLE)
     restored = [row.id for row in rows if row.state == "restored"]
     return set(await session.scalars(select(orders.id).join(points, safety).where(orders.id.in_(restored))))
-
-
-async def _current_attempts(session: AsyncSession, jobs: set[str]) -> dict[str, models.AttemptRecord]:
-    attempts, job = models.AttemptRecord, models.JobRecord
-    current = and_(job.name == attempts.job, job.uid == attempts.uid)
-    query = select(attempts).join(job, current).where(attempts.job.in_(jobs))
-    return {attempt.job: attempt for attempt in await session.scalars(query)}
 
 
 def _cancellable(

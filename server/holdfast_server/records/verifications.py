@@ -17,6 +17,7 @@ from holdfast.protocol.jobs import ScrubReport, TensorRow, Tensors, Verification
 from holdfast.protocol.messages import MAX_OPEN_VERIFICATIONS, MAX_REPORTED_TENSORS, TensorNorms
 from holdfast_server import models
 from holdfast_server.core import compression
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state
 from holdfast_server.records.checkpoints import DURABLE
@@ -36,8 +37,7 @@ async def find(session: AsyncSession, job: str, checkpoint: str) -> Verification
     row = await session.get(models.VerificationRecord, (job, checkpoint))
     if row is None:
         return Verification(checkpoint=checkpoint)
-    names = (name for name in Verification.__struct_fields__ if name != "measured_at")
-    return Verification(**{name: getattr(row, name) for name in names}, measured_at=row.tensors_at)
+    return answer_from(row, Verification, measured_at=row.tensors_at)
 
 
 async def request(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Form, Query, Request
@@ -22,7 +23,7 @@ from holdfast_server.accounts.oidc import CALLBACK, FLOW_SECONDS, Provider
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySignInAttempts
 from holdfast_server.core.settings import ServerSettings
-from holdfast_server.http.dependencies import Asker, Clock, Config, Db
+from holdfast_server.http.dependencies import Asker, Config, Db, Now
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import PageRoute, Text, headers_of, local_path
 
@@ -88,13 +89,13 @@ async def _login_page(request: Request, db: Db, then: str, *, refused: str = "",
 async def login(
     request: Request,
     db: Db,
-    clock: Clock,
+    now: Now,
     name: Text = "",
     password: Text = "",
     token: Text = "",
     then: Then = "/",
 ) -> Response:
-    now, auth = clock(), request.app.state.auth
+    auth = request.app.state.auth
     if not auth.has_accounts:
         return await _shared(request, db, token, then, now=now)
     try:
@@ -124,10 +125,10 @@ def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -
 
 
 @router.post("/logout")
-async def logout(request: Request, db: Db, clock: Clock, asker: Asker) -> Response:
+async def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     auth, cookie = request.app.state.auth, cookie_of(request.scope, COOKIE)
     if asker.sign_in_id is not None:
-        await sign_ins.end(db, asker, asker.sign_in_id, now=clock())
+        await sign_ins.end(db, asker, asker.sign_in_id, now=now)
     elif isinstance(auth, SharedSecretAuth) and cookie is not None:
         await auth.end_session(cookie)
     response = RedirectResponse("/login", 303)
@@ -145,16 +146,11 @@ async def setup_page() -> Response:
 
 @router.post("/setup")
 async def setup(
-    request: Request, db: Db, clock: Clock, code: Text = "", name: Text = "", password: Text = ""
+    request: Request, db: Db, now: Now, code: Text = "", name: Text = "", password: Text = ""
 ) -> Response:
-    now = clock()
-    try:
-        person = await people.create_first_admin(db, code, name, password, now=now)
-        secret = await sign_ins.begin(db, person, visitor(request), by="setup link", now=now)
-    except RequestRefused as refusal:
-        kept = "" if isinstance(refusal, LinkExpired) else code
-        return _refused(LinkPage(setup=True, refused=sentence(refusal), name=name, code=kept), refusal, 422)
-    return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
+    chosen = people.create_first_admin(db, code, name, password, now=now)
+    page = LinkPage(setup=True, name=name, code=code)
+    return await _sign_in_by_link(request, db, page, chosen, by="setup link", now=now)
 
 
 @router.get("/reset")
@@ -163,14 +159,21 @@ async def reset_page() -> Response:
 
 
 @router.post("/reset")
-async def reset(request: Request, db: Db, clock: Clock, code: Text = "", password: Text = "") -> Response:
-    now = clock()
+async def reset(request: Request, db: Db, now: Now, code: Text = "", password: Text = "") -> Response:
+    chosen = people.choose_password(db, code, password, now=now)
+    return await _sign_in_by_link(request, db, LinkPage(setup=False, code=code), chosen, by="link", now=now)
+
+
+async def _sign_in_by_link(
+    request: Request, db: Db, page: LinkPage, chosen: Awaitable[str], *, by: str, now: float
+) -> Response:
+    """Sign in the person whose password was chosen, or answer with the page and the reason of a refusal."""
     try:
-        person = await people.choose_password(db, code, password, now=now)
-        secret = await sign_ins.begin(db, person, visitor(request), by="link", now=now)
+        person = await chosen
+        secret = await sign_ins.begin(db, person, visitor(request), by=by, now=now)
     except RequestRefused as refusal:
-        kept = "" if isinstance(refusal, LinkExpired) else code
-        return _refused(LinkPage(setup=False, refused=sentence(refusal), code=kept), refusal, 422)
+        kept = "" if isinstance(refusal, LinkExpired) else page.code
+        return _refused(replace(page, refused=sentence(refusal), code=kept), refusal, 422)
     return signed_in(request, secret, "/", device=await sign_ins.new_device(db, person))
 
 
@@ -179,13 +182,13 @@ async def reset(request: Request, db: Db, clock: Clock, code: Text = "", passwor
 
 @router.get("/login/provider")
 async def to_provider(
-    request: Request, db: Db, config: Config, clock: Clock, then: Annotated[str, Query(alias="next")] = "/"
+    request: Request, db: Db, config: Config, now: Now, then: Annotated[str, Query(alias="next")] = "/"
 ) -> Response:
     provider: Provider | None = request.app.state.provider
     if provider is None or not request.app.state.auth.has_accounts:
         return RedirectResponse("/login", 303)
     address, state = await provider.begin(
-        db, visitor(request), back=_back(request, config), then=local_path(then), now=clock()
+        db, visitor(request), back=_back(request, config), then=local_path(then), now=now
     )
     response = RedirectResponse(address, 303)
     _set_cookie(request, response, STATE_COOKIE, state, seconds=int(FLOW_SECONDS))
@@ -194,7 +197,7 @@ async def to_provider(
 
 @router.get("/login/provider/back")
 async def from_provider(
-    request: Request, db: Db, config: Config, clock: Clock, code: str = "", state: str = ""
+    request: Request, db: Db, config: Config, now: Now, code: str = "", state: str = ""
 ) -> Response:
     provider: Provider | None = request.app.state.provider
     if provider is None or not request.app.state.auth.has_accounts:
@@ -202,7 +205,7 @@ async def from_provider(
     try:
         secret, then = await provider.finish(
             db, visitor(request), back=_back(request, config), code=code, state=state,
-            kept=cookie_of(request.scope, STATE_COOKIE) or "", now=clock(),
+            kept=cookie_of(request.scope, STATE_COOKIE) or "", now=now,
         )  # fmt: skip
     except RequestRefused as refusal:
         response: Response = (await _login_page(request, db, "/", refused=sentence(refusal))).response(403)

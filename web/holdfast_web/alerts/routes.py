@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Form, Path, Query
 from fastapi.responses import RedirectResponse, Response
@@ -14,19 +14,17 @@ from holdfast.protocol.administration import AlertRule
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES
-from holdfast_server.alerts.errors import AlertResolved
 from holdfast_server.alerts.rules import RuleChanges
-from holdfast_server.core.errors import RequestRefused, UnknownProject
+from holdfast_server.core.errors import AlertResolved, RequestRefused, UnknownProject
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
-from holdfast_server.http.dependencies import Asker, Clock, Config, Db, Who
+from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 from holdfast_server.queries.fleet import projects_of
 from holdfast_web.alerts import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-Older = Annotated[int | None, Query(ge=0, le=MAX_INTEGER)]
 
 router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
@@ -52,38 +50,47 @@ def _question(
     )
 
 
-Asked = Annotated[context.AlertQuery, Depends(_question)]
+async def _rows(
+    db: Db,
+    now: Now,
+    asker: Asker,
+    question: Annotated[context.AlertQuery, Depends(_question)],
+    before: Annotated[int | None, Query(ge=0, le=MAX_INTEGER)] = None,
+) -> context.AlertRows:
+    return await context.alert_rows(db, asker, question, now=now, before=before)
+
+
+Rows = Annotated[context.AlertRows, Depends(_rows)]
 
 
 @router.get("/alerts")
-async def alerts_page(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
-    rows = await context.alert_rows(db, asker, question, now=clock(), before=before)
+async def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
     projects = await projects_of(db, asker.visible_projects)
     return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
 
 
 @router.get("/alerts/live")
-async def alerts_live(db: Db, clock: Clock, asker: Asker, question: Asked, before: Older = None) -> Response:
-    return (await context.alert_rows(db, asker, question, now=clock(), before=before)).response()
+async def alerts_live(rows: Rows) -> Response:
+    return rows.response()
 
 
 @router.post("/alerts/acknowledge")
 async def acknowledge_all(
-    db: Db, clock: Clock, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
+    db: Db, now: Now, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
     htmx: Htmx = False,
 ) -> Response:  # fmt: skip
     """Acknowledge the selected alerts."""
     known = [number for number in alert or [] if 0 <= number <= MAX_INTEGER]
-    await incidents.acknowledge_all(db, known, asker=asker, now=clock())
+    await incidents.acknowledge_all(db, known, asker=asker, now=now)
     return _done(back, htmx)
 
 
 @router.post("/jobs/{job}/alerts/{alert}/acknowledge")
 async def acknowledge(
-    job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
+    job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
-        await incidents.acknowledge(db, job, alert, who=who, now=clock())
+        await incidents.acknowledge(db, job, alert, who=who, now=now)
     return _done(back, htmx)
 
 
@@ -92,13 +99,12 @@ async def silence(
     job: str,
     alert: Number,
     db: Db,
-    clock: Clock,
+    now: Now,
     who: Who,
     seconds: Text = "3600",
     back: Text = "/alerts",
     htmx: Htmx = False,
 ) -> Response:
-    now = clock()
     until = now + forms.seconds("silence", seconds)
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
         await incidents.silence(db, job, alert, until=until, who=who, now=now)
@@ -107,10 +113,10 @@ async def silence(
 
 @router.post("/jobs/{job}/alerts/{alert}/unsilence")
 async def unsilence(
-    job: str, alert: Number, db: Db, clock: Clock, who: Who, back: Text = "/alerts", htmx: Htmx = False
+    job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
     with suppress(AlertResolved):  # the alert resolved meanwhile; the answer shows that
-        await incidents.unsilence(db, job, alert, who=who, now=clock())
+        await incidents.unsilence(db, job, alert, who=who, now=now)
     return _done(back, htmx)
 
 
@@ -129,35 +135,30 @@ async def rules_page(project: str, db: Db, asker: Asker) -> Response:
     return (await context.rules_page(db, asker, project)).response()
 
 
-class RuleForm(NamedTuple):
-    severity: str
-    limit: str
-    for_seconds: str
-    jobs: str
-    window: str
+@dataclass(frozen=True)
+class RuleForm:
+    severity: Text = "warning"
+    limit: Text = ""
+    for_seconds: Text = "0"
+    jobs: Text = "*"
+    window: Text = ""
 
 
-def _rule_form(
-    severity: Text = "warning", limit: Text = "", for_seconds: Text = "0", jobs: Text = "*", window: Text = ""
-) -> RuleForm:
-    return RuleForm(severity, limit, for_seconds, jobs, window)
-
-
-Fields = Annotated[RuleForm, Depends(_rule_form)]
+Fields = Annotated[RuleForm, Depends()]
 
 
 @router.post("/projects/{project}/alert-rules")
 async def new_rule(
-    project: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
+    project: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
 ) -> Response:
-    return await _save_rule(db, asker, project, name.strip(), form, now=clock(), who=who, kind=kind)
+    return await _save_rule(db, asker, project, name.strip(), form, now=now, who=who, kind=kind)
 
 
 @router.post("/projects/{project}/alert-rules/{rule}")
 async def change_rule(
-    project: str, rule: str, db: Db, clock: Clock, asker: Asker, who: Who, form: Fields, enabled: Text = ""
+    project: str, rule: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, enabled: Text = ""
 ) -> Response:
-    return await _save_rule(db, asker, project, rule, form, now=clock(), who=who, enabled=bool(enabled))
+    return await _save_rule(db, asker, project, rule, form, now=now, who=who, enabled=bool(enabled))
 
 
 async def _save_rule(
@@ -195,8 +196,8 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
 
 
 @router.post("/projects/{project}/alert-rules/{rule}/remove")
-async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -> Response:
-    await rules.remove(db, project, rule, who=who, now=clock())
+async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
+    await rules.remove(db, project, rule, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-rules", 303)
 
 
@@ -204,15 +205,15 @@ async def remove_rule(project: str, rule: str, db: Db, clock: Clock, who: Who) -
 
 
 @router.get("/projects/{project}/alert-channels")
-async def channels_page(project: str, db: Db, clock: Clock, config: Config) -> Response:
-    return (await context.channels_page(db, config.alerts, project, clock())).response()
+async def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
+    return (await context.channels_page(db, config.alerts, project, now)).response()
 
 
 @router.post("/projects/{project}/alert-channels")
 async def new_channel(
     project: str,
     db: Db,
-    clock: Clock,
+    now: Now,
     config: Config,
     who: Who,
     name: Text = "",
@@ -220,7 +221,7 @@ async def new_channel(
     kind: Text = "",
     least_severity: Text = "warning",
 ) -> Response:
-    now, typed = clock(), {"name": name, "target": target, "kind": kind}
+    typed = {"name": name, "target": target, "kind": kind}
     asked = channels.NewChannel(name=name, target=target, kind=kind, least_severity=least_severity)
     try:
         made = await channels.create(db, config.alerts, project, asked, who=who, now=now)
@@ -234,12 +235,12 @@ async def new_channel(
 
 
 @router.post("/projects/{project}/alert-channels/{channel}/remove")
-async def remove_channel(project: str, channel: str, db: Db, clock: Clock, who: Who) -> Response:
-    await channels.remove(db, project, channel, who=who, now=clock())
+async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
+    await channels.remove(db, project, channel, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels", 303)
 
 
 @router.post("/projects/{project}/alert-channels/{channel}/test")
-async def test_channel(project: str, channel: str, db: Db, clock: Clock) -> Response:
-    await deliveries.send_test(db, project, channel, now=clock())
+async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
+    await deliveries.send_test(db, project, channel, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)

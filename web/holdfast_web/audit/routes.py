@@ -17,7 +17,7 @@ from holdfast.protocol.administration import AuditEntry
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
-from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.records import audit
 from holdfast_server.records.audit import AuditQuery
 from holdfast_web.shared.filters import iso
@@ -66,7 +66,7 @@ Asked = Annotated[AuditQuery, Depends(_question)]
 
 
 @router.get("")
-async def log(db: Db, clock: Clock, asked: Asked) -> Response:
+async def log(db: Db, now: Now, asked: Asked) -> Response:
     async with db.read() as session:
         found = await audit.entries(session, asked, limit=SHOWN + 1)
     filters = {"who": asked.who, "action": asked.action, "job": asked.job, "project": asked.project}
@@ -76,7 +76,7 @@ async def log(db: Db, clock: Clock, asked: Asked) -> Response:
         query=urlencode({name: value for name, value in filters.items() if value}),
         actions=list(audit.KINDS),
         older=found[SHOWN - 1].id if len(found) > SHOWN else None,
-        now=clock(),
+        now=now,
     )
     return page.response()
 

@@ -12,7 +12,7 @@ from holdfast.protocol.jobs import CheckpointChanges
 from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
 from holdfast_server.core.errors import InvalidSetting, NotPossible
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
 from holdfast_web.checkpoint import context
@@ -24,26 +24,24 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 @router.get("/jobs/{job}/checkpoints/{checkpoint}")
 async def checkpoint_page(
-    job: str, checkpoint: str, db: Db, clock: Clock, other: Annotated[str, Query(alias="with")] = "",
+    job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = "",
     tensors: str = "", fork: str = "",
 ) -> Response:  # fmt: skip
     page = await context.checkpoint_page(
-        db, job, checkpoint, clock(), other=other, all_tensors=tensors == "all", fork=fork
+        db, job, checkpoint, now, other=other, all_tensors=tensors == "all", fork=fork
     )
     return page.response()
 
 
 @router.get("/jobs/{job}/checkpoints/{checkpoint}/verification")
-async def verification(job: str, checkpoint: str, db: Db, clock: Clock) -> Response:
+async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the progress of a verification; after the verdict, make the browser reload the page."""
-    now = clock()
     part = context.verification_part(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/verify")
-async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, against: Text = "") -> Response:
-    now = clock()
+async def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against: Text = "") -> Response:
     try:
         await verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
@@ -53,14 +51,14 @@ async def verify(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, agai
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/verify/cancel")
-async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, clock: Clock) -> Response:
-    await verifications.cancel_verification(db, job, checkpoint, who=who, now=clock())
+async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
+    await verifications.cancel_verification(db, job, checkpoint, who=who, now=now)
     return _back(job, checkpoint, "verify")
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/pin")
-async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned: Text) -> Response:
-    now, changes = clock(), CheckpointChanges(pinned=pinned == "true")
+async def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Text) -> Response:
+    changes = CheckpointChanges(pinned=pinned == "true")
     try:
         await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
     except NotPossible as refusal:
@@ -70,8 +68,7 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, pinned:
 
 
 @router.post("/jobs/{job}/checkpoints/{checkpoint}/label")
-async def label(job: str, checkpoint: str, db: Db, who: Who, clock: Clock, label: Text = "") -> Response:
-    now = clock()
+async def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Text = "") -> Response:
     try:
         await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import attrgetter
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from holdfast.protocol.administration import Alert
@@ -38,12 +38,7 @@ ORDERS: dict[FleetSort, str] = {
 }
 ASCENDING: frozenset[FleetSort] = frozenset(("name", "status", "owner", "loss"))
 """Orders whose values increase; those of the others decrease."""
-Column = Literal[
-    "owner", "iteration", "loss", "goodput", "overhead", "interval", "durable", "unsaved", "iteration_time",
-    "report",
-]  # fmt: skip
-COLUMNS: tuple[Column, ...] = get_args(Column)
-COLUMN_NAMES: dict[Column, str] = {
+COLUMNS = {
     "owner": "Owner",
     "iteration": "Iteration",
     "loss": "Loss",
@@ -77,7 +72,7 @@ class FleetLinks:
     """Addresses of the same view with one parameter changed."""
 
     question: FleetQuery
-    hidden: frozenset[Column]
+    hidden: frozenset[str]
 
     @property
     def here(self) -> str:
@@ -147,7 +142,7 @@ class FleetRows(View):
     fleet: Fleet
     groups: list[JobGroup]
     question: FleetQuery
-    hidden: frozenset[Column]
+    hidden: frozenset[str]
     """Columns that are not shown."""
     links: FleetLinks
     pages: list[int | None]
@@ -162,7 +157,7 @@ class FleetRows(View):
     """The address for agents."""
     orders: dict[FleetSort, str] = field(default_factory=lambda: ORDERS)
     ascending: frozenset[FleetSort] = ASCENDING
-    columns: dict[Column, str] = field(default_factory=lambda: COLUMN_NAMES)
+    columns: dict[str, str] = field(default_factory=lambda: COLUMNS)
     sizes: tuple[int, ...] = SIZES
     now: float
 
@@ -227,7 +222,7 @@ def bulk_confirmation(action: BulkAction, preview: BulkResult, *, budget: str, b
 
 
 async def fleet_rows(
-    db: Database, question: FleetQuery, *, hidden: frozenset[Column], asker: Principal, server: str, now: float
+    db: Database, question: FleetQuery, *, hidden: frozenset[str], asker: Principal, server: str, now: float
 ) -> FleetRows:
     async with db.one_view():
         fleet = await fleet_of(db, question, now=now)

@@ -17,7 +17,7 @@ from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_server.control import bulk
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, StreamPlace
+from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, StreamPlace
 from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
 from holdfast_server.records.job_status import STATUSES
 from holdfast_web.fleet import context
@@ -78,42 +78,40 @@ def _labels(typed: str) -> tuple[str, ...]:
     return tuple(label for label in (part.strip() for part in typed.split(",")) if label)
 
 
-def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[context.Column]:
+def _hidden(hide: Annotated[list[str] | None, Query()] = None) -> frozenset[str]:
     for column in hide or ():
         if column not in context.COLUMNS:
             raise InvalidSetting("hide", f"unknown column {column!r}; use some of {', '.join(context.COLUMNS)}")
-    return frozenset(cast("list[context.Column]", hide or []))
+    return frozenset(hide or ())
 
 
 Asked = Annotated[FleetQuery, Depends(_question)]
-Hidden = Annotated[frozenset[context.Column], Depends(_hidden)]
+Hidden = Annotated[frozenset[str], Depends(_hidden)]
 
 
-def _server(request: Request) -> str:
-    return f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+async def _rows(
+    db: Db, now: Now, asker: Asker, request: Request, question: Asked, hidden: Hidden
+) -> context.FleetRows:
+    server = f"{request.url.scheme}://{request.url.netloc or f'127.0.0.1:{DEFAULT_PORT}'}"
+    return await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=server, now=now)
+
+
+Rows = Annotated[context.FleetRows, Depends(_rows)]
 
 
 @router.get("/")
-async def fleet_page(
-    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> Response:
-    where = _server(request)
-    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+async def fleet_page(rows: Rows) -> Response:
     return rows.page()
 
 
 @router.get("/fleet/live")
-async def fleet_live(
-    db: Db, clock: Clock, asker: Asker, request: Request, question: Asked, hidden: Hidden
-) -> Response:
-    where = _server(request)
-    rows = await context.fleet_rows(db, question, hidden=hidden, asker=asker, server=where, now=clock())
+async def fleet_live(rows: Rows) -> Response:
     return rows.response()
 
 
 @router.post("/fleet/confirm")
 async def confirm(
-    db: Db, clock: Clock, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
+    db: Db, now: Now, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
     all_matching: Text = "", budget: Text = "", back: Text = "/",
 ) -> Response:  # fmt: skip
     """Ask before one change of the selected jobs, or of all jobs that match the filter of `back`."""
@@ -127,13 +125,13 @@ async def confirm(
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
         preview=True,
     )
-    preview = await bulk.change(db, selected, asker=asker, now=clock())
+    preview = await bulk.change(db, selected, asker=asker, now=now)
     return context.bulk_confirmation(selected.action, preview, budget=budget.strip(), back=back).response()
 
 
 @router.post("/fleet/change")
 async def change(
-    db: Db, clock: Clock, asker: Asker, action: Text, jobs: Text, budget: Text = "", back: Text = "/"
+    db: Db, now: Now, asker: Asker, action: Text, jobs: Text, budget: Text = "", back: Text = "/"
 ) -> Response:
     """Change the confirmed jobs; answer with the result for each."""
     wanted = BulkChange(
@@ -141,7 +139,7 @@ async def change(
         jobs=jobs.split(),
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
     )
-    result = await bulk.change(db, wanted, asker=asker, now=clock())
+    result = await bulk.change(db, wanted, asker=asker, now=now)
     words = context.ACTIONS[wanted.action][1]
     return context.BulkPage(outcomes=result.outcomes, words=words, back=local_path(back)).response()
 

@@ -13,7 +13,7 @@ from holdfast_server.accounts import people, projects, sign_ins, tokens
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
 from holdfast_server.core.errors import InvalidSetting, NotPossible, RequestRefused
 from holdfast_server.core.principal import SCOPES, Role
-from holdfast_server.http.dependencies import Asker, Clock, Config, Db
+from holdfast_server.http.dependencies import Asker, Config, Db, Now
 from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
 from holdfast_web.settings import context
 from holdfast_web.shared.routing import PageRoute, Text, headers_of
@@ -41,18 +41,17 @@ def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) 
 
 
 @router.get("")
-async def you(request: Request, db: Db, asker: Asker, clock: Clock) -> Response:
+async def you(request: Request, db: Db, asker: Asker, now: Now) -> Response:
     auth = request.app.state.auth
     if not auth.has_accounts:
         return context.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
-    return (await context.you_page(db, asker, clock())).response()
+    return (await context.you_page(db, asker, now)).response()
 
 
 @router.post("/password")
 async def change_password(
-    request: Request, db: Db, asker: Asker, clock: Clock, present: Text = "", password: Text = ""
+    request: Request, db: Db, asker: Asker, now: Now, present: Text = "", password: Text = ""
 ) -> Response:
-    now = clock()
     try:
         await sign_ins.check_password(db, asker.name, present, visitor(request), now=now)
         await people.change_password(db, asker.name, password, keep=asker.sign_in_id, now=now)
@@ -65,14 +64,14 @@ async def change_password(
 
 
 @router.post("/sessions/end")
-async def end_other_sessions(db: Db, asker: Asker, clock: Clock) -> Response:
-    await sign_ins.end_others(db, asker, now=clock())
+async def end_other_sessions(db: Db, asker: Asker, now: Now) -> Response:
+    await sign_ins.end_others(db, asker, now=now)
     return RedirectResponse("/settings#browsers", 303)
 
 
 @router.post("/sessions/{sign_in}/end")
-async def end_session(sign_in: str, db: Db, asker: Asker, clock: Clock) -> Response:
-    await sign_ins.end(db, asker, sign_in, now=clock())
+async def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
+    await sign_ins.end(db, asker, sign_in, now=now)
     return RedirectResponse("/settings#browsers", 303)
 
 
@@ -80,22 +79,22 @@ async def end_session(sign_in: str, db: Db, asker: Asker, clock: Clock) -> Respo
 
 
 @router.get("/keys")
-async def list_keys(db: Db, asker: Asker, clock: Clock) -> Response:
-    return (await context.keys_page(db, asker, clock())).response()
+async def list_keys(db: Db, asker: Asker, now: Now) -> Response:
+    return (await context.keys_page(db, asker, now)).response()
 
 
 @router.post("/keys")
 async def create_key(
     db: Db,
     asker: Asker,
-    clock: Clock,
+    now: Now,
     name: Text = "",
     project: Text = "",
     job: Text = "",
     expires: Text = "",
     scopes: Annotated[list[str] | None, Form()] = None,
 ) -> Response:
-    now, chosen = clock(), [scope for scope in SCOPES if scope in (scopes or [])]
+    chosen = [scope for scope in SCOPES if scope in (scopes or [])]
     typed = {"name": name, "project": project, "job": job, "expires": expires, "scopes": " ".join(chosen)}
     try:
         wish = tokens.TokenRequest(
@@ -115,8 +114,8 @@ def _seconds(text: str) -> float | None:
 
 
 @router.post("/keys/{prefix}/revoke")
-async def revoke_key(prefix: str, db: Db, asker: Asker, clock: Clock) -> Response:
-    await tokens.revoke(db, prefix, asker=asker, now=clock())
+async def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
+    await tokens.revoke(db, prefix, asker=asker, now=now)
     return RedirectResponse("/settings/keys", 303)
 
 
@@ -124,15 +123,14 @@ async def revoke_key(prefix: str, db: Db, asker: Asker, clock: Clock) -> Respons
 
 
 @router.get("/people")
-async def list_people(db: Db, asker: Asker, clock: Clock) -> Response:
-    return (await context.people_page(db, asker, clock())).response()
+async def list_people(db: Db, asker: Asker, now: Now) -> Response:
+    return (await context.people_page(db, asker, now)).response()
 
 
 @router.post("/people")
 async def add_person(
-    request: Request, db: Db, asker: Asker, clock: Clock, config: Config, name: Text = ""
+    request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = ""
 ) -> Response:
-    now = clock()
     try:
         added, code = await people.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
@@ -142,18 +140,14 @@ async def add_person(
 
 
 @router.post("/people/{person}/link")
-async def reset_link(
-    person: str, request: Request, db: Db, asker: Asker, clock: Clock, config: Config
-) -> Response:
-    now = clock()
+async def reset_link(person: str, request: Request, db: Db, asker: Asker, now: Now, config: Config) -> Response:
     code = await people.reset_link(db, person, who=asker.name, now=now)
     link = f"{public_address(request, config)}/reset#{code}"
     return replace(await context.people_page(db, asker, now), link=link, link_for=person).response()
 
 
 @router.post("/people/{person}/admin")
-async def set_admin(person: str, db: Db, asker: Asker, clock: Clock, admin: Text = "") -> Response:
-    now = clock()
+async def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "") -> Response:
     try:
         await people.set_admin(db, person, admin == "true", who=asker.name, now=now)
     except NotPossible as refusal:
@@ -162,8 +156,7 @@ async def set_admin(person: str, db: Db, asker: Asker, clock: Clock, admin: Text
 
 
 @router.post("/people/{person}/remove")
-async def remove_person(person: str, db: Db, asker: Asker, clock: Clock) -> Response:
-    now = clock()
+async def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
     try:
         await people.remove(db, person, who=asker.name, now=now)
     except NotPossible as refusal:
@@ -175,13 +168,12 @@ async def remove_person(person: str, db: Db, asker: Asker, clock: Clock) -> Resp
 
 
 @router.get("/projects")
-async def list_projects(db: Db, asker: Asker, clock: Clock) -> Response:
-    return (await context.projects_page(db, asker, clock())).response()
+async def list_projects(db: Db, asker: Asker, now: Now) -> Response:
+    return (await context.projects_page(db, asker, now)).response()
 
 
 @router.post("/projects")
-async def add_project(db: Db, asker: Asker, clock: Clock, name: Text = "") -> Response:
-    now = clock()
+async def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Response:
     try:
         added = await projects.add(db, name, who=asker.name, now=now)
     except RequestRefused as refusal:
@@ -190,15 +182,12 @@ async def add_project(db: Db, asker: Asker, clock: Clock, name: Text = "") -> Re
 
 
 @router.get("/projects/{project}")
-async def show_project(project: str, db: Db, asker: Asker, clock: Clock) -> Response:
-    return (await context.project_page(db, asker, clock(), project)).response()
+async def show_project(project: str, db: Db, asker: Asker, now: Now) -> Response:
+    return (await context.project_page(db, asker, now, project)).response()
 
 
 @router.post("/projects/{project}/members")
-async def set_member(
-    project: str, db: Db, asker: Asker, clock: Clock, person: Text = "", role: Text = ""
-) -> Response:
-    now = clock()
+async def set_member(project: str, db: Db, asker: Asker, now: Now, person: Text = "", role: Text = "") -> Response:
     try:
         await people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
     except RequestRefused as refusal:
@@ -215,8 +204,7 @@ def _role(text: str) -> Role | None:
 
 
 @router.post("/projects/{project}/jobs")
-async def move_job(project: str, db: Db, asker: Asker, clock: Clock, job: Text = "") -> Response:
-    now = clock()
+async def move_job(project: str, db: Db, asker: Asker, now: Now, job: Text = "") -> Response:
     try:
         await projects.move_job(db, job.strip(), project, who=asker.name, now=now)
     except RequestRefused as refusal:

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 from starlette.testclient import TestClient
 
 from holdfast_server import models
-from holdfast_server.accounts import expiry, passwords, people, rate_limits, sign_ins
+from holdfast_server.accounts import passwords, people, rate_limits, sign_ins
 from holdfast_server.accounts.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.core.errors import (
@@ -524,17 +524,17 @@ def test_what_has_ended_is_taken_out(stage: AccountsServer, clock):
 
         return stage.read(work)
 
-    stage.do(expiry.delete_expired, stage.db, clock())
+    stage.do(sign_ins.delete_expired, stage.db, clock())
     assert counts() == [3, 2, 1]
     clock.now += 30 * 86400
-    stage.do(expiry.delete_expired, stage.db, clock())
+    stage.do(sign_ins.delete_expired, stage.db, clock())
     assert counts() == [0, 0, 0]
 
 
 def test_the_end_of_the_log_is_told_to_the_servers_own(stage: AccountsServer, caplog):
-    caplog.set_level("INFO", "holdfast_server.accounts.expiry")
+    caplog.set_level("INFO", "holdfast_server.records.audit")
     stage.person("ada")
-    stage.do(expiry.log_audit_head, stage.db, 0.0)
+    stage.do(audit.log_head, stage.db, 0.0)
     found = stage.read(audit.verify)
     assert f"{found.rows}:{found.head}" in caplog.text
 

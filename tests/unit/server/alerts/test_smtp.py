@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from holdfast_server.alerts import smtp
+from holdfast_server.alerts.deliveries import send_mail
 from holdfast_server.core.alert_settings import AlertSettings
 
 
@@ -103,7 +103,7 @@ def letter() -> EmailMessage:
 def test_mail_and_password_travel_over_tls(start, certificate, monkeypatch, security):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     box = Box()
-    smtp.send(letter(), start(box, security))
+    send_mail(letter(), start(box, security))
     ((content, over_tls),) = box.mails
     assert (over_tls, "Subject: Agent silent" in content, box.logins) == (True, True, [b"letter-box"])
 
@@ -112,12 +112,12 @@ def test_mail_and_password_travel_over_tls(start, certificate, monkeypatch, secu
 def test_a_server_whose_certificate_nobody_vouches_for_gets_neither(start, security):
     box = Box()
     with pytest.raises(ssl.SSLCertVerificationError):
-        smtp.send(letter(), start(box, security))
+        send_mail(letter(), start(box, security))
     assert (box.mails, box.logins) == ([], [])
 
 
 def test_a_server_that_offers_no_starttls_gets_neither(start):
     box = Box()
     with pytest.raises(smtplib.SMTPNotSupportedError):
-        smtp.send(letter(), start(box, "none", wanted="starttls"))
+        send_mail(letter(), start(box, "none", wanted="starttls"))
     assert (box.mails, box.logins) == ([], [])

@@ -6,13 +6,12 @@ import { remember, remembered, startTimes, toggleUtc } from "./times.js";
 // ---- theme: the system's, until light or dark is chosen
 
 const NEXT = { system: "light", light: "dark", dark: "system" };
-const WORDS = { system: "system", light: "light", dark: "dark" };
 const root = document.documentElement;
 
 const announce = () => document.dispatchEvent(new CustomEvent("holdfast:theme"));
 
 function show(button) {
-  const name = `Theme: ${WORDS[root.dataset.theme ?? "system"]}`;
+  const name = `Theme: ${root.dataset.theme ?? "system"}`;
   button.setAttribute("aria-label", name);
   button.title = name;
 }
@@ -123,7 +122,6 @@ function startDialogs() {
     const dialog = restore();
     if (dialog && event.detail.ctx.target === dialog && dialog.children.length && !dialog.open) dialog.showModal();
   });
-  document.addEventListener("holdfast:restore-requested", () => restore()?.close());
   document.addEventListener("holdfast:restore", (event) => {
     openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?${event.detail}`);
   });
@@ -131,7 +129,7 @@ function startDialogs() {
     const link = document.querySelector("#annotate");
     if (link) openDialog(`${link.pathname}${event.detail === null ? "" : `?iteration=${event.detail}`}`);
   });
-  document.addEventListener("holdfast:annotated", () => restore()?.close());
+  for (const done of ["holdfast:restore-requested", "holdfast:annotated"]) document.addEventListener(done, () => restore()?.close());
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]");
     if (opener) document.querySelector(opener.dataset.open).showModal();
@@ -174,9 +172,7 @@ function startCopying() {
 // ---- filters: a choice loads the page with the new query; empty fields are omitted
 
 function address(form) {
-  const asked = new URLSearchParams();
-  for (const [name, value] of new FormData(form)) if (value) asked.append(name, value);
-  const query = String(asked);
+  const query = String(new URLSearchParams([...new FormData(form)].filter(([, value]) => value)));
   return new URL(form.action).pathname + (query ? `?${query}` : "");
 }
 
@@ -252,8 +248,7 @@ function retryPanels() {
 }
 
 function startErrors() {
-  document.addEventListener("htmx:error", retryLater);
-  document.addEventListener("htmx:response:error", retryLater);
+  for (const failed of ["htmx:error", "htmx:response:error"]) document.addEventListener(failed, retryLater);
   document.addEventListener("holdfast:refresh-panels", retryPanels);
   document.addEventListener("htmx:error", (event) => {
     if (isPageRefresh(event)) return;

@@ -18,12 +18,10 @@ function readServerTime() {
 
 const serverNow = () => Date.now() / 1000 + ahead;
 
-const two = (number) => String(number).padStart(2, "0");
-
+/** Return the day and the time of day. */
 function stamp(at, inUtc) {
-  const time = new Date((at - (inUtc ? 0 : new Date(at * 1000).getTimezoneOffset() * 60)) * 1000);
-  const day = `${time.getUTCFullYear()}-${two(time.getUTCMonth() + 1)}-${two(time.getUTCDate())}`;
-  return [day, `${two(time.getUTCHours())}:${two(time.getUTCMinutes())}:${two(time.getUTCSeconds())}`];
+  const offset = inUtc ? 0 : new Date(at * 1000).getTimezoneOffset() * 60;
+  return new Date((at - offset) * 1000).toISOString().slice(0, 19).split("T");
 }
 
 const named = (text) => (utc ? `${text} UTC` : text);
