@@ -6,6 +6,10 @@ PIP := $(BIN)/python -m pip
 DEMO_SECONDS ?=
 # How many tests run at once. Much of their time is spent waiting, for disks, processes and browsers.
 WORKERS ?= 3
+# Also where the environment asks for no bytecode: each process that a test starts would compile all modules again.
+export PYTHONDONTWRITEBYTECODE :=
+# Paths of what is marked `fast`, the longest first: each worker imports all modules of the paths that it is given.
+FAST := tests/end_to_end/test_quick_start.py tests/unit
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Another package index for torch alone: PyPI has only a CUDA build of it for Linux x86-64.
 TORCH_INDEX ?=
@@ -38,7 +42,7 @@ demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it,
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
-	$(BIN)/pytest -m fast $(PARALLEL)
+	$(BIN)/pytest -m fast $(PARALLEL) $(FAST)
 
 test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)

@@ -29,9 +29,12 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
+from tests.support import compiled_statements
 from tests.support.accounts_server import AccountsServer
 from tests.support.clock import FakeClock
 from tests.support.fork_server import PATIENCE_SECONDS, ForkedProcess, ForkServer
+
+compiled_statements.share()
 
 BASE_URL = "http://127.0.0.1:7117"
 JOB = "/api/v1/jobs/char-gpt"
@@ -57,7 +60,8 @@ class ScriptedAgent:
             AttemptStarted(at=self.at, iteration=self.iteration, lineage=self.lineage, host="node-1", **fields)
         )
 
-    def train(self, iterations: int, *events: Event, loss: float = 2.5, seconds: float = 0.1) -> Ack:
+    def train(self, iterations: int, *events: Event, loss: float | list[float] = 2.5, seconds: float = 0.1) -> Ack:
+        """Report iterations in one batch, with one loss for all or with one for each."""
         numbers = list(range(self.iteration + 1, self.iteration + iterations + 1))
         self.iteration += iterations
         samples = Samples(
@@ -67,7 +71,7 @@ class ScriptedAgent:
             seconds=[seconds] * iterations,
             stall_seconds=[0.001] * iterations,
             data_seconds=[0.002] * iterations,
-            metrics={"loss": [loss] * iterations},
+            metrics={"loss": loss if isinstance(loss, list) else [loss] * iterations},
         )
         return self.say(*events, samples=samples)
 

@@ -18,8 +18,11 @@ from starlette.testclient import TestClient
 
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
+from tests.support import compiled_statements
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client, over_http
+
+compiled_statements.share()
 
 NOW = 1_790_000_000.0
 PATIENCE_MILLISECONDS = 120_000

@@ -79,7 +79,7 @@ def test_blocks_may_arrive_in_any_order(tmp_path, small_blocks):
 
     def hold_the_first_back(start, size):
         if start == 2 * fmt.BLOCK_BYTES:
-            assert others.wait(30)
+            assert others.wait(300)
         elif start + size == written.path().stat().st_size:
             others.set()
 
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_the_threads_and_closes_the_files(tmp_path, small_blocks):
 
     def hold_back(start, size):
         if start and threading.current_thread() is not threading.main_thread():
-            assert interrupted.wait(30)
+            assert interrupted.wait(300)
             went_on.append(returned.wait(0.2))  # never set while `load` waits for its threads, as it should
 
     def interrupt(done_bytes, total_bytes):
@@ -161,7 +161,7 @@ def test_ctrl_c_ends_the_threads_and_closes_the_files(tmp_path, small_blocks):
 def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_blocks):
     written = commit(tmp_path, ODD)
     looked = threading.Event()
-    store = ReadRecordingStore(tmp_path, lambda start, size: looked.wait(30))
+    store = ReadRecordingStore(tmp_path, lambda start, size: looked.wait(300))
     (file,) = written.manifest.files
     wanted = list(reading.ranges_to_load(written.manifest, file))
     memories = []
@@ -186,7 +186,7 @@ def test_a_long_load_says_in_the_log_how_far_it_is(tmp_path, small_blocks, monke
 
     def wait_for_the_log(start, size):
         if threading.current_thread() is not threading.main_thread():
-            assert told.wait(30)
+            assert told.wait(300)
 
     try:
         restore.load(ReadRecordingStore(tmp_path, wait_for_the_log), "job", written.id)

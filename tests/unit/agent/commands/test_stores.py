@@ -189,6 +189,7 @@ def test_verifying_reads_from_the_disk(holdfast: Holdfast, store: Path, monkeypa
     assert set(asked) == {("manifest.json", False), ("rank-0.safetensors", True)}
 
 
+@pytest.mark.processes
 def test_progress_is_shown_to_a_person_and_to_nobody_else(store: Path) -> None:
     command = [sys.executable, "-m", "holdfast.cli", "store", "verify", str(store)]
     alone = subprocess.run(command, capture_output=True, text=True, check=True)

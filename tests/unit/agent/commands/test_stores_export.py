@@ -99,6 +99,7 @@ main()
 """
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_leaves_nothing(store: Path, tmp_path: Path, number: signal.Signals) -> None:
     arguments = ["store", "export", str(store), "job", "latest", str(tmp_path / "x"), "--format", "torch"]

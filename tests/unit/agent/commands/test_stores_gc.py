@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -29,7 +28,7 @@ def committed(root: Path, job: str = JOB) -> list[int]:
 
 def write_attempt(root: Path, **changes: object) -> None:
     """Let the newest attempt be one of another process, by default one that has ended."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended = subprocess.Popen(["true"])
     ended.wait()
     attempt = Attempt(number=1, uid="x", host=socket.gethostname(), pid=ended.pid, started_at=time.time())
     path = root / JOB / "attempts" / "00000001.json"

@@ -1,3 +1,4 @@
+import functools
 import random
 
 import numpy
@@ -181,18 +182,22 @@ def test_nothing_to_go_on_from_is_the_very_start(make):
     assert list(cursor.batches()) == whole
 
 
+def over_torchdatas_loader(workers, seed):
+    torch.manual_seed(seed)
+    return cursor_over(StatefulDataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, num_workers=workers))
+
+
+@functools.cache
+def three_epochs_of_torchdatas_loader(workers):
+    cursor = over_torchdatas_loader(workers, 1)
+    return [batch for _ in range(3) for batch in numbers(cursor.batches())]
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 1, 5, 6, "end"])
 def test_torchdatas_loader_goes_on_in_its_own_order_wherever_it_stopped(stop, workers):
-    def make(seed):
-        torch.manual_seed(seed)
-        return cursor_over(
-            StatefulDataLoader(RandomNumberDataset(), batch_size=4, shuffle=True, num_workers=workers)
-        )
-
-    cursor = make(1)
-    whole = [batch for _ in range(3) for batch in numbers(cursor.batches())]
+    make = functools.partial(over_torchdatas_loader, workers)
     before = make(1)
     source = before.batches()
     seen = numbers([next(source) for _ in range(6 if stop == "end" else stop)])
@@ -204,7 +209,7 @@ def test_torchdatas_loader_goes_on_in_its_own_order_wherever_it_stopped(stop, wo
     after.load_state_dict(state)
     while after.epoch < 3:
         seen += numbers(after.batches())
-    assert seen == whole
+    assert seen == three_epochs_of_torchdatas_loader(workers)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")

@@ -334,6 +334,7 @@ def test_a_worker_init_fn_reaches_the_dataset():
     assert [b.tolist() for b in loader] == [[7, 7], [7, 7]]
 
 
+@pytest.mark.processes
 def test_workers_may_be_spawned():
     loader = shuffled(num_workers=1, multiprocessing_context="spawn")
     assert epoch(loader) == epoch(shuffled())

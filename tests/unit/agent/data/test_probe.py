@@ -46,8 +46,7 @@ def test_waits_in_real_time_are_told_apart(workers):
     loader = DataLoader(SlowDataset(100, time.sleep, fetch=0.03, prep=0.01), num_workers=workers)
     probed = probe(loader, batches=10, most_seconds=PATIENCE)
     assert probed.prep_seconds >= 0.01
-    assert probed.load_seconds >= 0.04
-    assert probed.fetch_seconds > 0.005  # a loaded machine makes both readings longer
+    assert probed.load_seconds >= 0.04  # how they differ is asserted on a clock that no other load slows down
 
 
 def test_a_half_full_cache_counts_with_the_half_that_it_saves():

@@ -1,3 +1,4 @@
+import functools
 import random
 
 import pytest
@@ -78,19 +79,23 @@ def stopped(make, stop):
     return loader.state_dict()
 
 
+def loader_of(kind, workers):  # the others do not share themselves among workers
+    return DataLoader(kind(), batch_size=4, seed=3, num_workers=workers if kind is NoisyStream else workers // 2)
+
+
+@functools.cache
+def two_epochs_of(kind, workers):
+    uninterrupted = loader_of(kind, workers)
+    return [batches(uninterrupted), batches(uninterrupted)]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 1, 4, 6])
 @pytest.mark.parametrize("kind", [NoisyStream, ResumableStream, Epochs])
 def test_a_resumed_stream_goes_on_with_the_next_batch_under_the_same_noise(kind, stop, workers):
-    def make():  # the others do not share themselves among workers
-        return DataLoader(
-            kind(), batch_size=4, seed=3, num_workers=workers if kind is NoisyStream else workers // 2
-        )
-
-    uninterrupted = make()
-    whole = [batches(uninterrupted), batches(uninterrupted)]
-    resumed = make()
-    resumed.load_state_dict(stopped(make, stop))
+    whole = two_epochs_of(kind, workers)
+    resumed = loader_of(kind, workers)
+    resumed.load_state_dict(stopped(functools.partial(loader_of, kind, workers), stop))
     assert [batches(resumed), batches(resumed)] == [whole[0][stop:], whole[1]]
     assert resumed.epoch == 2
     assert whole[0] != whole[1]

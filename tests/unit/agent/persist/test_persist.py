@@ -298,13 +298,14 @@ class GatedWriter:
         gate.full = False
         self.store.waiting.append(self.checkpoint)
         self.store.arrived.release()
-        assert gate.wait(30)
+        assert gate.wait(300)
         if gate.full:
             raise OSError(errno.ENOSPC, "full")
         self.store.committed.append(self.checkpoint)
 
 
-@pytest.mark.parametrize(("max_in_flight", "runs"), [(1, 200), (2, 400), (4, 400)])
+@pytest.mark.parametrize("runs", [40, pytest.param(400, marks=pytest.mark.crash)])
+@pytest.mark.parametrize("max_in_flight", [1, 2, 4])
 def test_the_newest_durable_checkpoint_never_goes_back(max_in_flight, runs):
     for seed in range(runs):
         try:
@@ -345,8 +346,8 @@ def run_in_any_order(max_in_flight, rng):
         for checkpoint in chosen:
             assert snapshots[checkpoint].wait_settled(300)
         left -= len(chosen)
-    assert persister.close(30)
-    assert checkpointer.retention_queue.wait_idle(30)
+    assert persister.close(300)
+    assert checkpointer.retention_queue.wait_idle(300)
     assert sorted(run.request.iteration for run in settled.runs) == list(range(1, 9))
     assert sorted(run.id for run in checkpointer.drain()) == sorted(snapshots)
     assert all((run.state == "durable") == (run.id in store.committed) for run in settled.runs)
@@ -375,13 +376,13 @@ def test_an_arena_is_not_given_back_while_its_digests_are_computed(tmp_path, mon
 
     def slow(data):
         reached.set()
-        assert go.wait(30)
+        assert go.wait(300)
         return real(data)
 
     monkeypatch.setattr(fmt, "digest_tensor", slow)
     with running(faulty(tmp_path, "errno", number=errno.ENOSPC)) as job:
         snapshot = job.take()
-        assert reached.wait(30)
+        assert reached.wait(300)
         assert not snapshot.wait_settled(0.3)
         assert not job.snapshots.free
         go.set()

@@ -264,7 +264,7 @@ def newest(checkpoints: list[str]) -> list[str]:
     return sorted(checkpoints, key=lambda each: parse_checkpoint_id(each)[::-1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(situations())
 def test_the_newest_what_must_stay_and_what_is_pinned_never_go(situation: dict) -> None:
     gone = checkpoints_to_delete(**situation)
@@ -272,7 +272,6 @@ def test_the_newest_what_must_stay_and_what_is_pinned_never_go(situation: dict) 
     assert not set(gone) & {*situation["protected"], *situation["pinned"], *newest(situation["checkpoints"])[-1:]}
 
 
-@settings(max_examples=300, deadline=None)
 @given(situations())
 def test_what_stays_would_stay_again(situation: dict) -> None:
     gone = checkpoints_to_delete(**situation)
@@ -280,7 +279,6 @@ def test_what_stays_would_stay_again(situation: dict) -> None:
     assert checkpoints_to_delete(**again) == {}
 
 
-@settings(max_examples=300, deadline=None)
 @given(situations(), st.randoms(use_true_random=False))
 def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, random: object) -> None:
     shuffled = list(situation["checkpoints"])
@@ -288,7 +286,6 @@ def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, rando
     assert checkpoints_to_delete(**situation | {"checkpoints": shuffled}) == checkpoints_to_delete(**situation)
 
 
-@settings(max_examples=300, deadline=None)
 @given(situations())
 def test_no_more_than_the_most_that_the_rules_keep_stay(situation: dict) -> None:
     most = situation["rules"].most_kept
@@ -296,7 +293,6 @@ def test_no_more_than_the_most_that_the_rules_keep_stay(situation: dict) -> None
     assert most is None or len(situation["checkpoints"]) - len(gone) <= most
 
 
-@settings(max_examples=300, deadline=None)
 @given(situations())
 def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dict) -> None:
     rules: Retention = situation["rules"]

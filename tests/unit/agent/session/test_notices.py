@@ -5,8 +5,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.support.small_session import iterate, session_of
 
 
@@ -41,36 +39,32 @@ def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
     assert re.fullmatch(r"\S+: checkpoint of iteration 1 is durable, written in \S+ \S+", told[0][1])
 
 
-def test_the_log_of_a_script_without_logging_has_a_time_and_a_level():
-    program = (
-        "from holdfast.telemetry.reporter import logger, console_log; "
-        "console_log.open(); logger.warning('job: something')"
-    )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: job: something\n", said)
-
-
 LOGGING = """
 import logging, sys
 from holdfast.telemetry.reporter import console_log, logger
 before = (logger.level, logger.propagate, list(logger.handlers))
-if sys.argv[1] == "before":
-    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
-for _ in range(2):
-    console_log.open()
-if sys.argv[1] == "meanwhile":
-    logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
-logger.warning("once")
-console_log.close()
-logger.warning("twice")
-console_log.close()
-assert (logger.level, logger.propagate, list(logger.handlers)) == before
+for when in sys.argv[1:]:
+    if when == "before":
+        logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+    for _ in range(2):
+        console_log.open()
+    if when == "meanwhile":
+        logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
+    logger.warning("once")
+    console_log.close()
+    logger.warning("twice")
+    console_log.close()
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+    logging.root.handlers.clear()
 """
 
 
-@pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
-def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was(when):
-    command = [sys.executable, "-c", LOGGING, when]
+def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was():
+    """With a time and a level, unless the script logs itself, from the start or from later on."""
+    command = [sys.executable, "-c", LOGGING, "never", "before", "meanwhile"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
-    ours = r"[\d-]{10} [\d:]{8} WARNING holdfast: " if when == "never" else "script: "
-    assert re.fullmatch(f"{ours}once\n{ours}twice", "\n".join(lines))
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING holdfast: "
+    expected = [f"{stamp}once", f"{stamp}twice", *["script: once", "script: twice"] * 2]
+    assert len(lines) == len(expected)
+    for pattern, line in zip(expected, lines, strict=True):
+        assert re.fullmatch(pattern, line), line

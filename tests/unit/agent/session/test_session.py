@@ -670,7 +670,7 @@ def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_f
     try:
         for _ in range(4):
             iterate(model, optimizer, session)
-            assert checkpointer.wait_settled(60)
+            assert checkpointer.wait_settled(300)
         assert deletes.begun.wait(60)
         assert checkpointer.under_way == 0
         assert committed(store, "m") == [1, 2, 3, 4]
@@ -686,7 +686,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
     try:
         for _ in range(3):
             iterate(model, optimizer, session)
-            assert session._checkpoints.wait_settled(60)
+            assert session._checkpoints.wait_settled(300)
         assert deletes.begun.wait(60)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
@@ -706,7 +706,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
     session._checkpoints.retention_queue.rules = parse_retention("last 9")
     for _ in range(3):
         iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(60)
+        assert session._checkpoints.wait_settled(300)
     session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(60)
@@ -762,7 +762,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
             trainer.link.desired = Desired(version=4, retention="first 2")  # of a server that knows more
 
     trainer = Trainer(store, every=1, keep=6, **linked).run(until=15, after=operator)
-    trainer.session._checkpoints.wait_settled(60)
+    trainer.session._checkpoints.wait_settled(300)
     assert committed(store) == [13, 14, 15]
     trainer.run(until=40, after=operator).crash()
     assert len(committed(store)) == 6

@@ -143,7 +143,7 @@ def first_of(store, *, trained_seconds):
             session.step()
             if session._checkpoints.under_way or session._checkpoints.head:
                 begun_at.append(session.iteration)
-            assert session._checkpoints.wait_settled(60)
+            assert session._checkpoints.wait_settled(300)
     return begun_at
 
 

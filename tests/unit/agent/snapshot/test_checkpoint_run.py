@@ -62,7 +62,7 @@ def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
         def run_changed(self, run, state):
             assert run.state == state
             if state is RunState.DURABLE:
-                assert go.wait(30)
+                assert go.wait(300)
             heard.append(state)
 
     run = CheckpointRun(requested(), BlockingListener())
@@ -72,7 +72,7 @@ def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
     thread.start()
     assert not run.wait_settled(0.1)
     go.set()
-    assert run.wait_settled(30)
+    assert run.wait_settled(300)
     assert heard == ["copying", "copied", "writing", "durable"]
     thread.join()
 

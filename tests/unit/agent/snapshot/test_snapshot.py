@@ -135,7 +135,7 @@ def test_the_arena_is_allocated_once(snapshotter):
 
 def test_preparing_allocates_what_the_first_snapshot_uses(snapshotter):
     snapshotter.prepare(captured(w=torch.ones(1000)))
-    assert snapshotter.wait_idle(10)
+    assert snapshotter.wait_idle(300)
     address = snapshotter._layouts[0].arena.address
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
     assert snapshot.contents.arena.address == address

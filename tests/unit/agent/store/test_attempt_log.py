@@ -61,6 +61,7 @@ def test_an_error_before_the_first_iteration_is_none(tmp_path):
     assert counted(tmp_path) == 0
 
 
+@pytest.mark.processes
 def test_one_that_was_killed_says_nothing_and_has_failed(tmp_path, monkeypatch):
     script = (
         "import os, sys\n"

@@ -205,7 +205,7 @@ def test_every_block_is_paced_by_the_thread_that_writes_it(tmp_path):
 
 
 def test_a_large_file_is_written_by_two_threads_at_once(disk):
-    together = threading.Barrier(local_writer.WRITERS, timeout=30)  # it breaks unless so many write at once
+    together = threading.Barrier(local_writer.WRITERS, timeout=300)  # it breaks unless so many write at once
     written(disk / "file", [pages(4 * WRITE_BYTES)], pace=lambda _: together.wait())
 
 

@@ -38,7 +38,7 @@ def test_what_a_helper_raises_is_raised():
 
     def fail_elsewhere():
         if threading.get_ident() == here:
-            assert failed.wait(30)
+            assert failed.wait(300)
         else:
             failed.set()
             raise OSError(errno.EIO, "elsewhere")
@@ -63,7 +63,7 @@ def test_a_busy_pool_delays_no_caller_and_never_has_more_threads(fresh_pools):
 
     def hold_up():
         names.append(threading.current_thread().name)
-        assert go.wait(30)
+        assert go.wait(300)
 
     def share_in_background():
         io_pool.lower_cpu_priority()
@@ -72,16 +72,16 @@ def test_a_busy_pool_delays_no_caller_and_never_has_more_threads(fresh_pools):
     busy = [io_pool.submit(hold_up) for _ in range(3 * io_pool.THREADS)]
     background = threading.Thread(target=share_in_background)
     background.start()
-    background.join(30)
+    background.join(300)
     assert done == [1]
     go.set()
     for each in busy:
-        each.result(30)
+        each.result(300)
     assert set(names) <= {f"holdfast-io-{number}" for number in range(io_pool.THREADS)}
 
 
 def test_background_work_has_a_lowered_priority():
-    assert io_pool.submit(niceness).result(30) >= io_pool.NICENESS
+    assert io_pool.submit(niceness).result(300) >= io_pool.NICENESS
 
 
 def test_helpers_have_the_priority_of_the_thread_that_waits_for_them():
@@ -89,7 +89,7 @@ def test_helpers_have_the_priority_of_the_thread_that_waits_for_them():
 
     def note(thread):
         (helper,) = io_pool.submit_helpers(lambda: found.setdefault(thread, niceness()), 1)
-        helper.result(30)
+        helper.result(300)
 
     def from_background():
         io_pool.lower_cpu_priority()
@@ -98,12 +98,12 @@ def test_helpers_have_the_priority_of_the_thread_that_waits_for_them():
     note("training")
     background = threading.Thread(target=from_background)
     background.start()
-    background.join(30)
+    background.join(300)
     assert found == {"training": own, "background": max(own, io_pool.NICENESS)}
 
 
 def test_a_forked_child_has_pools_of_its_own():
-    io_pool.submit(lambda: None).result(30)
+    io_pool.submit(lambda: None).result(300)
     if (child := os.fork()) == 0:
-        os._exit(io_pool.submit(lambda: 7).result(30))
+        os._exit(io_pool.submit(lambda: 7).result(300))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

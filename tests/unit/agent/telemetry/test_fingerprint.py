@@ -93,6 +93,7 @@ def test_the_driver_is_read_from_the_kernels_own_account(text, version, tmp_path
     assert module._driver() == version
 
 
+@pytest.mark.processes
 def test_a_script_that_sets_precision_the_new_way_is_no_trouble():
     program = (
         "import torch; torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"

@@ -119,6 +119,7 @@ def test_the_keys_of_a_person_share_their_places(served: AccountsServer, monkeyp
         assert (refused.status_code, refused.json()["error"]) == (429, "too_many_streams")
 
 
+@pytest.mark.processes
 def test_without_accounts_streams_are_not_counted(serve, monkeypatch):
     server = serve()
     with server.client() as client, ExitStack() as listening:

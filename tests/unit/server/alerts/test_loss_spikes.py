@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -92,15 +92,17 @@ def look(client, clock):
 def trained(agent, client):
     """A job at iteration 300 with a checkpoint every 50 iterations."""
     agent.start()
-    values = iter(noisy(10_000).tolist())
-    agent.next_loss = functools.partial(next, values)
+    agent.losses = iter(noisy(10_000).tolist())
     train(agent, 300)
     return agent
 
 
 def train(agent, iterations, *, loss=None):
-    for _ in range(iterations):
-        agent.train(1, loss=agent.next_loss() if loss is None else loss)
+    """Report a batch of iterations up to each checkpoint."""
+    end = agent.iteration + iterations
+    while agent.iteration < end:
+        count = min(50 - agent.iteration % 50, end - agent.iteration)
+        agent.train(count, loss=list(itertools.islice(agent.losses, count)) if loss is None else loss)
         if agent.iteration % 50 == 0:
             agent.checkpoint()
 

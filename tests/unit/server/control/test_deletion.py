@@ -286,6 +286,7 @@ def test_the_page_offers_it_to_admins_of_the_project(stage):
     assert offered == {"operator": False, "admin": True}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("database_kind", ["sqlite"])
 def test_the_command_asks_first_and_sets_numbers(serve, fresh_agent, monkeypatch):
     server = serve()

@@ -114,6 +114,7 @@ def test_upgrading_twice_changes_nothing(url):
     assert holdfast_migrations.current(url) == ALL[-1]
 
 
+@pytest.mark.processes
 def test_a_start_that_has_nothing_to_do_does_not_wait_for_alembic(url):
     holdfast_migrations.upgrade(url)
     start = (

@@ -1,36 +1,17 @@
-"""Whatever is asked in however odd a way is refused in words, and breaks nothing."""
+"""Figures and names that cannot be are refused, or shown as none."""
 
 from __future__ import annotations
 
-import inspect
-import itertools
 import math
-from urllib.parse import quote
 
 import pytest
-from fastapi import params
 
 from holdfast.protocol.messages import IntervalDecision, Inventory, checkpoint_id
 from holdfast_server import models
-from holdfast_web.accounts import routes as accounts
-from holdfast_web.checkpoint import routes as checkpoint
-from holdfast_web.fleet import routes as fleet
-from holdfast_web.job import annotation_dialogs, controls
-from holdfast_web.job import routes as job_pages
 from holdfast_web.shared import filters
 
 JOB = "/api/v1/jobs/char-gpt"
-ODD = [
-    "", " ", "9" * 5000, "-1", "-" + "9" * 30, str(2**53 + 1), str(2**63), str(2**64),
-    "1e400", "nan", "inf", "-inf",
-    "0x10", "1_0", "٣", "²", "é", "\u202f1", "\x00", "\U0001f600", "%", "'", "../..", "true", "null", "[]",
-    "000000000010-1", "٣" * 12 + "-1", "9" * 12 + "-" + "9" * 9,
-]  # fmt: skip
-ODD_JSON = ["9" * 400, "1e999", "-1", "NaN", '"nan"', '"\\ud800"', '"\\u0000"', '""', "[]", "{}", "true", "null"]
 POINT = "000000000010-1"
-PAGE = {"Accept": "text/html"}
-SWEEPS = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])
-"""Every so manieth value of each field; with 5, no two pages leave out the same ones."""
 
 
 @pytest.fixture
@@ -41,100 +22,11 @@ def job(agent):
     return agent
 
 
-def fields_of(endpoint):
-    """Names of the form fields of a page's route, and of what it depends on."""
-    for name, parameter in inspect.signature(endpoint, eval_str=True).parameters.items():
-        for mark in getattr(parameter.annotation, "__metadata__", ()):
-            if isinstance(mark, params.Form):
-                yield mark.alias or name
-            elif isinstance(mark, params.Depends) and inspect.isfunction(mark.dependency):
-                yield from fields_of(mark.dependency)
-
-
-FORMS = {
-    route.path: sorted(fields_of(route.endpoint))
-    for area in (fleet, job_pages, annotation_dialogs, controls, checkpoint, accounts)
-    for route in area.router.routes
-    if "POST" in route.methods
-}
-QUERIES = {
-    "/": ["search", "owner", "label", "sort", "hide", "page"],
-    "/compare": ["job", "metric", "x", "from", "to", "smooth", "log"],
-    "/jobs/char-gpt/attempts/1": ["against"],
-    "/jobs/char-gpt/annotations/new": ["iteration"],
-    "/fleet/live": ["search"],
-    "/login": ["next"],
-    "/jobs/char-gpt": ["points"],
-    "/jobs/char-gpt/live": ["points"],
-    "/jobs/char-gpt/points": ["points"],
-    "/jobs/char-gpt/preview": ["budget", "every"],
-    "/jobs/char-gpt/restore": ["checkpoint", "iteration"],
-    f"/jobs/char-gpt/checkpoints/{POINT}": ["with", "tensors", "fork"],
-}
-
-
-def api_queries(client):
-    for path, methods in client.app.openapi()["paths"].items():
-        names = [one["name"] for one in methods.get("get", {}).get("parameters", []) if one["in"] == "query"]
-        if names and not path.endswith("/stream"):
-            yield path.replace("{job}", "char-gpt").replace("{checkpoint}", POINT), names
-
-
-def test_every_query_is_tried(client):
-    asked = dict(api_queries(client)) | QUERIES
-    assert {name for names in asked.values() for name in names} >= {
-        "after", "wait", "from", "to", "points", "limit", "before", "checkpoint", "iteration", "budget", "every",
-    }  # fmt: skip
-    assert {name for names in FORMS.values() for name in names} == {
-        "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key", "name", "password",
-        "code", "policy", "hold", "edit", "job", "back", "pinned", "label", "against",
-        "retention", "action", "jobs", "all_matching", "iteration", "text",
-    }  # fmt: skip
-
-
-@SWEEPS
-def test_no_odd_query_breaks_the_server(job, client, step):
-    for path, names in [*api_queries(client), *QUERIES.items()]:
-        for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
-            reply = client.get(path, params={name: value}, headers=PAGE, follow_redirects=False)
-            assert reply.status_code < 500, (path, name, value)
-
-
-@SWEEPS
-def test_no_odd_form_breaks_the_server(job, client, step):
-    usual = {"version": "0", "budget": "3", "every": "9", "paused": "true", "key": "k", "checkpoint": POINT}
-    for path, names in FORMS.items():
-        address = path.replace("{job}", "char-gpt").replace("{order}", "x").replace("{checkpoint}", POINT)
-        address = address.replace("{annotation}", "1")
-        for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
-            reply = client.post(address, data=usual | {name: value}, headers=PAGE, follow_redirects=False)
-            assert reply.status_code < 500, (path, name, value)
-
-
-@pytest.mark.parametrize("value", ["9" * 5000, "-1", "٣", "nan", "0" * 5000])
-def test_a_version_or_an_iteration_that_is_no_number_is_refused(job, client, value):
-    budget = client.post("/jobs/char-gpt/budget", data={"version": value, "budget": "3"})
-    asked = client.get("/jobs/char-gpt/restore", params={"iteration": value}, headers={"HX-Request": "true"})
-    assert (budget.status_code, asked.status_code) == (422, 422)
-
-
-def test_no_odd_json_breaks_the_server(job, client):
-    fields = ("iteration", "checkpoint", "key", "budget", "policy", "every", "paused", "retention")
-    fields += ("checkpoint_request", "probe_request")
-    for field, value in itertools.product(fields, ODD_JSON):
-        body = f'{{"{field}": {value}}}'.encode()
-        edit = client.patch(f"{JOB}/desired", content=body, headers={"If-Match": '"0"'})
-        assert client.post(f"{JOB}/restores", content=body).status_code < 500, body
-        assert edit.status_code < 500, body
-
-
-def test_no_odd_path_or_header_breaks_the_server(job, client):
-    for value in filter(str.strip, ODD):
-        for path in ("/jobs/{}", "/api/v1/jobs/{}", f"{JOB}/restores/{{}}", "/api/v1/jobs/{}/desired"):
-            assert client.get(path.format(quote(value, safe="")), headers=PAGE).status_code < 500, (path, value)
-        for header in ("If-Match", "Origin", "Host", "Cookie", "Authorization", "Sec-Fetch-Site"):
-            reply = client.patch(f"{JOB}/desired", json={"budget": 0.1}, headers={header: value.encode()})
-            assert reply.status_code < 500, (header, value)
+def test_a_version_or_an_iteration_that_is_no_number_is_refused(job, client):
+    for value in ("9" * 5000, "-1", "٣", "nan", "0" * 5000):
+        budget = client.post("/jobs/char-gpt/budget", data={"version": value, "budget": "3"})
+        asked = client.get("/jobs/char-gpt/restore", params={"iteration": value}, headers={"HX-Request": "true"})
+        assert (budget.status_code, asked.status_code) == (422, 422), value
 
 
 @pytest.mark.parametrize("at", [None, math.nan, math.inf, -math.inf, -1.0, 1e18, 1e300, 253402300800.0])
