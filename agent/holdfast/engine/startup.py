@@ -30,6 +30,7 @@ from holdfast.server_link.spool import spool_directory
 from holdfast.store import Lineage, Store, attempt_log
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
+from holdfast.telemetry.machine_metrics import MachineMetrics
 from holdfast.telemetry.reporter import Reporter
 
 T = TypeVar("T")
@@ -145,6 +146,7 @@ class Startup:
             self._reporter.link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
+                measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             self._reporter.link.start()
         if first is not None:
@@ -195,6 +197,7 @@ class Startup:
             link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
+                measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             link.start()
         self._meter.rank_reporter = RankReporter(link, rank, self._ranks.world_size)

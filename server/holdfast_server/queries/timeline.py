@@ -16,7 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
-from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
+from holdfast.protocol.timeline import (
+    AttemptInfo,
+    CheckpointDensity,
+    LineageInfo,
+    MachineSeries,
+    MachineTimeline,
+    Series,
+    Timeline,
+)
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
@@ -28,6 +36,7 @@ from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.records.job_status import status_of
 from holdfast_server.samples import read_plan, reading, series
+from holdfast_server.samples.limits import MACHINE_RANK
 from holdfast_server.samples.sample_series import names_of
 
 MAX_POINTS = 2000
@@ -184,6 +193,8 @@ class TimelineQuery:
     """Most checkpoints that are all returned one by one, where that is not `marks`."""
     digits: int | None = None
     """Significant digits of the values; `None`: all."""
+    machine_rank: int | None = None
+    """Rank whose machine is included; `None` for none."""
 
 
 async def timeline(
@@ -206,6 +217,7 @@ async def timeline(
         )
         plans = await _plans(session, found, all_series, attempts, reach)
         contents = await reading.contents(session, job, [read for plan in plans for read in plan.segments])
+        machine = await _machine(session, found, attempts, reach, asked.machine_rank)
         total, stalled = await timeline_annotations.totals(session, job, reach)
         many = total > (min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks)
         rows, density = await _checkpoints(session, found, reach, total, many=many)
@@ -244,7 +256,13 @@ async def timeline(
         msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
         for one, _ in made
     ]
-    return msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
+    answer = msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
+    if machine is None:
+        return answer
+    drawn["metrics"] = None
+    return msgspec.structs.replace(
+        answer, machine=await asyncio.to_thread(_machine_timeline, machine, reach.points, drawn, stands)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,6 +387,51 @@ def _series(
 ) -> list[tuple[Series, bool]]:
     made = (series.series(plan, contents, points, **drawn) for plan in plans)
     return [one for one in made if one is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class _MachineData:
+    """What was read of the machine of a rank."""
+
+    rank: int
+    ranks: list[int]
+    plans: list[read_plan.PlannedRead]
+    contents: series.TimelineData
+
+
+async def _machine(
+    session: AsyncSession,
+    job: models.JobRecord,
+    attempts: Sequence[AttemptInfo],
+    reach: TimelineWindow,
+    rank: int | None,
+) -> _MachineData | None:
+    if rank is None:
+        return None
+    stored = MACHINE_RANK + rank
+    plans = await _plans(session, job, await reading.series_of(session, job.name, stored), attempts, reach)
+    reads = [read for plan in plans for read in plan.segments]
+    contents = await reading.contents(session, job.name, reads, stored)
+    return _MachineData(rank, await reading.machine_ranks(session, job.name), plans, contents)
+
+
+def _machine_timeline(
+    machine: _MachineData, points: int, drawn: Mapping[str, Any], stands: Mapping[int, int]
+) -> MachineTimeline:
+    return MachineTimeline(
+        rank=machine.rank,
+        ranks=machine.ranks,
+        series=[
+            MachineSeries(
+                lineage=one.lineage,
+                stands_until=-1 if one.lost else stands.get(one.lineage, -1),
+                iteration=one.iteration,
+                at=one.at,
+                metrics=one.metrics,
+            )
+            for one, _ in _series(machine.plans, machine.contents, points, drawn)
+        ],
+    )
 
 
 async def _starts(session: AsyncSession, job: str) -> list[models.AttemptRecord]:
