@@ -94,7 +94,7 @@ export class CurveLane extends CanvasLane {
       const y = Math.round(scale.y(value));
       pen.fillStyle = palette.grid;
       pen.fillRect(view.gutter, y, view.plotWidth, 1);
-      label(pen, this.format(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
+      label(pen, (this.tick ?? this.format)(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
     }
   }
 

@@ -6,8 +6,10 @@ import { count, NONE, percent, size } from "./format.js";
 import { curveOf } from "./model.js";
 import { table, thinned, windowText } from "./panels.js";
 
-const TALL = 52;
+const TALL = 68;
 const bytes = (value) => size(value === null ? null : Math.round(value));
+/** Bytes on the scale, where 2.00 MB is 2 MB. */
+const short = (value) => bytes(value).replace(/\.0+ /, " ");
 const rate = (value) => (value === null ? NONE : `${bytes(value)}/s`);
 const cores = (value) => (value === null ? NONE : `${Number(value.toPrecision(2))} cores`);
 
@@ -49,6 +51,7 @@ class MachineLane extends CurveLane {
     key.append(...swatch("line", words[0]), ...(about.drawn === 2 ? swatch("second", words[1]) : []), ...(about.persists ? swatch("persist", "persist") : []));
     super(laneElement("lane", about.name, key), view, { metric: about.values[0][0], format: about.values[0][2], zeroBased: true, tall: TALL });
     this.about = about;
+    this.tick = about.top ? percent : short;
     if (about.drawn === 2) this.second = about.values[1][0];
   }
 
@@ -102,6 +105,7 @@ class MachineHead extends CanvasLane {
     const picker = document.createElement("label");
     picker.className = "picker";
     const select = document.createElement("select");
+    select.setAttribute("aria-label", "Rank");
     picker.append("Rank ", select);
     super(laneElement("lane machine-head", "Machine", picker), view);
     this.canvas.remove();
