@@ -246,6 +246,7 @@ class Client(Administration):
         points: int = 1200,
         axis: Literal["iteration", "time"] = "iteration",
         metrics: Sequence[str] | None = None,
+        machine: int | None = None,
     ) -> Timeline:
         """Return the events and samples of a window.
 
@@ -256,12 +257,15 @@ class Client(Administration):
             points: maximum number of buckets per lineage.
             axis: unit of `start` and `end`.
             metrics: names of metrics. `None`: all.
+            machine: rank whose use of its machine is included. `None`: none.
 
         Raises:
             NotFound.
             Invalid: the window is not valid.
         """
-        query = {"from": start, "to": end, "points": points, "x": axis, "metric": metrics}
+        query = {
+            "from": start, "to": end, "points": points, "x": axis, "metric": metrics, "machine": machine,
+        }  # fmt: skip
         return self._fetch(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
 
     def goodput(self, job: str, window: str | None = None) -> Goodput:

@@ -41,6 +41,8 @@ class FakeAgent:
     at: float = 0.0
     events: list[messages.Event] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
+    measures_machine: bool = False
+    """Whether it reports the use of its machine every 20 iterations."""
 
     def __post_init__(self) -> None:
         self.at = self.started_at
@@ -77,6 +79,8 @@ class FakeAgent:
             self.at += seconds + stall + data
             loss = math.nan if self.iteration in nan_at else self.loss()
             self._sample(seconds + stall + data, stall, data, loss)
+            if self.measures_machine and self.iteration % 20 == 0:
+                self.events.append(self.machine())
             if not self.paused and self.iteration - self.last_checkpoint >= self.interval:
                 self._checkpoint("scheduled")
             if self.iteration % 60 == 0:
@@ -91,6 +95,17 @@ class FakeAgent:
         self.samples.data_seconds.append(data)
         self.samples.metrics.setdefault("loss", []).append(loss)
         self.samples.metrics.setdefault("grad_norm", []).append(abs(self.random.gauss(1.2, 0.3)))
+
+    def machine(self) -> messages.MachineSample:
+        writes = 410e6 if self.open else 2e6
+        return messages.MachineSample(
+            at=self.at, lineage=self.lineage, iteration=self.iteration, gpu_share=self.random.uniform(0.8, 0.98),
+            gpu_memory_bytes=61e9, cpu_share=self.random.uniform(0.2, 0.5), process_cpu_cores=3.2,
+            memory_bytes=120e9 + self.random.uniform(0, 5e9), process_memory_bytes=40e9,
+            disk_read_bytes_per_second=self.random.uniform(0, 30e6), disk_write_bytes_per_second=writes,
+            disk_busy_share=0.9 if self.open else 0.05, network_received_bytes_per_second=3e6,
+            network_sent_bytes_per_second=self.random.uniform(1e6, 2e6),
+        )  # fmt: skip
 
     def _stall(self, kind: messages.StallKind, seconds: float) -> None:
         self.events.append(

@@ -31,6 +31,7 @@ from holdfast.store import Lineage, Store
 from holdfast.store.records import failures_between
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
+from holdfast.telemetry.machine_metrics import MachineMetrics
 from holdfast.telemetry.reporter import Reporter
 
 T = TypeVar("T")
@@ -146,6 +147,7 @@ class Startup:
             self._reporter.link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
                 attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
+                measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             self._reporter.link.start()
         if first is not None:
@@ -196,6 +198,7 @@ class Startup:
             link = ServerConnection(
                 server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
+                measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             link.start()
         self._meter.rank_reporter = RankReporter(link, rank, self._ranks.world_size)

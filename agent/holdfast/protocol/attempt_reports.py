@@ -57,3 +57,37 @@ class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
     """Number of iterations whose barrier was measured."""
     barrier_seconds: float = 0.0
     """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
+
+
+class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machine"):
+    """Use of a rank's machine since its sample before; `None`: not measured.
+
+    Disk and network: the largest value of a single disk or network interface, because the system lists a disk
+    array and its disks, or a bridge and its interfaces, side by side.
+    """
+
+    at: float
+    lineage: int
+    iteration: int
+    gpu_share: float | None = None
+    """Share of the last second or less in which the rank's GPU was busy; 1 is all of it."""
+    gpu_memory_bytes: float | None = None
+    """Memory of the GPU in use, by all processes."""
+    cpu_share: float | None = None
+    """Use of the CPUs of the host; 1 is all of them."""
+    process_cpu_cores: float | None = None
+    """CPU time of the rank's process per second: the number of cores that it used."""
+    memory_bytes: float | None = None
+    """Memory of the host that is not available."""
+    process_memory_bytes: float | None = None
+    """Resident memory of the rank's process."""
+    disk_read_bytes_per_second: float | None = None
+    disk_write_bytes_per_second: float | None = None
+    disk_busy_share: float | None = None
+    """Share of the time in which the busiest disk had requests; 1 is all of it."""
+    network_received_bytes_per_second: float | None = None
+    network_sent_bytes_per_second: float | None = None
+
+
+MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
+"""Names of the measured fields of a `MachineSample`."""

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from holdfast.protocol.attempt_reports import ConfigurationReport as ConfigurationReport
+from holdfast.protocol.attempt_reports import MachineSample as MachineSample
 from holdfast.protocol.attempt_reports import OutputReport as OutputReport
 from holdfast.protocol.attempt_reports import RankTotals as RankTotals
 
@@ -349,6 +350,7 @@ Event = (
     | Inventory
     | VerificationReport
     | RankTotals
+    | MachineSample
     | ConfigurationReport
     | OutputReport
     | Notice

@@ -191,6 +191,27 @@ class TroubleInfo(Struct, kw_only=True, frozen=True):
     """Whether it is off the path to the current iteration."""
 
 
+class MachineSeries(Struct, kw_only=True, frozen=True):
+    """Samples of a rank's machine on one lineage, as columns. A bucket has the number of its last iteration."""
+
+    lineage: int
+    stands_until: int
+    """Its last iteration on the path to the current one; -1: none."""
+    iteration: list[int]
+    at: list[float]
+    metrics: dict[str, MinMeanMax]
+    """By field of `holdfast.protocol.attempt_reports.MachineSample`."""
+
+
+class MachineTimeline(Struct, kw_only=True, frozen=True):
+    """Use of the machine of one rank."""
+
+    rank: int
+    ranks: list[int]
+    """Ranks whose machines were measured."""
+    series: list[MachineSeries]
+
+
 class Timeline(Struct, kw_only=True, frozen=True):
     job: str
     lineage: int = 0
@@ -228,6 +249,8 @@ class Timeline(Struct, kw_only=True, frozen=True):
     """Newest annotations in the window, of people and of the script, oldest first."""
     troubles: list[TroubleInfo] = []
     """Newest alerts about iterations, oldest first."""
+    machine: MachineTimeline | None = None
+    """Use of the machine of the requested rank; `None` unless requested."""
 
 
 class StallsOverTime(Struct, kw_only=True, frozen=True):

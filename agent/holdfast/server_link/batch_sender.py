@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from holdfast.protocol.messages import Ack
+from holdfast.protocol.messages import Ack, Event
 from holdfast.server_link.event_queue import EventQueue, SealedBatch
 from holdfast.server_link.http_client import (
     REQUEST_SECONDS,
@@ -41,12 +41,13 @@ class BatchSender:
         flush_seconds: float,
         on_ack: Callable[[Ack], None],
         on_contact: Callable[[], None],
+        measure: Callable[[], Event | None] | None = None,
         quiet: bool = False,
     ) -> None:
         self._client, self._outbox = client, outbox
         self._flush_seconds = flush_seconds
         self._info, self._warning = (logging.DEBUG,) * 2 if quiet else (logging.INFO, logging.WARNING)
-        self._on_ack, self._on_contact = on_ack, on_contact
+        self._on_ack, self._on_contact, self._measure = on_ack, on_contact, measure
         self._backoff = Backoff()
         self._contact = "unknown"
         self._retry_at = 0.0
@@ -115,6 +116,8 @@ class BatchSender:
         if monotonic() < self._retry_at:
             self._outbox.store_events()
             return
+        if self._measure is not None and (measured := self._measure()) is not None:
+            self._outbox.event(measured)
         self._send_all()
 
     def _finish(self) -> None:

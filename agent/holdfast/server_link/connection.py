@@ -25,6 +25,7 @@ class ServerConnection:
         spool: directory for reports that no server accepts; `None` keeps them in memory, within bounds.
         flush_seconds: time between two batches. An empty one is a heartbeat.
         on_desired: called by a background thread with each new desired state.
+        measure: called by the sender's thread before it sends; returns one more event to send. It must not raise.
         send_only: do not poll the desired state, and log at debug level; for all ranks but rank 0.
     """
 
@@ -42,6 +43,7 @@ class ServerConnection:
         spool: Path | None,
         flush_seconds: float = 1.0,
         on_desired: Callable[[Desired], None] | None = None,
+        measure: Callable[[], Event | None] | None = None,
         send_only: bool = False,
     ) -> None:
         self._job, self._send_only = job, send_only
@@ -54,6 +56,7 @@ class ServerConnection:
             flush_seconds=flush_seconds,
             on_ack=self._acknowledged,
             on_contact=self._poller.nudge,
+            measure=measure,
             quiet=send_only,
         )
         self._started = False

@@ -35,6 +35,7 @@ from holdfast_server.core.errors import UnknownJob
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
 from holdfast_server.queries.timeline_annotations import Axis
+from holdfast_server.samples.limits import MACHINE_RANK
 
 NOT_FOUND = "No such job"
 MAX_BULK_BYTES = 2**20
@@ -145,6 +146,9 @@ async def job_timeline(
         Query(ge=10, le=timeline.MAX_CHECKPOINTS, description="limit of checkpoints; by default, `marks`"),
     ] = None,
     digits: Annotated[int | None, Query(ge=2, le=17, description="significant digits; by default, all")] = None,
+    machine: Annotated[
+        int | None, Query(ge=0, lt=MACHINE_RANK, description="rank whose machine is included; by default, none")
+    ] = None,
 ) -> Response:
     """Return metrics and annotations of a range, in at most `points` buckets per lineage."""
     names = None if metric is None else tuple(metric)
@@ -157,6 +161,7 @@ async def job_timeline(
         marks=marks,
         checkpoints=checkpoints,
         digits=digits,
+        machine_rank=machine,
     )
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 

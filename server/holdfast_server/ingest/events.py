@@ -84,6 +84,10 @@ async def record(source: EventSource, event: messages.Event) -> None:
             _paced(source, event)
         case messages.RankTotals():
             await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
+        case messages.MachineSample():
+            await on_connection(
+                session, attempt_reports.add_machine_sample, attempt, source.rank, event, source.sequence
+            )
         case messages.DesiredStateApplied() if source.current:
             await desired_state.record_applied(session, job, event.version, event.iteration, event.at)
         case messages.OrderStateChange():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 from sqlalchemy import bindparam, func, select, tuple_
@@ -14,7 +14,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
 from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
 from holdfast.protocol.questions import CheckpointDetail
-from holdfast.protocol.timeline import AttemptInfo, CheckpointDensity, LineageInfo, Series, Timeline
+from holdfast.protocol.timeline import (
+    AttemptInfo,
+    CheckpointDensity,
+    LineageInfo,
+    MachineSeries,
+    MachineTimeline,
+    Series,
+    Timeline,
+)
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting
@@ -27,6 +35,7 @@ from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.records.job_status import status_of
 from holdfast_server.samples import read_plan, reading, series
+from holdfast_server.samples.limits import MACHINE_RANK
 from holdfast_server.samples.sample_series import names_of
 
 MAX_POINTS = 2000
@@ -181,6 +190,8 @@ class TimelineQuery:
     """Most checkpoints that are all returned one by one, where that is not `marks`."""
     digits: int | None = None
     """Significant digits of the values; `None`: all."""
+    machine_rank: int | None = None
+    """Rank whose machine is included; `None` for none."""
 
 
 async def timeline(
@@ -192,6 +203,9 @@ async def timeline(
         found = await find_job(session, job)
         read = await read_series(session, found, asked)
         reach, extent, ancestry = read.reach, read.extent, read.ancestry
+        rank = asked.machine_rank
+        machine = None if rank is None else await _read_machine(session, found, read, rank)
+        ranks = [] if rank is None else await reading.machine_ranks(session, job)
         total, stalled = await timeline_annotations.totals(session, job, reach)
         many = total > (min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks)
         rows, density = await _checkpoints(session, found, reach, total, many=many)
@@ -223,7 +237,10 @@ async def timeline(
             troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
         )
     drawn, bucketed = await read.draw(asked)
-    return msgspec.structs.replace(answer, series=drawn, bucketed=bucketed)
+    answer = msgspec.structs.replace(answer, series=drawn, bucketed=bucketed)
+    if rank is None or machine is None:
+        return answer
+    return msgspec.structs.replace(answer, machine=await _draw_machine(machine, asked, rank, ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +304,29 @@ async def read_series(session: AsyncSession, job: models.JobRecord, asked: Timel
         plans=plans,
         contents=await reading.contents(session, job.name, [read for plan in plans for read in plan.segments]),
     )
+
+
+async def _read_machine(session: AsyncSession, job: models.JobRecord, read: JobSeries, rank: int) -> JobSeries:
+    """Read what was measured of the machine of a rank in the same window."""
+    stored = MACHINE_RANK + rank
+    plans = await _plans(session, job, await reading.series_of(session, job.name, stored), read.starts, read.reach)
+    reads = [segment for plan in plans for segment in plan.segments]
+    return replace(read, plans=plans, contents=await reading.contents(session, job.name, reads, stored))
+
+
+async def _draw_machine(machine: JobSeries, asked: TimelineQuery, rank: int, ranks: list[int]) -> MachineTimeline:
+    curves, _ = await machine.draw(replace(asked, metrics=None))
+    lines = [
+        MachineSeries(
+            lineage=one.lineage,
+            stands_until=one.stands_until,
+            iteration=one.iteration,
+            at=one.at,
+            metrics=one.metrics,
+        )
+        for one in curves
+    ]
+    return MachineTimeline(rank=rank, ranks=ranks, series=lines)
 
 
 async def _checkpoints(

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
-from sqlalchemy import delete, select
+import numpy as np
+from sqlalchemy import Connection, delete, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.attempt_reports import (
+    MACHINE_METRICS,
     MAX_CONFIGURATION_VALUE,
     MAX_OUTPUT_CHARACTERS,
     MAX_OUTPUT_LINES,
     ConfigurationReport,
     ConfigurationSection,
+    MachineSample,
     OutputReport,
 )
 from holdfast_server import models
 from holdfast_server.core.compression import compress, decompress
+from holdfast_server.samples import sample_series
+from holdfast_server.samples.limits import MACHINE_RANK
+from holdfast_server.samples.sample_codec import BUILT_IN, Table
 
 COMPRESSION_LEVEL = 3
 MAX_CONTENTS_BYTES = 8 * 2**20
@@ -77,3 +85,14 @@ async def output_of(session: AsyncSession, job: str, uid: str) -> tuple[int, lis
     lines = [line for _, chunk in chunks for line in chunk][-MAX_OUTPUT_LINES:]
     last, chunk = chunks[-1] if chunks else (0, [])
     return last + len(chunk) - len(lines), lines
+
+
+def add_machine_sample(
+    connection: Connection, attempt: models.AttemptRecord, rank: int, event: MachineSample, sequence: int
+) -> None:
+    """Add a sample to the series of a rank's machine, which is stored as those of its iterations."""
+    measured = {name: value for name in MACHINE_METRICS if (value := getattr(event, name)) is not None}
+    values = [event.at, *[math.nan] * (len(BUILT_IN) - 1), *measured.values()]
+    table = Table(np.array([event.iteration]), tuple(measured), np.array(values).reshape(-1, 1))
+    place = {"job": attempt.job, "uid": attempt.uid, "attempt": attempt.attempt, "lineage": event.lineage}
+    sample_series.add(connection, {**place, "rank": MACHINE_RANK + rank, "sequence": sequence}, table)

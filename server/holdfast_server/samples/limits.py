@@ -8,6 +8,8 @@ from itertools import pairwise
 
 import msgspec
 
+MACHINE_RANK = 1 << 21
+"""Added to a rank for the series of its machine, which has the fields of `MachineSample` as metrics."""
 MAX_METRICS = 100
 MAX_NAME = 200
 TIMES_END = 253_402_300_800.0

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_server import models
 from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.samples import rollups
+from holdfast_server.samples.limits import MACHINE_RANK
 from holdfast_server.samples.read_plan import Segment
 from holdfast_server.samples.rollups import LEVELS
 from holdfast_server.samples.series import AT, Rolled, TimelineData
@@ -19,15 +20,22 @@ from holdfast_server.samples.series import AT, Rolled, TimelineData
 READS_AT_ONCE = 50
 
 
-async def series_of(session: AsyncSession, job: str) -> Sequence[SampleSeriesRecord]:
-    return (await session.scalars(_select_series(), {"job": job})).all()
+async def series_of(session: AsyncSession, job: str, rank: int = 0) -> Sequence[SampleSeriesRecord]:
+    return (await session.scalars(_select_series(), {"job": job, "rank": rank})).all()
 
 
 @cache
 def _select_series() -> Select[SampleSeriesRecord]:
     return select(SampleSeriesRecord).where(
-        SampleSeriesRecord.job == bindparam("job"), SampleSeriesRecord.rank == 0
+        SampleSeriesRecord.job == bindparam("job"), SampleSeriesRecord.rank == bindparam("rank")
     )
+
+
+async def machine_ranks(session: AsyncSession, job: str) -> list[int]:
+    """Return the ranks whose machines were measured."""
+    rows = SampleSeriesRecord
+    query = select(rows.rank).where(rows.job == job, rows.rank >= MACHINE_RANK).distinct().order_by(rows.rank)
+    return [rank - MACHINE_RANK for rank in await session.scalars(query)]
 
 
 async def iterations_between(
@@ -82,19 +90,20 @@ async def time_of(session: AsyncSession, job: str, lineage: int, iteration: int)
     return float(found.first_at + share * (found.last_at - found.first_at))
 
 
-async def contents(session: AsyncSession, job: str, reads: Sequence[Segment]) -> TimelineData:
+async def contents(session: AsyncSession, job: str, reads: Sequence[Segment], rank: int = 0) -> TimelineData:
+    """Read segments of series of one rank."""
     whole = [read for read in reads if read.level == 0]
     coarse = [read for read in reads if read.level > 0]
-    return TimelineData(await _chunks(session, job, whole), await _rolled(session, coarse))
+    return TimelineData(await _chunks(session, job, whole, rank), await _rolled(session, coarse))
 
 
-async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment]) -> dict[int, list[bytes]]:
+async def _chunks(session: AsyncSession, job: str, reads: Sequence[Segment], rank: int) -> dict[int, list[bytes]]:
     rows = models.ChunkRecord
     numbers = {(read.series.lineage, read.series.uid): read.series.id for read in reads}
     found: dict[int, tuple[int, bytes]] = {}
     for some in _some(reads):
         query = select(rows.id, rows.lineage, rows.uid, rows.columns).where(
-            rows.job == job, rows.rank == 0, or_(*map(_reaches, some))
+            rows.job == job, rows.rank == rank, or_(*map(_reaches, some))
         )
         for chunk, lineage, uid, columns in await session.execute(query):
             found[chunk] = (numbers[lineage, uid], columns)

@@ -233,3 +233,27 @@ def test_a_choice_is_in_the_address_without_what_says_nothing(open_page: Open) -
     page = open_page("/?search=held-&sort=&status=")
     page.get_by_label("Sort by", exact=True).select_option("risk")
     expect(page).to_have_url(re.compile(r"/\?sort=risk&search=held-$"))
+
+
+def restored(agent: FakeAgent, iteration: int) -> None:
+    agent.ask(f"/api/v1/jobs/{agent.job}/restores", b'{"iteration": %d}' % iteration)
+    agent.obey(agent.desired())
+    agent.train(20)
+    agent.send()
+
+
+def test_the_steps_of_a_restore_stay_open_while_the_page_is_refreshed(open_page: Open, agent: FakeAgent) -> None:
+    restored(agent, 120)
+    page = live(open_page, agent)
+    first = page.locator("#history li").filter(has_text="to 120").locator("details")
+    first.locator("summary").click()
+    expect(first).to_have_attribute("open", "")
+    restored(agent, 80)
+    later = page.locator("#history li").filter(has_text="to 80").locator("details")
+    expect(later).to_be_visible()
+    expect(first).to_have_attribute("open", "")
+    expect(later).not_to_have_attribute("open", "")
+    first.locator("summary").click()
+    restored(agent, 40)
+    expect(page.locator("#history li").filter(has_text="to 40")).to_be_visible()
+    expect(first).not_to_have_attribute("open", "")

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from holdfast.protocol.messages import Batch, Checkpoint, Gap, RestoreOrder
+from holdfast.protocol.messages import Batch, Checkpoint, Gap, MachineSample, RestoreOrder
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import PATIENCE_MILLISECONDS, Served
 
@@ -441,3 +441,78 @@ def test_files_of_the_window_on_show_are_linked(open_page: Open, agent: FakeAgen
 def test_every_view_fits_its_screen(open_page: Open, agent: FakeAgent, width: int, query: str) -> None:
     page = drawn(open_page, agent, query, width=width, theme="dark")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_second_metric_has_an_axis_of_its_own_and_is_kept_in_the_address(
+    open_page: Open, agent: FakeAgent
+) -> None:
+    page = drawn(open_page, agent)
+    page.get_by_label("Second metric").select_option("grad_norm")
+    expect(page.locator("[data-lane=metric] .lane-key")).to_contain_text("grad norm, right axis")
+    expect(page).to_have_url(re.compile("second=grad_norm"))
+    over(page, "metric", 0.5)
+    expect(page.locator("[data-lane=metric] .lane-value")).to_have_text(
+        re.compile(r"^[0-9.].* · grad_norm [0-9.]+$")
+    )
+    page.reload()
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
+    expect(page.get_by_label("Second metric")).to_have_value("grad_norm")
+    page.get_by_label("Second metric").select_option("none")
+    expect(page.locator("[data-lane=metric] .lane-key")).not_to_contain_text("right axis")
+    expect(page).not_to_have_url(re.compile("second="))
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_machine_of_a_chosen_rank_is_shown_below_and_as_a_table(
+    open_page: Open, served: Served, width: int
+) -> None:
+    agent = served.agent(f"machine-{width}", started_at=time.time() - 120, measures_machine=True)
+    agent.start()
+    agent.train(400)
+    machine = [event for event in agent.events if isinstance(event, MachineSample)]
+    agent.send()
+    for each in machine:
+        each.cpu_share, each.gpu_share, each.gpu_memory_bytes = 0.5, None, None
+    other = Batch(
+        job=agent.job, uid=f"{agent.job}-1", attempt=1, rank=1, sequence=1, sent_at=agent.at, iteration=400,
+        lineage=1, events=machine,
+    )  # fmt: skip
+    agent.ask("/api/v1/ingest", msgspec.msgpack.encode(other))
+    page = drawn(open_page, agent, width=width)
+    lanes = page.get_by_role("group", name="Machine", exact=True)
+    expect(lanes).to_have_count(0)
+    page.get_by_role("button", name="Machine").click()
+    expect(lanes.locator(".lane:visible .lane-name")).to_have_text(
+        ["Machine", "GPU", "CPU", "Memory", "Disk", "Network"]
+    )
+    page.get_by_label("Rank", exact=True).select_option("1")
+    expect(lanes.locator(".lane:visible .lane-name")).to_have_text(["Machine", "CPU", "Memory", "Disk", "Network"])
+    expect(page).to_have_url(re.compile("machine=1"))
+    page.get_by_role("button", name="Table", exact=True).click()
+    rows = page.get_by_role("table", name=re.compile("^Machine of rank 1, .*20 rows$")).locator("tbody tr")
+    expect(rows.first).to_contain_text("50 %")
+    page.reload()
+    expect(lanes.locator(".lane:visible")).to_have_count(5)
+    page.get_by_role("button", name="Machine").click()
+    expect(lanes).to_be_hidden()
+    expect(page).not_to_have_url(re.compile("machine="))
+
+
+def test_two_points_that_are_selected_lead_to_their_comparison(open_page: Open, agent: FakeAgent) -> None:
+    page = drawn(open_page, agent)
+    points = page.get_by_role("listbox", name="Restore points in this window")
+    chosen = page.locator("[data-part=selection]")
+    points.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(chosen.get_by_role("link", name="Fork…")).to_have_attribute(
+        "href", re.compile(r"/checkpoints/.*#fork$")
+    )
+    expect(chosen.get_by_role("link", name="Compare with")).to_be_hidden()
+    page.keyboard.press("Shift+ArrowLeft")
+    page.keyboard.press("Shift+ArrowLeft")
+    expect(points.locator("[aria-selected=true]")).to_have_count(2)
+    expect(page).to_have_url(re.compile("with="))
+    page.reload()
+    chosen.get_by_role("link", name="Compare with").click()
+    expect(page).to_have_url(re.compile(r"/checkpoints/[0-9-]+\?with=[0-9-]+#compare$"))
+    expect(page.get_by_role("table").filter(has_text="Lineage").first).to_be_visible()

@@ -257,6 +257,22 @@ def test_samples_and_events_arrive_once_and_in_order(
     assert server.tokens == {"Bearer secret"}
 
 
+def test_what_is_measured_before_a_batch_is_sent_with_it(
+    server: IngestServer, links: Callable[..., ServerConnection]
+) -> None:
+    threads: list[str] = []
+
+    def measure() -> Notice | None:
+        threads.append(threading.current_thread().name)
+        return notice("measured") if len(threads) == 1 else None
+
+    link = links(server, measure=measure)
+    link.start()
+    eventually(lambda: server.messages == ["measured"])
+    link.close()
+    assert set(threads) == {"holdfast-send"}
+
+
 def test_a_metric_that_some_iterations_lack_is_not_a_number_there(
     server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:

@@ -16,6 +16,7 @@ from holdfast.protocol.messages import (
     Gap,
     IntervalDecision,
     LineageStarted,
+    MachineSample,
     Notice,
     OrderStateChange,
     Stall,
@@ -51,6 +52,7 @@ def report_everything(agent):
                          measured_overhead=0.01, **at),
         RankTotals(at=agent.at, lineage=1, first_iteration=1, last_iteration=9, iterations=9, seconds=1.0,
                    longest_seconds=0.2),
+        MachineSample(cpu_share=0.5, **at),
     )  # fmt: skip
     client.patch(f"{job}/desired", json={"budget": 0.1}, headers={"If-Match": '"0"'}).raise_for_status()
     client.post(f"{job}/checkpoints/100/verification", json={}).raise_for_status()

@@ -13,6 +13,7 @@ from holdfast.protocol.messages import (
     IntervalDecision,
     Inventory,
     LineageStarted,
+    MachineSample,
     Notice,
     Samples,
     Stall,
@@ -537,3 +538,54 @@ def test_annotations_that_a_restore_left_behind_are_of_the_abandoned_lineage(job
     back_to(job, 15, 2)
     rows = client.get(f"{JOB}/timeline").json()["annotations"]
     assert [(row["text"], row["abandoned"]) for row in rows] == [("epoch 1", False), ("epoch 2", True)]
+
+
+def machine(agent, iteration, **values):
+    at = agent.at + 0.1 * (iteration - agent.iteration)
+    return MachineSample(at=at, lineage=agent.lineage, iteration=iteration, **values)
+
+
+def test_the_machine_of_a_rank_is_returned_only_where_it_is_requested(job, client, fresh_agent):
+    job.train(30)
+    other = fresh_agent(client, rank=3)
+    for rank, cpu in ((job, 0.25), (other, 0.5)):
+        rank.say(*(machine(job, iteration, cpu_share=cpu, memory_bytes=8e9) for iteration in (5, 15, 25)))
+    plain = client.get(f"{JOB}/timeline").json()
+    assert (plain["machine"], plain["metrics"]) == (None, ["loss"])
+    found = client.get(f"{JOB}/timeline?machine=3").json()["machine"]
+    (series,) = found["series"]
+    assert (found["rank"], found["ranks"]) == (3, [0, 3])
+    assert (series["lineage"], series["stands_until"], series["iteration"]) == (1, 30, [5, 15, 25])
+    assert series["metrics"]["cpu_share"]["mean"] == [0.5] * 3
+    assert series["metrics"]["memory_bytes"]["max"] == [8e9] * 3
+    window = client.get(f"{JOB}/timeline?machine=0&from=10&to=20").json()["machine"]["series"][0]
+    assert (window["iteration"], window["metrics"]["cpu_share"]["mean"]) == ([15], [0.25])
+    assert client.get(f"{JOB}/timeline?machine=1").json()["machine"] == {"rank": 1, "ranks": [0, 3], "series": []}
+    assert client.get(f"{JOB}/timeline?machine=-1").status_code == 422
+
+
+def test_the_machine_is_returned_by_time_and_in_buckets(job, client):
+    job.train(600)
+    job.say(
+        *(machine(job, iteration, disk_write_bytes_per_second=float(iteration)) for iteration in range(1, 600))
+    )
+    times = client.get(f"{JOB}/timeline?x=time&machine=0&points=20").json()
+    (series,) = times["machine"]["series"]
+    written = series["metrics"]["disk_write_bytes_per_second"]
+    assert len(series["at"]) <= 40
+    assert written["min"][0] <= written["mean"][0] <= written["max"][0]
+    assert written["max"][-1] == 599
+
+
+def test_the_machine_is_no_part_of_exports_ranks_and_summaries(job, client):
+    job.train(10)
+    before = [
+        client.get(f"{JOB}{path}").content for path in ("/export/samples.csv", "/ranks", "/goodput?window=all")
+    ]
+    metrics = client.get(JOB).json()["metrics"]
+    job.say(machine(job, 5, cpu_share=0.5))
+    after = [
+        client.get(f"{JOB}{path}").content for path in ("/export/samples.csv", "/ranks", "/goodput?window=all")
+    ]
+    assert after == before
+    assert client.get(JOB).json()["metrics"] == metrics

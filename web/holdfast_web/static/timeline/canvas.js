@@ -7,6 +7,7 @@ export class CanvasLane {
     this.element = element;
     this.view = view;
     this.body = element.querySelector(".lane-body");
+    this.value = element.querySelector(".lane-value");
     this.canvas = document.createElement("canvas");
     this.canvas.setAttribute("aria-hidden", "true");
     this.body.append(this.canvas);

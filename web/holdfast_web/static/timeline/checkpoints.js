@@ -14,9 +14,12 @@ const SETTLE_MS = 80;
 
 export class LineageLane extends CanvasLane {
   selected = null;
+  /** The point to compare the selected one with. */
+  other = null;
   everything = null;
 
-  constructor(element, view) {
+  /** @param choose called with the id of a point, and whether to compare it with the selected one */
+  constructor(element, view, choose) {
     super(element, view);
     this.list = document.createElement("div");
     Object.assign(this.list, { className: "points", tabIndex: 0 });
@@ -25,7 +28,7 @@ export class LineageLane extends CanvasLane {
     // screen readers click without a pointer
     this.list.addEventListener("click", (event) => {
       const id = event.target.closest("[role=option]")?.dataset.id;
-      if (id) document.dispatchEvent(new CustomEvent("holdfast:select", { detail: id }));
+      if (id) choose(id, event.shiftKey);
     });
     this.body.append(this.list);
   }
@@ -184,15 +187,19 @@ export class LineageLane extends CanvasLane {
     const lines = Map.groupBy(shown.filter(isPlain), (row) => `${row.state} ${this.#y(row.lineage, row.abandoned)}`);
     for (const rows of lines.values()) this.#ribbons(pen, rows);
     for (const row of shown) if (!isPlain(row)) glyph(pen, row, this.view.x(row.x), this.#y(row.lineage, row.abandoned), 4.5);
-    const chosen = shown.find((row) => row.id === this.selected);
-    if (!chosen) return;
-    const [x, y] = [this.view.x(chosen.x), this.#y(chosen.lineage, chosen.abandoned)];
-    glyph(pen, chosen, x, y, 5);
-    pen.strokeStyle = palette.text;
-    pen.lineWidth = 1.6;
-    pen.beginPath();
-    pen.arc(x, y, 9, 0, 7);
-    pen.stroke();
+    for (const [id, dash] of [[this.selected, []], [this.other, [3, 3]]]) {
+      const chosen = shown.find((row) => row.id === id);
+      if (!chosen) continue;
+      const [x, y] = [this.view.x(chosen.x), this.#y(chosen.lineage, chosen.abandoned)];
+      glyph(pen, chosen, x, y, 5);
+      pen.strokeStyle = palette.text;
+      pen.lineWidth = 1.6;
+      pen.setLineDash(dash);
+      pen.beginPath();
+      pen.arc(x, y, 9, 0, 7);
+      pen.stroke();
+    }
+    pen.setLineDash([]);
   }
 
   /** Draw the points of one line; those that are closer than a glyph as one ribbon, so that a constant interval looks constant. */
@@ -221,7 +228,7 @@ export class LineageLane extends CanvasLane {
       if (!this.view.shows(row.x)) continue;
       const x = this.view.x(row.x);
       const line = this.#y(row.lineage, row.abandoned);
-      if (row.id !== this.selected && (free.get(line) ?? Infinity) - x < TARGET_PX) continue;
+      if (row.id !== this.selected && row.id !== this.other && (free.get(line) ?? Infinity) - x < TARGET_PX) continue;
       free.set(line, x);
       chosen.push([row, x]);
     }
@@ -239,7 +246,7 @@ export class LineageLane extends CanvasLane {
 
   #place(option, row, x) {
     option.style.transform = `translate(${(x - 7).toFixed(1)}px, ${this.#y(row.lineage, row.abandoned) - 10}px)`;
-    const selected = String(row.id === this.selected);
+    const selected = String(row.id === this.selected || row.id === this.other);
     const name = [`Iteration ${count(row.iteration)}`, ...marks(row), row.state + (row.kind === "safety" ? ", safety checkpoint" : ""), `lineage ${row.lineage}`].join(", ");
     if (option.dataset.id === row.id && option.ariaLabel === name && option.getAttribute("aria-selected") === selected) return;
     Object.assign(option.dataset, { id: row.id, state: row.state });

@@ -11,6 +11,10 @@ const TICK_PX = 30;
 const THINNED = 0.95;
 
 export class CurveLane extends CanvasLane {
+  /** Second metric, drawn as a line; null for none. It has its own scale at the right. */
+  second = null;
+  secondCurve = null;
+
   /** @param format turns a value into text with its unit. */
   constructor(element, view, { metric, format, zeroBased = false, tall }) {
     super(element, view);
@@ -22,16 +26,29 @@ export class CurveLane extends CanvasLane {
   }
 
   setModel(model) {
-    this.curve = curveOf(model, this.metric);
+    this.curve = this.curveOf(model, this.metric);
+    this.secondCurve = this.second && this.curveOf(model, this.second);
     super.setModel(model);
+  }
+
+  curveOf(model, metric) {
+    return curveOf(model, metric);
+  }
+
+  /** Return the scales of both curves, each null without data. */
+  scales(shown) {
+    const second = this.secondCurve && this.scale([this.secondCurve], shown);
+    return [this.scale([this.curve], shown), second];
   }
 
   draw(pen) {
     const { curve, view } = this;
     const shown = ({ x }) => [Math.max(0, lowerBound(x, view.from) - 1), Math.min(x.length - 1, lowerBound(x, view.to))];
     const [first, last] = shown(curve);
-    const scale = this.#scale(first, last);
+    const [scale, second] = this.scales(shown);
     this.#axis(pen, scale);
+    if (second && second !== scale) this.#rightAxis(pen, second);
+    if (second) this.clipped(pen, () => this.#line(pen, this.secondCurve, second.y, ...shown(this.secondCurve), palette.snapshot, [6, 2]));
     if (!scale) return;
     this.clipped(pen, () => {
       this.#missing(pen);
@@ -43,15 +60,19 @@ export class CurveLane extends CanvasLane {
     });
   }
 
-  #scale(first, last) {
-    const { curve, tall } = this;
+  /** Return the scale of curves that share it; null if none has data in the window. `top`: its end, if fixed. */
+  scale(curves, shown, top = null) {
+    const { tall } = this;
     let [low, high] = [Infinity, -Infinity];
     const positive = this.logarithmic ? 0 : -Infinity;
-    for (let index = first; index <= last; index += 1) {
-      for (const value of [curve.min[index], curve.mean[index], curve.max[index]]) {
-        if (value === null || !Number.isFinite(value) || value <= positive) continue;
-        if (value < low) low = value;
-        if (value > high) high = value;
+    for (const curve of curves) {
+      const [first, last] = shown(curve);
+      for (let index = first; index <= last; index += 1) {
+        for (const value of [curve.min[index], curve.mean[index], curve.max[index]]) {
+          if (value === null || !Number.isFinite(value) || value <= positive) continue;
+          if (value < low) low = value;
+          if (value > high) high = value;
+        }
       }
     }
     if (low > high) return null;
@@ -61,7 +82,7 @@ export class CurveLane extends CanvasLane {
       const y = (value) => tall - BOTTOM - ((Math.log10(Math.max(value, low)) - from) / (to - from)) * (tall - TOP - BOTTOM);
       return { y, ticks: decades(low, high, (tall - TOP) / TICK_PX) };
     }
-    const [from, to] = this.zeroBased ? [0, high + room] : [low - room, high + room];
+    const [from, to] = this.zeroBased ? [0, top ?? high + room] : [low - room, high + room];
     const y = (value) => tall - BOTTOM - ((value - from) / (to - from)) * (tall - TOP - BOTTOM);
     return { y, ticks: steps(from, to, (tall - TOP) / TICK_PX) };
   }
@@ -73,7 +94,13 @@ export class CurveLane extends CanvasLane {
       const y = Math.round(scale.y(value));
       pen.fillStyle = palette.grid;
       pen.fillRect(view.gutter, y, view.plotWidth, 1);
-      label(pen, this.format(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
+      label(pen, (this.tick ?? this.format)(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
+    }
+  }
+
+  #rightAxis(pen, scale) {
+    for (const value of scale.ticks) {
+      label(pen, this.format(value), this.view.gutter + this.view.plotWidth + 6, Math.max(6, scale.y(value)), palette.snapshot, palette.font);
     }
   }
 
@@ -169,10 +196,16 @@ export class CurveLane extends CanvasLane {
     return { iteration: this.curve.iteration[index], at: this.curve.at[index], index };
   }
 
-  /** Return the value at a position as text. */
+  /** Return the values at a position as text. */
   readout(place) {
-    const { curve } = this;
+    const { curve, second, secondCurve } = this;
     if (!curve) return "";
+    const value = valueAt(secondCurve, place);
+    return value === null ? this.#readout(place) : `${this.#readout(place)} · ${second} ${this.format(value)}`;
+  }
+
+  #readout(place) {
+    const { curve } = this;
     const row = this.at(place);
     if (!row) return "no data";
     const mean = this.format(curve.mean[row.index]);
@@ -200,6 +233,12 @@ export class CurveLane extends CanvasLane {
       lines: [`The agent dropped samples of ${count(gap.dropped)} of ${count(of)} iterations because the server was unreachable`],
     };
   }
+}
+
+/** Return the mean of a curve at a position; null without data there. */
+export function valueAt(curve, place) {
+  const index = curve ? nearest(curve.x, place) : -1;
+  return index < 0 ? null : curve.mean[index];
 }
 
 export const BEFORE_WORDS = "Click to restore the last good checkpoint before";

@@ -23,6 +23,9 @@ export class TimelineFeed extends EventTarget {
   #askedWhole = -Infinity;
   #covered = null;
   metric = "loss";
+  /** Second metric, and the rank whose machine is shown; null for none. */
+  second = null;
+  rank = null;
   /** Approximate duration of an iteration; limits the request rate of a following window. */
   secondsPerIteration = 1;
 
@@ -40,7 +43,12 @@ export class TimelineFeed extends EventTarget {
     return Math.min(SLOWEST_MS, Math.max(LIVE_MS, pixelMs));
   }
 
-  /** Discard the covered window after a change of axis or metric. */
+  /** What an answer must be about to be of use. */
+  get #subject() {
+    return [this.view.axis, this.metric, this.second, this.rank].join();
+  }
+
+  /** Discard the covered window after a change of the subject. */
   forget() {
     this.#covered = null;
     this.#askedWhole = -Infinity;
@@ -82,6 +90,8 @@ export class TimelineFeed extends EventTarget {
     const { view } = this;
     const wide = view.fitted ? view.plotWidth : view.plotWidth * (1 + 2 * MARGIN);
     const query = this.#terms(Math.round(Math.min(2000, Math.max(300, wide / POINT_PX))));
+    if (this.second !== null) query.metric = [this.metric, this.second];
+    if (this.rank !== null) query.machine = this.rank;
     if (view.fitted) return query;
     const margin = view.span * MARGIN;
     const from = Math.max(view.axis === "time" ? 0 : 1, Math.floor(view.from - margin));
@@ -90,7 +100,8 @@ export class TimelineFeed extends EventTarget {
 
   async #get(query) {
     const options = { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) };
-    const response = await fetch(`${this.source}?${new URLSearchParams(query)}`, options);
+    const pairs = Object.entries(query).flatMap(([name, values]) => [values].flat().map((value) => [name, value]));
+    const response = await fetch(`${this.source}?${new URLSearchParams(pairs)}`, options);
     if (!response.ok) throw new Error(`the timeline's API answered ${response.status}`);
     return response.json();
   }
@@ -105,12 +116,11 @@ export class TimelineFeed extends EventTarget {
     this.#due = Infinity;
     clearTimeout(this.#timer);
     this.#asked = performance.now();
-    const { span, axis } = this.view;
-    const { metric } = this;
+    const { span } = this.view;
+    const subject = this.#subject;
     try {
       const timeline = await this.#get(this.#query());
-      // discard the answer if axis or metric changed meanwhile
-      if (axis !== this.view.axis || metric !== this.metric) return;
+      if (subject !== this.#subject) return; // it changed meanwhile
       if (timeline.extent) this.#cover(timeline, span);
       this.dispatchEvent(new CustomEvent("timeline", { detail: timeline }));
       this.#asking = false;

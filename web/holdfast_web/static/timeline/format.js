@@ -64,7 +64,7 @@ export const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1
 
 // ---- durations
 
-const NONE = "–";
+export const NONE = "–";
 
 /** Number formats by decimals, cached because creating one is slow. */
 const formats = [];

@@ -14,6 +14,8 @@ import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writ
 
 const NARROW_PX = 620;
 const REST_MS = 120;
+/** Right of the plot, without and with an axis. */
+const [MARGIN_PX, AXIS_PX] = [14, 54];
 
 class TimelinePanel {
   model = null;
@@ -42,6 +44,11 @@ class TimelinePanel {
     return this.root.querySelector(`[data-part="${name}"]`);
   }
 
+  /** Lanes with data, or always shown. */
+  get #drawn() {
+    return this.lanes.filter((lane) => !lane.element.hidden);
+  }
+
   #button(act) {
     return this.root.querySelector(`button[data-act="${act}"]`);
   }
@@ -51,7 +58,7 @@ class TimelinePanel {
     const lane = (name) => root.querySelector(`[data-lane="${name}"]`);
     const tall = view.width < NARROW_PX ? 130 : 168;
     this.metricLane = new CurveLane(lane("metric"), view, { metric: "loss", format: asMetric, tall });
-    this.points = new LineageLane(lane("lineages"), view);
+    this.points = new LineageLane(lane("lineages"), view, (id, beside) => this.selection.choose(id, beside));
     this.events = new EventLane(lane("events"), view);
     this.lanes = [
       this.points,
@@ -103,7 +110,7 @@ class TimelinePanel {
       click: (event) => {
         const { checkpoint, before } = readout.hit(event) ?? {};
         if (before != null) this.#restoreBefore(before);
-        else this.selection.choose(checkpoint?.id ?? null);
+        else if (checkpoint || !event.shiftKey) this.selection.choose(checkpoint?.id ?? null, event.shiftKey);
       },
     });
     this.root.addEventListener("click", (event) => {
@@ -111,6 +118,7 @@ class TimelinePanel {
       if (act) this.act(act);
     });
     this.#part("metric").addEventListener("change", (event) => this.#chooseMetric(event.target.value));
+    this.#part("second").addEventListener("change", (event) => this.#chooseSecond(event.target.value || null));
     startKeys(this.root, (name) => this.act(name));
   }
 
@@ -122,6 +130,7 @@ class TimelinePanel {
     this.#part("stale").hidden = true;
     if (!timeline.extent) return this.#setSummary("No iterations reported yet. They appear within a second.");
     if (this.#otherMetric(timeline.metrics)) return;
+    this.machine?.receive(timeline.machine);
     this.model = modelOf(timeline);
     this.feed.secondsPerIteration = this.model.secondsPerIteration;
     this.#placeWindow(this.model.extent);
@@ -140,8 +149,9 @@ class TimelinePanel {
 
   /** Switch to an existing metric if the chosen one does not exist. */
   #otherMetric(names) {
-    if (!names.length || names.includes(this.feed.metric)) return false;
-    this.feed.metric = this.metricLane.metric = names[0];
+    if (!names.length || (names.includes(this.feed.metric) && (!this.feed.second || names.includes(this.feed.second)))) return false;
+    if (!names.includes(this.feed.metric)) this.feed.metric = this.metricLane.metric = names[0];
+    if (!names.includes(this.feed.second)) this.#setSecond(null);
     this.feed.forget();
     return true;
   }
@@ -192,21 +202,56 @@ class TimelinePanel {
   }
 
   #showMetrics() {
-    const picker = this.#part("metric");
+    const [picker, other] = [this.#part("metric"), this.#part("second")];
     const names = this.model.metrics;
+    const { metric, second } = this.metricLane;
     if (picker.dataset.names !== names.join()) {
       picker.dataset.names = names.join();
-      picker.replaceChildren(...names.map((name) => new Option(name, name, false, name === this.metricLane.metric)));
+      picker.replaceChildren(...names.map((name) => new Option(name, name, false, name === metric)));
+      other.replaceChildren(new Option("none", ""), ...names.map((name) => new Option(name, name, false, name === second)));
     }
+    for (const option of other.options) option.disabled = option.value === metric;
     picker.disabled = names.length < 2;
-    const title = names.length ? capitalized(this.metricLane.metric.replaceAll("_", " ")) : "No metric reported";
-    this.metricLane.element.querySelector(".lane-name").textContent = title;
+    other.parentElement.hidden = names.length < 2;
+    const title = (name) => name.replaceAll("_", " ");
+    this.metricLane.element.querySelector(".lane-name").textContent = names.length ? capitalized(title(metric)) : "No metric reported";
+    this.#part("second-key").hidden = !second;
+    this.#part("second-key").lastChild.textContent = second ? `${title(second)}, right axis` : "";
   }
 
   #chooseMetric(name) {
+    if (name === this.feed.second) this.#setSecond(null);
     this.metricLane.metric = this.feed.metric = name;
     this.feed.forget();
     this.#showState();
+  }
+
+  #chooseSecond(name) {
+    this.#setSecond(name);
+    this.feed.forget();
+    this.#showState();
+  }
+
+  /** Set the second metric, with room for its axis. */
+  #setSecond(name) {
+    this.metricLane.second = this.feed.second = name;
+    this.metricLane.secondCurve = null;
+    this.#part("second").value = name ?? "";
+    this.view.margin = name === null ? MARGIN_PX : AXIS_PX;
+    this.overview?.draw();
+  }
+
+  /** Show the machine of a rank; null hides it. */
+  async #showMachine(rank) {
+    this.feed.rank = rank;
+    this.#press("machine", rank !== null);
+    if (rank !== null && !this.machine) {
+      const { MachineLanes } = await import("./machine.js");
+      this.machine ??= new MachineLanes(this.root, this.view, (chosen) => this.#showMachine(chosen));
+    }
+    this.machine?.show(this.lanes, this.feed.rank !== null);
+    if (this.model && rank !== null) this.feed.forget();
+    if (this.model) this.#showState();
   }
 
   // ---- drawing ------------------------------------------------------------------------------
@@ -263,12 +308,15 @@ class TimelinePanel {
 
   /** Apply the state of the address. */
   #applyAddress() {
-    const { axis, window, live, selected, metric, logarithmic, everything, table } = this.state;
+    const { axis, window, live, selected, other, metric, second, rank, logarithmic, everything, table } = this.state;
     if (selected) this.selection.choose(selected);
-    this.points.selected = selected;
+    if (selected && other) this.selection.choose(other, true);
+    Object.assign(this.points, { selected, other: this.selection.other });
     this.points.everything = everything;
     this.metricLane.logarithmic = logarithmic;
     if (metric) this.feed.metric = this.metricLane.metric = metric;
+    if (second && second !== this.feed.metric) this.#setSecond(second);
+    if (rank !== null) this.#showMachine(rank);
     this.view.axis = axis;
     this.#part("tables").hidden = !table;
     for (const [act, on] of [["log", logarithmic], ["table", table], ["axis", axis === "time"]]) this.#press(act, on);
@@ -306,17 +354,18 @@ class TimelinePanel {
     live.setAttribute("aria-pressed", String(this.view.live));
     if (this.view.live) live.lastElementChild.textContent = "Follow";
     writeAddress(this.view, {
-      selected: this.selection.id, metric: this.feed.metric, logarithmic: this.metricLane.logarithmic,
-      everything: this.points.everything, table: !this.#part("tables").hidden,
+      selected: this.selection.id, other: this.selection.other, metric: this.feed.metric, second: this.feed.second, rank: this.feed.rank,
+      logarithmic: this.metricLane.logarithmic, everything: this.points.everything, table: !this.#part("tables").hidden,
     });
     this.#describe();
     this.#draw();
   }
 
   #showSelection() {
-    this.points.selected = this.selection.id;
+    const { id, other } = this.selection;
+    Object.assign(this.points, { selected: id, other });
     if (!this.model) return;
-    const place = this.#placeOf(this.selection.id);
+    const place = this.#placeOf(other ?? id);
     if (place !== null) this.view.reveal(place);
     this.selection.describe(this.model.checkpoints);
     this.#showState();
@@ -368,16 +417,18 @@ class TimelinePanel {
     if (!this.model) return;
     this.#showTrouble();
     linkExports(this.root, this.view, this.model);
-    this.#setSummary(sentence(this.model, this.view, { metric: this.metricLane.metric, mean: this.metricLane.curve.mean }));
+    const { metric, second, curve } = this.metricLane;
+    this.#setSummary(sentence(this.model, this.view, { metric, mean: curve.mean }));
     const tables = this.#part("tables");
-    if (!tables.hidden) fillTables(tables, this.model, this.view, this.model.metrics.length ? this.metricLane.metric : null);
+    const metrics = this.model.metrics.length ? [metric, second].filter(Boolean) : [];
+    if (!tables.hidden) fillTables(tables, this.model, this.view, metrics, this.feed.rank === null ? [] : (this.machine?.tables() ?? []));
   }
 
   // ---- commands -----------------------------------------------------------------------------
 
   act(name) {
     const { view, selection, model } = this;
-    const always = { log: () => this.#toggleLog(), table: () => this.#toggleTables(), copy: () => this.#copy(), axis: () => this.#switchAxis() };
+    const always = { log: () => this.#toggleLog(), table: () => this.#toggleTables(), copy: () => this.#copy(), axis: () => this.#switchAxis(), machine: () => this.#showMachine(this.feed.rank === null ? 0 : null) };
     if (always[name]) return always[name]();
     if (!model) return;
     const commands = {
@@ -388,10 +439,12 @@ class TimelinePanel {
       "pan-right": () => view.pan(view.span / 4),
       live: () => this.#follow(),
       branches: () => this.#toggleBranches(),
-      png: () => saveChart("png", this.root, this.lanes, this.view, this.#windowText()),
-      svg: () => saveChart("svg", this.root, this.lanes, this.view, this.#windowText()),
+      png: () => saveChart("png", this.root, this.#drawn, this.view, this.#windowText()),
+      svg: () => saveChart("svg", this.root, this.#drawn, this.view, this.#windowText()),
       previous: () => selection.step(model.checkpoints, -1),
       next: () => selection.step(model.checkpoints, 1),
+      "other-previous": () => selection.step(model.checkpoints, -1, true),
+      "other-next": () => selection.step(model.checkpoints, 1, true),
       "stall-before": () => this.#jump(model.stalls, -1),
       "stall-after": () => this.#jump(model.stalls, 1),
       "note-before": () => this.#jump(model.annotations, -1),

@@ -6,14 +6,22 @@ import { curveOf, convertWindow } from "./model.js";
 
 export class PointSelection extends EventTarget {
   id = null;
+  /** A second point, to compare with. */
+  other = null;
 
   constructor(panel) {
     super();
     this.panel = panel;
   }
 
-  choose(id) {
-    this.id = id;
+  /** Choose a point; `beside` the selected one, to compare the two. */
+  choose(id, beside = false) {
+    if (beside && this.id !== null) {
+      this.other = id === this.id || id === this.other ? null : id;
+      this.dispatchEvent(new Event("change"));
+      return;
+    }
+    [this.id, this.other] = [id, null];
     this.dispatchEvent(new Event("change"));
     document.dispatchEvent(new CustomEvent("holdfast:selected", { detail: id }));
   }
@@ -23,12 +31,13 @@ export class PointSelection extends EventTarget {
     return this.id === null ? null : Number(this.id.split("-")[0]);
   }
 
-  step(checkpoints, direction) {
+  step(checkpoints, direction, beside = false) {
     const rows = checkpoints.filter((row) => row.restorable);
-    const at = rows.findIndex((row) => row.id === this.id);
+    const from = beside ? (this.other ?? this.id) : this.id;
+    const at = rows.findIndex((row) => row.id === from);
     const start = direction > 0 ? -1 : rows.length;
     const next = rows[Math.min(Math.max((at < 0 ? start : at) + direction, 0), rows.length - 1)];
-    if (next) this.choose(next.id);
+    if (next && next.id !== from) this.choose(next.id, beside);
   }
 
   describe(checkpoints) {
@@ -42,6 +51,14 @@ export class PointSelection extends EventTarget {
     const restore = this.panel.querySelector("[data-act=restore]");
     restore.hidden = !row.restorable;
     restore.textContent = `Restore to ${count(row.iteration)}…`;
+    const [fork, compare] = ["fork", "compare"].map((part) => this.panel.querySelector(`[data-part=${part}]`));
+    fork.hidden = row.state !== "durable";
+    fork.href = `${title.href}#fork`;
+    const other = checkpoints.find((one) => one.id === this.other);
+    compare.hidden = !other;
+    if (!other) return;
+    compare.href = `${title.href}?with=${other.id}#compare`;
+    compare.textContent = `Compare with ${count(other.iteration)}`;
   }
 }
 
@@ -64,7 +81,6 @@ export class Readout {
   constructor(root, view, lanes) {
     Object.assign(this, { root, view, lanes });
     this.box = root.querySelector(".lanes");
-    this.values = lanes.map((lane) => [lane, lane.element.querySelector(".lane-value")]).filter(([, value]) => value);
     this.crosshair = this.#part("cross");
     this.tip = this.#part("tip");
     this.band = this.#part("zone");
@@ -121,9 +137,10 @@ export class Readout {
   }
 
   #writeValues(textOf) {
-    for (const [lane, value] of this.values) {
+    for (const lane of this.lanes) {
+      if (!lane.value) continue;
       const text = textOf(lane);
-      if (value.textContent !== text) value.textContent = text;
+      if (lane.value.textContent !== text) lane.value.textContent = text;
     }
   }
 
@@ -166,7 +183,7 @@ export class Readout {
 
 const MOST_ROWS = 100;
 
-function table(caption, heads, rows) {
+export function table(caption, heads, rows) {
   const element = document.createElement("table");
   element.className = "plain";
   element.createCaption().textContent = caption;
@@ -188,21 +205,24 @@ function table(caption, heads, rows) {
   return box;
 }
 
-const windowText = (view, last = Infinity) => `${placeText(view.axis, view.from)} to ${placeText(view.axis, Math.min(view.end, last))}`;
+export const windowText = (view, last = Infinity) => `${placeText(view.axis, view.from)} to ${placeText(view.axis, Math.min(view.end, last))}`;
 
-const thinned = (rows) => rows.filter((_, index) => index % Math.ceil(rows.length / MOST_ROWS) === 0);
+export const thinned = (rows) => rows.filter((_, index) => index % Math.ceil(rows.length / MOST_ROWS) === 0);
 
-function iterations(model, view, metric) {
+function iterations(model, view, metrics) {
   const seconds = curveOf(model, null);
-  const values = metric ? curveOf(model, metric) : null;
-  const known = new Map(values?.x.map((place, index) => [place, values.mean[index]]));
+  const known = metrics.map((metric) => {
+    const values = curveOf(model, metric);
+    return new Map(values.x.map((place, index) => [place, values.mean[index]]));
+  });
   const inside = seconds.x.map((place, index) => [place, index]).filter(([place, index]) => view.shows(place) && seconds.mean[index] !== null);
-  const rows = thinned(inside).map(([place, index]) => [count(seconds.iteration[index]), asMetric(known.get(place)), duration(seconds.mean[index]), duration(seconds.max[index])]);
+  const rows = thinned(inside).map(([place, index]) => [count(seconds.iteration[index]), ...known.map((values) => asMetric(values.get(place))), duration(seconds.mean[index]), duration(seconds.max[index])]);
   const caption = `Iterations ${windowText(view)}, ${rows.length} rows${model.bucketed ? ", means over buckets" : ""}`;
-  return table(caption, ["Iteration", metric ? capitalized(metric) : "Metric", "Seconds, mean", "Seconds, max"], rows);
+  return table(caption, ["Iteration", ...metrics.map(capitalized), "Seconds, mean", "Seconds, max"], rows);
 }
 
-export function fillTables(target, model, view, metric) {
+/** `metrics`: names of the metrics shown; `more`: further tables. */
+export function fillTables(target, model, view, metrics, more) {
   const shown = model.checkpoints.filter((row) => view.shows(row.x));
   const stalls = model.stalls.filter((row) => view.shows(row.x));
   const notes = model.annotations.filter((row) => view.shows(row.x));
@@ -221,7 +241,8 @@ export function fillTables(target, model, view, metric) {
     ...(notes.length
       ? [table(`Annotations in this window: ${outOf(Math.min(notes.length, MOST_ROWS), notes.length)}`, ["Iteration", "Lineage", "By", "Annotation"], thinned(notes).map((row) => [count(row.iteration), row.lineage, row.who ?? "script", row.text]))]
       : []),
-    iterations(model, view, metric),
+    iterations(model, view, metrics),
+    ...more,
   );
 }
 

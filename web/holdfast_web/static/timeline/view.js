@@ -143,7 +143,7 @@ export class Viewport extends EventTarget {
 // ---- address: a link to the page restores the window and the selection
 
 const WRITE_MS = 300;
-const NAMES = ["x", "from", "to", "live", "sel", "metric", "log", "branches", "table"];
+const NAMES = ["x", "from", "to", "live", "sel", "with", "metric", "second", "machine", "log", "branches", "table"];
 const TENTHS = 10;
 let timer = 0;
 let write = null;
@@ -156,14 +156,17 @@ export function readAddress() {
     window: to > from ? [from, to] : null,
     live: query.get("live") === "1",
     selected: query.get("sel"),
+    other: query.get("with"),
     metric: query.get("metric"),
+    second: query.get("second"),
+    rank: /^\d+$/.test(query.get("machine")) ? Number(query.get("machine")) : null,
     logarithmic: query.get("log") === "1",
     everything: { all: true, standing: false }[query.get("branches")] ?? null,
     table: query.get("table") === "1",
   };
 }
 
-function shown(view, { selected, metric, logarithmic, everything, table }) {
+function shown(view, { selected, other, metric, second, rank, logarithmic, everything, table }) {
   const query = new URLSearchParams(location.search);
   for (const name of NAMES) query.delete(name);
   if (view.axis === "time") query.set("x", "time");
@@ -174,10 +177,13 @@ function shown(view, { selected, metric, logarithmic, everything, table }) {
     if (view.live) query.set("live", "1");
   }
   if (metric && metric !== "loss") query.set("metric", metric);
+  if (second) query.set("second", second);
+  if (rank !== null) query.set("machine", rank);
   if (logarithmic) query.set("log", "1");
   if (everything !== null) query.set("branches", everything ? "all" : "standing");
   if (table) query.set("table", "1");
   if (selected) query.set("sel", selected);
+  if (selected && other) query.set("with", other);
   return query.toString();
 }
 
