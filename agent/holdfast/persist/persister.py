@@ -123,6 +123,7 @@ class Persister:
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
             raw_bytes=raw_bytes(files),
+            encode_seconds=written.encode_seconds,
             not_linked=written.not_linked,
             ranks=spans,
         )

@@ -118,6 +118,8 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     part: RankShard | None = None
     files: list[File] = []
     """All files of the rank, linked ones included."""
+    encode_seconds: float = 0.0
+    """Time to encode its files."""
     not_linked: str | None = None
     """Why a file of the parent was written again; None if none was."""
 

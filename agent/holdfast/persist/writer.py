@@ -12,6 +12,7 @@ import functools
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 
@@ -83,6 +84,7 @@ class _Writing:
         self._replace = task.origin.replaces
         self._known = known
         self._not_linked: str | None = None
+        self._encode_seconds = 0.0
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
     def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
@@ -96,7 +98,7 @@ class _Writing:
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return Written(write_seconds=write_seconds, tries=tries, files=part.files, not_linked=self._not_linked)
+        return Written(write_seconds=write_seconds, tries=tries, files=part.files, **self._notes())
 
     def part(self, folder: str) -> Written:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
@@ -106,7 +108,10 @@ class _Writing:
         writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
         part, write_seconds = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=part, not_linked=self._not_linked)
+        return Written(write_seconds=write_seconds, part=part, **self._notes())
+
+    def _notes(self) -> dict[str, Any]:
+        return {"encode_seconds": self._encode_seconds, "not_linked": self._not_linked}
 
     def _stored_bytes(self, reuse: Reuse) -> int:
         code = self._task.origin.parity
@@ -161,11 +166,14 @@ class _Writing:
     ) -> tuple[fmt.File, float]:
         """Write a file, encoded where that is requested and makes it smaller."""
         if self._task.origin.compress:
+            started = time.perf_counter()
             ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
             with contextlib.suppress(MemoryError):  # it is then written as it is
                 parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
                 if encoding is not None:
+                    self._encode_seconds += time.perf_counter() - started
                     return self._write_file(writer, f"{stem}{ENCODED}", header, parts, encoding)
+            self._encode_seconds += time.perf_counter() - started
         return self._write_file(writer, f"{stem}{PLAIN}", header, [self._payload[a:b] for a, b in runs])
 
     def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:

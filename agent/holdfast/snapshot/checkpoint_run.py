@@ -182,6 +182,8 @@ class WriteResult:
     """Size of the files among them that earlier checkpoints wrote."""
     raw_bytes: int = 0
     """Size of all ranks' files before they were encoded; 0 if none was."""
+    encode_seconds: float = 0.0
+    """Part of `seconds` in which this rank encoded its files."""
     not_linked: str | None = None
     """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()
