@@ -74,7 +74,7 @@ class DeadAttempt:
 
 def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
+    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None).tensors.result()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):

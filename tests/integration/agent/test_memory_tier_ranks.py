@@ -56,7 +56,7 @@ class DeadMultiRankAttempt:
                 attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, folder=folder
             )
             run = persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
-            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None, None).tensors.result()
+            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None).tensors.result()
             snapshots.close()
             slot.release()
 
