@@ -15,7 +15,7 @@ from tests.support.job_processes import HOLDFAST, environment, spawned
 pytestmark = pytest.mark.processes
 
 SCRIPT = """
-import argparse, sys, torch, holdfast
+import argparse, sys, torch, holdfast, tests.support.eager_torch
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 parser.add_argument("--hub-token")

@@ -29,7 +29,7 @@ def train(folder: Path, job: str, server: str) -> list[LedgerStep]:
 
 def test_a_fork_is_made_told_and_trained_without_the_other_job(tmp_path: Path, server: Client) -> None:
     whole = train(tmp_path, "parent", server.server)
-    at = open_store(tmp_path / "store").checkpoints("parent")[-3]
+    at = open_store(tmp_path / "store").checkpoints("parent")[0]
     iteration = int(at[:12])
     command = [*HOLDFAST, "fork", "parent", str(iteration), "child", "--json"]
     env = environment(tmp_path / "store", server.server)

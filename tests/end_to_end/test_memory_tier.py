@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.support.memory_tier_outcome import MemoryTierOutcome, assert_nothing_
 pytestmark = pytest.mark.processes
 
 TRAINER = SUPPORT / "memory_tier_trainer.py"
-ITERATIONS = 30
+ITERATIONS, MOST_ITERATIONS = 30, 100
 
 
 def run(
@@ -46,44 +47,55 @@ def run(
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The loss of each iteration, of a run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, str(TRAINER), str(folder / "ledger.txt")]
-    subprocess.run(command, env=environment(folder / "store"), check=True)
+    command = [sys.executable, str(TRAINER), str(folder / "ledger.txt"), "--iterations", str(MOST_ITERATIONS)]
+    subprocess.run([*command, "--every", "50"], env=environment(folder / "store"), check=True)
     return {step.iteration: step.loss for step in read_ledger(folder / "ledger.txt")}
 
 
-def assert_exact(ended: MemoryTierOutcome, expected: dict[int, str]) -> None:
+def assert_exact(ended: MemoryTierOutcome, expected: dict[int, str], iterations: int = ITERATIONS) -> None:
     assert ended.status == 0
     for step in ended.steps:
         assert step.loss == expected[step.iteration], step
-    assert sorted({step.iteration for step in ended.steps}) == list(range(1, ITERATIONS + 1))
+    assert sorted({step.iteration for step in ended.steps}) == list(range(1, iterations + 1))
 
 
-@pytest.mark.parametrize("end", ["SIGKILL", "abort"])
-def test_a_snapshot_that_never_became_durable_is_not_lost(
-    tmp_path: Path, expected: dict[int, str], end: str
+ENDS = {
+    "SIGKILL hang": True, "abort hang": True, "exception": True, "SIGKILL hang scribble": False,
+}  # fmt: skip
+"""Of one start after the other: whether the next one goes on from the checkpoint that is in memory."""
+STAGES = {
+    "unsealing": (-5, True), "unmarked": (-5, False), "copying": (-5, False), "copied": (-5, False),
+    "half sealed": (-5, False), "sealed": (0, True), "committing": (0, True), "committed": (0, True),
+}  # fmt: skip
+"""Of a checkpoint: what the next start goes on from, after it or before, and whether it finds that in memory."""
+
+
+def places(ends: Collection[str]) -> list[int]:
+    """The iterations of the checkpoints at which the starts end."""
+    return [15 + 10 * number for number in range(len(ends))]
+
+
+def test_a_snapshot_that_never_became_durable_is_used_if_it_is_whole(
+    tmp_path: Path, expected: dict[int, str]
 ) -> None:
-    ended = run(tmp_path, "--end", end, "--hang")
-    assert_exact(ended, expected)
-    assert (ended.resumed_at, ended.from_memory) == ([15], [15])
-    assert 15 in ended.attempts, "the rescue saves it under the first attempt, or the second does under its own"
+    ended = run(tmp_path, "--iterations", "60", "--ends", *ENDS, HOLDFAST_KEEP="100")
+    assert_exact(ended, expected, 60)
+    in_memory = [at for at, whole in zip(places(ENDS), ENDS.values(), strict=True) if whole]
+    assert ended.from_memory == in_memory == [15, 25, 35]
+    assert ended.resumed_at == [*in_memory, 40], "the last one was changed by a bug of native code"
+    assert "does not match its digest" in ended.log
+    assert {15, 25, 35} <= ended.attempts.keys(), "the rescue saves it under one attempt, or the next does"
+    assert ended.attempts[45] == 5, "that of the last start, trained again"
 
 
-def test_after_an_exception_the_next_start_reads_no_store(tmp_path: Path, expected: dict[int, str]) -> None:
-    ended = run(tmp_path, "--end", "exception")
-    assert_exact(ended, expected)
-    assert (ended.resumed_at, ended.from_memory) == ([15], [15])
-
-
-def test_what_was_in_memory_is_saved_when_there_is_no_next_start(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--end", "SIGKILL", "--hang", "--always", options=("--starts", "1", "--stay", "never"))
+def test_what_was_in_memory_is_saved_when_there_is_no_next_start_and_the_timeline_says_so(
+    tmp_path: Path, server: Client
+) -> None:
+    options = ("--starts", "1", "--stay", "never")
+    ended = run(tmp_path, "--ends", "SIGKILL hang", "--always", options=options, server=server.server)
     assert ended.status == 128 + signal.SIGKILL
     assert ended.rescued[-1:] == [15] or ended.from_memory == [15]
     assert ended.attempts.keys() == {5, 10, 15}
-
-
-def test_the_timeline_says_where_the_checkpoint_came_from(tmp_path: Path, server: Client) -> None:
-    options = ("--starts", "1", "--stay", "never")
-    run(tmp_path, "--end", "SIGKILL", "--hang", "--always", options=options, server=server.server)
     (rescued,) = [notice for notice in server.notices("tier") if notice.code == "rescue"]
     assert "saved iteration 15 from memory after the trainer ended (killed by SIGKILL)" in rescued.message
     assert "5 iterations that were in no checkpoint" in rescued.message
@@ -91,31 +103,14 @@ def test_the_timeline_says_where_the_checkpoint_came_from(tmp_path: Path, server
     assert 15 in {row.iteration for row in durable}
 
 
-def test_a_snapshot_that_was_scribbled_on_is_not_trusted(tmp_path: Path, expected: dict[int, str]) -> None:
-    ended = run(tmp_path, "--end", "SIGKILL", "--hang", "--scribble")
-    assert_exact(ended, expected)
-    assert (ended.resumed_at, ended.from_memory) == ([10], [])
-    assert "does not match its digest" in ended.log
-    assert ended.attempts[15] == 2, "that of the second start, trained again"
-
-
-STAGES = {
-    "unsealing": (10, True), "unmarked": (10, False), "copying": (10, False), "copied": (10, False),
-    "half sealed": (10, False), "sealed": (15, True), "committing": (15, True), "committed": (15, True),
-}  # fmt: skip
-"""Of the checkpoint at 15: what the next start goes on from, and whether it finds that in memory."""
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_kill_at_any_stage_leaves_a_whole_snapshot_or_none(
-    tmp_path: Path, expected: dict[int, str], stage: str
-) -> None:
-    ended = run(tmp_path, "--stage", stage)
-    assert_exact(ended, expected)
-    resumed_at, in_memory = STAGES[stage]
-    assert ended.resumed_at == [resumed_at]
-    assert ended.from_memory == ([resumed_at] if in_memory else [])
-    assert ended.attempts.keys() == set(range(5, ITERATIONS + 1, 5))
+def test_a_kill_at_any_stage_leaves_a_whole_snapshot_or_none(tmp_path: Path, expected: dict[int, str]) -> None:
+    ended = run(tmp_path, "--iterations", str(MOST_ITERATIONS), "--ends", *STAGES, HOLDFAST_KEEP="100")
+    assert_exact(ended, expected, MOST_ITERATIONS)
+    resumed_at = [at + later for at, (later, _) in zip(places(STAGES), STAGES.values(), strict=True)]
+    in_memory = [where for where, (_, is_in) in zip(resumed_at, STAGES.values(), strict=True) if is_in]
+    assert dict(zip(STAGES, ended.resumed_at, strict=True)) == dict(zip(STAGES, resumed_at, strict=True))
+    assert ended.from_memory == in_memory
+    assert ended.attempts.keys() == set(range(5, MOST_ITERATIONS + 1, 5))
 
 
 @pytest.mark.timeout(1800)
@@ -157,6 +152,6 @@ def _trains(ledger: Path, log: Path, start: int) -> bool:
 
 
 def test_without_the_tier_the_store_is_read(tmp_path: Path, expected: dict[int, str]) -> None:
-    ended = run(tmp_path, "--end", "exception", options=("--no-memory-tier",))
+    ended = run(tmp_path, "--ends", "exception", options=("--no-memory-tier",))
     assert_exact(ended, expected)
     assert (ended.resumed_at, ended.from_memory) == ([15], [])

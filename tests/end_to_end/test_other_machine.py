@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.support.trial_pool import LONG
 
 pytestmark = pytest.mark.processes
 
-EPOCHS, ITERATIONS = 3, 81
+EPOCHS, ITERATIONS = 5, 135
 NAMED = subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
 """Whether a process can have a host name of its own here."""
 
@@ -86,11 +87,14 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     return {"HOLDFAST_STORE": use(monkeypatch, address), **variables(address)}
 
 
-def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[LedgerStep]:
-    """It trains, is killed, and all its files are gone; what it did."""
+def lose_the_first(
+    folder: Path, shared: dict[str, str], job: str, is_saved: Callable[[], object]
+) -> list[LedgerStep]:
+    """It trains until a checkpoint is saved, is killed, and all its files are gone; what it did."""
     first = Machine(folder / "first", "first-machine", shared)
     with spawned(first.trains(job, "--slowly"), folder / "first.log", first.environment()) as trainer:
-        eventually(lambda: len(read_ledger(first.ledger)) > 32, "the first machine to train")
+        eventually(lambda: len(read_ledger(first.ledger)) > 12, "the first machine to train")
+        eventually(is_saved, "a checkpoint to go on from")
         trainer.kill()
         trainer.wait()
     return first.is_lost()
@@ -99,8 +103,8 @@ def lose_the_first(folder: Path, shared: dict[str, str], job: str) -> list[Ledge
 def test_another_machine_goes_on_bit_for_bit_from_the_store_alone(
     tmp_path: Path, shared: dict[str, str], left_alone: dict[int, LedgerStep]
 ) -> None:
-    before, job = lose_the_first(tmp_path, shared, "moves"), "moves"
-    store = open_store(shared["HOLDFAST_STORE"])
+    store, job = open_store(shared["HOLDFAST_STORE"]), "moves"
+    before = lose_the_first(tmp_path, shared, job, lambda: store.checkpoints(job))
     newest = int(store.checkpoints(job)[-1][:12])
     second = Machine(tmp_path / "second", "second-machine", shared)
     subprocess.run(second.trains(job), env=second.environment(), check=True, timeout=PATIENCE_SECONDS)
@@ -118,7 +122,9 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
 ) -> None:
     job = f"ordered-{tmp_path.name}"
     told = shared | {"HOLDFAST_SERVER": server.server}
-    before = lose_the_first(tmp_path, told, job)
+    before = lose_the_first(
+        tmp_path, told, job, lambda: known(server, job) is not None and server.oldest_restorable(job) is not None
+    )
     oldest = server.oldest_restorable(job)
     assert oldest is not None
     order = server.restore(job, checkpoint=oldest.id)

@@ -176,7 +176,7 @@ def model() -> Iterator[Callable[..., None]]:
 
 
 def test_orders_keep_their_promises(model: Callable[..., None]) -> None:
-    model(max_examples=60, stateful_step_count=30, derandomize=True)
+    model(max_examples=40, stateful_step_count=30, derandomize=True)
 
 
 @pytest.mark.long

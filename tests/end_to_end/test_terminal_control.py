@@ -35,8 +35,8 @@ class Running:
         return self.client.job(self.name)
 
     def newest(self) -> int:
-        """The iteration of the newest checkpoint: the oldest may be gone a moment later."""
-        return max(row.iteration for row in self.client.checkpoints(self.name))
+        """The iteration of the newest checkpoint to go back to: the oldest may be gone a moment later."""
+        return max(row.iteration for row in self.client.checkpoints(self.name) if row.restorable)
 
     def steps(self) -> list[LedgerStep]:
         return read_ledger(self.ledger)

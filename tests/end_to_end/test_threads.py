@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from holdfast.client import Client
 from tests.support import SUPPORT
-from tests.support.eventually import PATIENCE_SECONDS
-from tests.support.job_processes import environment, spawned
+from tests.support.fork_server import ForkServer
+from tests.support.multi_rank import RankLauncher
+from tests.support.multi_rank import launcher as launcher
 from tests.support.object_servers import moto as moto
 from tests.support.object_servers import variables
 
-HERE = SUPPORT
-DOCUMENT = HERE.parents[1] / "docs" / "internals" / "threads.md"
+TRAINER = "tests.support.thread_recording_trainer"
+DOCUMENT = SUPPORT.parents[1] / "docs" / "internals" / "threads.md"
 LISTED = re.compile(r"^\| `(holdfast-[a-z-]+?)(?:-N)?` ", re.MULTILINE)
 MOST_STARTED = 20
 """In 500 iterations with up to 100 checkpoints: what starts one for each message or checkpoint starts far more."""
@@ -34,22 +35,36 @@ def threads_of(folder: Path, ranks: int) -> list[Counter[str]]:
     return found
 
 
+@pytest.fixture(scope="module")
+def fork_server() -> Iterator[ForkServer]:
+    fork_server = ForkServer(TRAINER)
+    yield fork_server
+    fork_server.close()
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("case", ["alone", "with a server", "with S3", "4 ranks and a server"])
 def test_500_iterations_start_a_few_named_threads(
-    tmp_path: Path, server: Client, request: pytest.FixtureRequest, case: str
+    tmp_path: Path,
+    server: Client,
+    fork_server: ForkServer,
+    launcher: RankLauncher,
+    request: pytest.FixtureRequest,
+    case: str,
 ) -> None:
     ranks = 4 if case.startswith("4") else 1
-    env = environment(tmp_path / "store", server.server if "server" in case else "") | {"OMP_NUM_THREADS": "1"}
+    told = {
+        "HOLDFAST_STORE": str(tmp_path / "store"),
+        "HOLDFAST_SERVER": server.server if "server" in case else "",
+    }
     if "S3" in case:
-        env |= variables(request.getfixturevalue("moto").address) | {"HOLDFAST_STORE": "s3://bucket/threads"}
-    command = [sys.executable]
+        told |= variables(request.getfixturevalue("moto").address) | {"HOLDFAST_STORE": "s3://bucket/threads"}
+    options = {"folder": str(tmp_path), "variables": told}
     if ranks > 1:
-        command = [str(Path(sys.executable).with_name("torchrun")), "--standalone", "--nproc-per-node", str(ranks)]
-    with spawned(
-        [*command, str(HERE / "thread_recording_trainer.py"), str(tmp_path)], tmp_path / "log", env
-    ) as run:
-        assert run.wait(PATIENCE_SECONDS) == 0
+        launcher.run(ranks, f"{TRAINER}.train", **options)
+    else:
+        with fork_server.spawn(f"{TRAINER}.live", tmp_path / "log", **options) as process:
+            assert process.run() == 0, process.account()
     listed = set(LISTED.findall(DOCUMENT.read_text()))
     for threads in threads_of(tmp_path, ranks):
         assert set(threads) <= listed

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from holdfast.store import open_store
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
 LOSS = re.compile(r"^iteration (\d+): loss (\S+)$", re.MULTILINE)
@@ -42,8 +44,13 @@ def test_the_script_of_the_tutorial_resumes_with_the_same_losses(tmp_path: Path)
         [sys.executable, killed.name], cwd=killed.parent, env=environment(), stdout=subprocess.PIPE, text=True
     ) as trainer:
         assert trainer.stdout is not None
-        before = [next(trainer.stdout) for _ in range(3)]
-        trainer.send_signal(signal.SIGKILL)
+        before = []
+        for line in trainer.stdout:
+            before.append(line)
+            if open_store(killed.parent / "checkpoints").checkpoints("tutorial"):
+                trainer.send_signal(signal.SIGKILL)
+                break
+        assert len(before) < len(LOSS.findall(expected)), "it was killed in the middle"
     resumed = subprocess.run(
         [sys.executable, killed.name],
         cwd=killed.parent,

@@ -66,7 +66,7 @@ def test_a_job_reads_its_checkpoints_back_beside_its_training_and_at_its_next_st
         told = json.loads(sound.stdout)
         assert (told["state"], told["asked_by"]) == ("sound", "operator")
         assert told["read_bytes"] > 0
-        assert server.job(JOB).iteration > began, "training went on"
+        eventually(lambda: server.job(JOB).iteration > began, "training to go on")
         table = server.tensors(JOB, newest, other=before)
         assert table.measure == "difference"
         weights = {row.name: row for row in table.rows}["model.0.weight"]

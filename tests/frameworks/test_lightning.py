@@ -38,9 +38,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of many thi
 
 def test_a_trainer_that_is_killed_resumes_exactly(tmp_path):
     uninterrupted = kills.run("lightning", "holdfast", tmp_path / "uninterrupted")
-    killed = kills.run("lightning", "holdfast", tmp_path / "killed", kills=5, seed=1)
+    killed = kills.run("lightning", "holdfast", tmp_path / "killed", kills=2, seed=1)
     result = kills.compare(uninterrupted, killed)
-    assert len(result.kills) == 5
+    assert len(result.kills) == 2
     assert result.exact, result
 
 
@@ -347,7 +347,7 @@ class EachCheckpointDurable(pl.Callback):
     def on_train_batch_start(self, trainer, *_):
         (checkpoint,) = [each for each in trainer.callbacks if isinstance(each, Checkpoint)]
         if checkpoint.session is not None:
-            assert checkpoint.session._checkpoints.wait_settled(30)
+            assert checkpoint.session._checkpoints.wait_settled(300)
 
 
 class Worsening(Module):

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.integrations.kills import entries
-from tests.support.eventually import eventually
-from tests.support.job_processes import HOLDFAST, environment, served, spawned
+from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.job_processes import HOLDFAST, environment, known, served, spawned
 
 SCRIPT = [sys.executable, "-m", "tests.frameworks.lightning_script"]
 
@@ -52,7 +52,7 @@ def test_sigterm_saves_the_last_update_and_the_next_start_continues_exactly(tmp_
     with spawned([*SCRIPT, str(log), str(devices), "0.1"], tmp_path / "output", env, group=0) as process:
         eventually(lambda: len(updates(log)) >= 3, "three updates")
         os.killpg(process.pid, signal.SIGTERM)  # to all ranks and workers, as many schedulers do
-        assert process.wait(60) == 143
+        assert process.wait(PATIENCE_SECONDS) == 143
     last = updates(log)[-1]["number"]
     run(log, env, devices)
     assert [entry["number"] for entry in updates(log)].count(last) == 1, "the update before SIGTERM was saved"
@@ -66,6 +66,8 @@ def test_a_restore_that_an_operator_orders_restarts_the_script(tmp_path):
         command = [*HOLDFAST, "run", "--stay", "never", "--", *SCRIPT, str(log), "1", "0.3"]
         with spawned(command, tmp_path / "output", env) as process:
             eventually(lambda: len(updates(log)) >= 6, "six updates")
+            eventually(lambda: known(server, "ordered") is not None, "the job to be known")
+            eventually(lambda: server.oldest_restorable("ordered") is not None, "a checkpoint to go back to")
             ordered = subprocess.run(
                 [*HOLDFAST, "restore", "ordered", "3", "--nearest"],
                 env=env,
@@ -74,7 +76,7 @@ def test_a_restore_that_an_operator_orders_restarts_the_script(tmp_path):
                 check=False,
             )
             assert ordered.returncode == 0, ordered.stderr
-            assert process.wait(120) == 0
+            assert process.wait(PATIENCE_SECONDS) == 0
     numbers = [entry["number"] for entry in updates(log)]
     assert numbers.count(4) >= 2
     assert numbers[-1] == 24

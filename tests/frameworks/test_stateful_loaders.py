@@ -16,14 +16,15 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "data-loaders.md"
 
 
 @pytest.mark.parametrize(
-    ("loader", "workers"), [("torchdata", 0), ("mosaic", 0), ("mosaic", 2), ("grain", 1), ("grain-dataset", 0)]
+    ("loader", "workers", "kills"),
+    [("torchdata", 0, 2), ("mosaic", 0, 2), ("mosaic", 2, 1), ("grain", 1, 1), ("grain-dataset", 0, 2)],
 )
-def test_a_loader_of_another_library_resumes_exactly(tmp_path, loader, workers):
+def test_a_loader_of_another_library_resumes_exactly(tmp_path, loader, workers, kills):
     arguments = ["--loader", loader, "--workers", str(workers)]
     uninterrupted = run("stateful_loader", "holdfast", tmp_path / "uninterrupted", arguments=arguments)
-    killed = run("stateful_loader", "holdfast", tmp_path / "killed", kills=2, seed=1, arguments=arguments)
+    killed = run("stateful_loader", "holdfast", tmp_path / "killed", kills=kills, seed=1, arguments=arguments)
     result = compare(uninterrupted, killed)
-    assert len(result.kills) == 2
+    assert len(result.kills) == kills
     assert result.exact, result
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import DataLoader, Dataset
 
 import holdfast
+import tests.support.eager_torch  # noqa: F401
 
 SAMPLES = 211
 

@@ -1,8 +1,9 @@
 """Train with loader workers that still run when the script ends; print their process ids.
 
-loader_worker_trainer.py FOLDER START_METHOD [wait | stuck | stuck-without-handler]
+loader_worker_trainer.py FOLDER START_METHOD
 
-`wait` waits to be killed after two batches, `stuck` once each worker sleeps on a lock that is never released.
+`live`, a workload of a fork server, waits to be killed instead: for `wait` after two batches, for `stuck` and
+`stuck-without-handler` once each worker sleeps on a lock that is never released.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import torch
 
 import holdfast
+import tests.support.eager_torch  # noqa: F401
 
 
 class LockedDataset(torch.utils.data.Dataset):
@@ -31,7 +33,7 @@ class LockedDataset(torch.utils.data.Dataset):
         return torch.tensor([float(index)])
 
 
-def main(folder, method, wait=""):
+def train(folder, method, wait=""):
     stuck = wait.startswith("stuck")
     dataset = LockedDataset(multiprocessing.get_context(method), 2 if stuck else 10_000)
     model = torch.nn.Linear(1, 1)
@@ -52,10 +54,14 @@ def main(folder, method, wait=""):
         session.step()
     for _ in range(2 * stuck):
         dataset.asleep.acquire()
-    print(*(each.pid for each in multiprocessing.active_children()), flush=True)
-    if wait:
+    return [each.pid for each in multiprocessing.active_children()]
+
+
+def live(stage, folder, method, wait):
+    stage.tell("workers", *train(folder, method, wait))
+    while True:
         signal.pause()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(*train(*sys.argv[1:]), flush=True)

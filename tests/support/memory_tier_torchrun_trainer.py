@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
@@ -45,6 +43,8 @@ class RankedWork(InterruptibleWork):
         if kind == "ddp":
             self.trained = DistributedDataParallel(self.model)
         else:
+            from torch.distributed.fsdp import fully_shard  # takes as long as the other imports together
+
             for part in (self.model[0], self.model[2], self.model):
                 fully_shard(part)
         self.model, self.optimizer = self.trained, type(self.optimizer)(self.trained.parameters())
@@ -53,7 +53,7 @@ class RankedWork(InterruptibleWork):
     def outcome(self, loss: torch.Tensor) -> str:
         found = hashlib.blake2b(loss.detach().numpy().tobytes(), digest_size=12)
         for tensor in (*self.model.parameters(), *self.optimizer.moments, torch.get_rng_state()):
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
             found.update(local.detach().numpy().tobytes())
         return found.hexdigest()
 

@@ -1,4 +1,4 @@
-"""A small training job whose first start ends as its options say, at a chosen stage of a checkpoint.
+"""A small training job each of whose first starts ends as its options say, at a chosen stage of a checkpoint.
 
 It writes the loss of each step to a ledger, bit for bit.
 """
@@ -23,6 +23,8 @@ from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
 
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
+ENDS = {"SIGKILL", "exception", "abort", "hang", "scribble"}
+"""How a start ends two iterations after its checkpoint, once that is sealed; `hang`: that is not durable."""
 
 
 def die():
@@ -90,8 +92,8 @@ def hang_from(iteration):
 
 
 class MemoryTierTrainer:
-    def __init__(self, options):
-        self.at = options.at
+    def __init__(self, options, at):
+        self.at = at
         torch.manual_seed(7)
         torch.set_num_threads(1)
         width = options.width
@@ -139,6 +141,19 @@ def scribble():
             os.close(fd)
 
 
+def end_with(words):
+    if "scribble" in words:
+        scribble()
+    if "exception" in words:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    os.kill(os.getpid(), signal.SIGABRT if "abort" in words else signal.SIGKILL)
+
+
+def starts_so_far(ledger):
+    """Number of starts that have trained."""
+    return len({line.split()[0] for line in ledger.read_text().splitlines()}) if ledger.exists() else 0
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("ledger")
@@ -146,33 +161,34 @@ def main():
     parser.add_argument("--every", type=int, default=5)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--at", type=int, default=15, help="a checkpoint is taken there, and the first start ends")
-    parser.add_argument("--stage", help="of that checkpoint: SIGKILL there")
-    parser.add_argument("--end", choices=["SIGKILL", "exception", "abort"], help="the end, once it is sealed")
-    parser.add_argument("--hang", action="store_true", help="that checkpoint does not become durable")
-    parser.add_argument("--scribble", action="store_true")
-    parser.add_argument("--always", action="store_true", help="later starts end in the same way")
+    parser.add_argument("--apart", type=int, default=10, help="iterations from there to that of the next start")
+    parser.add_argument("--ends", nargs="*", default=[], help="of the starts: a stage, or words of ENDS")
+    parser.add_argument(
+        "--always", action="store_true", help="each start has the first of them, at the same place"
+    )
     options = parser.parse_args()
-    first = options.always or "HOLDFAST_PREVIOUS_EXIT" not in os.environ
-    if first and options.hang:
-        hang_from(options.at)
-    trainer = MemoryTierTrainer(options)
-    if first and options.stage:
-        dies_at(options.stage, trainer)
+    number = 0 if options.always else starts_so_far(Path(options.ledger))
+    end = options.ends[number] if number < len(options.ends) else ""
+    at = options.at + number * options.apart
+    words = set(end.split()) if set(end.split()) <= ENDS else set()
+    if "hang" in words:
+        hang_from(at)
+    trainer = MemoryTierTrainer(options, at)
+    if not words:
+        dies_at(end, trainer)
     ledger = os.open(options.ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     trainer.session.resume()
     while trainer.iteration < options.iterations:
         trainer.iterate(ledger)
-        if not (first and options.hang and trainer.iteration >= options.at):
+        if not ("hang" in words and trainer.iteration >= at):
             trainer.settle()
-        if first and options.end and trainer.iteration == options.at + 2:
-            trainer.wait_sealed(options.at)
-            if options.scribble:
-                scribble()
-            if options.end == "exception":
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            os.kill(os.getpid(), signal.SIGABRT if options.end == "abort" else signal.SIGKILL)
+        if words and trainer.iteration == at + 2:
+            trainer.wait_sealed(at)
+            end_with(words)
     trainer.session.close()
 
 
 if __name__ == "__main__":
+    import tests.support.eager_torch  # noqa: F401  not for several ranks, which import this module
+
     main()

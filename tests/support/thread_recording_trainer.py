@@ -1,40 +1,34 @@
-"""Train 500 iterations, alone or under torchrun, and record the threads that start.
-
-thread_recording_trainer.py FOLDER
-"""
+"""Train 500 iterations and record the threads that start: a workload of a fork server, and of several ranks."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import holdfast
+
 ITERATIONS = 500
-started: list[str] = []
-_start = threading.Thread.start
 
 
-def start(thread: threading.Thread) -> None:
-    started.append(thread.name)
-    _start(thread)
+def train(stage: Any, folder: str, variables: dict[str, str]) -> None:
+    """Of one process, or of a rank of a process group; `variables` are those of the environment."""
+    started, start = [], threading.Thread.start
 
+    def recorded_start(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
 
-threading.Thread.start = start  # type: ignore[method-assign]  # before anything else can start one
-
-import holdfast  # noqa: E402
-
-
-def train(folder: Path) -> None:
-    several = "RANK" in os.environ
-    rank = int(os.environ.get("RANK", "0"))
-    if several:
-        dist.init_process_group("gloo")
+    threading.Thread.start = recorded_start  # type: ignore[method-assign]  # a fork server has started none
+    os.environ.update(variables)
+    several = dist.is_initialized()
+    rank = dist.get_rank() if several else 0
     torch.manual_seed(rank)
     model: torch.nn.Module = torch.nn.Linear(64, 64)
     if several:
@@ -49,10 +43,11 @@ def train(folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             session.step(loss=loss)
-    (folder / f"threads-{rank}.json").write_text(json.dumps(started))
-    if several:
-        dist.destroy_process_group()
+    Path(folder, f"threads-{rank}.json").write_text(json.dumps(started))
 
 
-if __name__ == "__main__":
-    train(Path(sys.argv[1]))
+def live(stage: Any, **options: Any) -> None:
+    import tests.support.eager_torch  # noqa: F401  not for several ranks
+
+    stage.ready()
+    train(stage, **options)

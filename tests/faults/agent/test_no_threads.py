@@ -52,7 +52,7 @@ def test_a_restore_does_with_fewer_threads(tmp_path, no_threads):
 
 
 SCRIPT = """
-import os, sys, torch, holdfast
+import os, sys, torch, holdfast, tests.support.eager_torch
 os.nice(15)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.AdamW(model.parameters())

@@ -113,7 +113,7 @@ class Load:
         with self._changed:
             goal = {job: count + batches for job, count in self.acknowledged.items()}
             reached = self._changed.wait_for(
-                lambda: all(self.acknowledged[job] >= count for job, count in goal.items()), timeout=120
+                lambda: all(self.acknowledged[job] >= count for job, count in goal.items()), timeout=300
             )
             assert reached, f"the agents came to {self.acknowledged}, not to {goal}"
 

@@ -21,7 +21,7 @@ def iterate(model, optimizer, session):
 
 GRADIENTS_COME_AND_GO = """
 import sys
-import torch, holdfast
+import torch, holdfast, tests.support.eager_torch
 torch.set_num_threads(1)
 layers = [each for _ in range(40) for each in (torch.nn.Linear(16, 16), torch.nn.Tanh())]
 model = torch.nn.Sequential(*layers)
@@ -52,7 +52,7 @@ def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, mo
     go, real = threading.Event(), HostCopies.run
 
     def run(copies):
-        assert go.wait(30)
+        assert go.wait(300)
         real(copies)
 
     model, optimizer, session = session_of(tmp_path)

@@ -75,7 +75,7 @@ class Held:
         wanted = request.method == self._method and request.name.endswith(self._name)
         if wanted and not self.arrived.is_set():
             self.arrived.set()
-            assert self.go.wait(30)
+            assert self.go.wait(300)
 
 
 def times(count, method, mark, **change):
@@ -115,7 +115,7 @@ def test_a_manifest_that_arrives_when_a_newer_attempt_has_begun_is_no_checkpoint
     proxy.rules.append(held)
     writer = prepared(behind, SECOND)
     thread, raised = in_thread(lambda: writer.commit(b"{}"))
-    assert held.arrived.wait(30)
+    assert held.arrived.wait(300)
     newer = open_store(behind.url)
     newer.acquire_attempt(JOB, "second")
     held.go.set()
@@ -138,7 +138,7 @@ def test_a_lineage_that_arrives_when_a_newer_attempt_has_begun_is_none(proxy, be
     proxy.rules.append(held)
     old, new = (Lineage(number=1, iteration=0, parent=None, order=None, attempt=n, created_at=1.0) for n in (1, 2))
     thread, raised = in_thread(lambda: behind.append(JOB, old))
-    assert held.arrived.wait(30)
+    assert held.arrived.wait(300)
     newer = open_store(behind.url)
     newer.acquire_attempt(JOB, "second")
     newer.append(JOB, new)
@@ -156,7 +156,7 @@ def test_an_attempt_that_stalls_before_it_notes_what_it_saw_takes_nothing_from_t
     slow = open_store(behind.url)
     writer = prepared(behind, SECOND)
     thread, raised = in_thread(lambda: slow.acquire_attempt(JOB, "slow"))
-    assert held.arrived.wait(30)
+    assert held.arrived.wait(300)
     writer._put(b"{}")  # the old attempt looked before the slow one began, and its manifest comes now
     newer = open_store(behind.url)
     newer.acquire_attempt(JOB, "third")

@@ -37,7 +37,7 @@ def run(empty_database, scenario):
         await here.open()
         await there.open()
         try:
-            return await asyncio.wait_for(scenario(here, there), 60)
+            return await asyncio.wait_for(scenario(here, there), 300)
         finally:
             await here.close()
             await there.close()
@@ -66,7 +66,7 @@ def test_an_edit_at_one_instance_wakes_who_waits_at_another(empty_database, monk
         await here.write(job(JOB))
         with there.changes.subscribe(JOB) as waiting, there.changes.subscribe("another") as other:
             await edit(here)
-            assert await waiting.wait(60)
+            assert await waiting.wait(300)
             assert not await other.wait(0.0)
             return await control.desired(there, JOB, now=NOW)
 
@@ -83,8 +83,8 @@ def test_what_agents_report_is_gathered_and_told_together(empty_database, monkey
         monkeypatch.setattr(relay.ChangeRelay, "_send", counted(relay.ChangeRelay._send, told))
         with there.changes.subscribe("job-99") as last, there.changes.subscribe("job-0") as first:
             await asyncio.gather(*(here.write(job(f"job-{n}"), job=f"job-{n}") for n in range(100)))
-            assert await last.wait(60)
-            assert await first.wait(60)
+            assert await last.wait(300)
+            assert await first.wait(300)
         return len(told)
 
     assert run(empty_database, scenario) < 50
@@ -108,7 +108,7 @@ def test_of_very_many_changes_it_is_told_that_there_were_some(empty_database, mo
             for number in range(5):
                 here._backend._relay.announce(f"job-{number}", at_once=False)
             here._backend._relay.announce("job-5", at_once=True)
-            return await quiet.wait(60)
+            return await quiet.wait(300)
 
     assert run(empty_database, scenario)
 
@@ -125,9 +125,9 @@ def test_samples_at_one_instance_wake_no_agent_that_waits_at_another(empty_datab
             for number in range(jobs):
                 at_once = number == jobs - 1
                 here._backend._relay.announce(f"job-{number}", at_once=at_once, samples_only=True)
-            heard = [await page.wait(60), await agent.wait(0.0)]
+            heard = [await page.wait(300), await agent.wait(0.0)]
             here._backend._relay.announce("job-0", at_once=True)
-            return [*heard, await agent.wait(60)]
+            return [*heard, await agent.wait(300)]
 
     assert run(empty_database, scenario) == [True, False, True]
 
@@ -142,7 +142,7 @@ def test_what_was_told_while_nobody_listened_is_found_out(empty_database, monkey
         with there.changes.subscribe(JOB) as waiting:
             await lose_the_listener(empty_database)
             ask(empty_database, "UPDATE jobs SET version = version + 1")
-            return await waiting.wait(60)
+            return await waiting.wait(300)
 
     assert run(empty_database, scenario)
 
@@ -155,10 +155,10 @@ def test_an_edit_that_nobody_told_of_is_looked_up(empty_database, monkeypatch):
         await here.write(job(JOB))
         with there.changes.subscribe(JOB) as waiting:
             # The first look sees the job for the first time.
-            assert await waiting.wait(60)
+            assert await waiting.wait(300)
             assert not await waiting.wait(0.2)
             ask(empty_database, "UPDATE jobs SET version = version + 1")
-            return await waiting.wait(60)
+            return await waiting.wait(300)
 
     assert run(empty_database, scenario)
 
@@ -179,9 +179,9 @@ def test_it_is_looked_up_however_much_there_is_to_tell(empty_database, monkeypat
         reporting = asyncio.create_task(report())
         try:
             with there.changes.subscribe(JOB) as waiting:
-                assert await waiting.wait(60), "it looks for the first time"
+                assert await waiting.wait(300), "it looks for the first time"
                 ask(empty_database, "UPDATE jobs SET version = version + 1")
-                return await waiting.wait(60)
+                return await waiting.wait(300)
         finally:
             reporting.cancel()
 
@@ -282,7 +282,7 @@ def test_a_chore_that_fails_is_logged_and_done_again(empty_database, caplog):
         database = Database(empty_database)
         await database.open()
         async with background_jobs_running([BackgroundJob("example", 0.01, fails_once)], database, lambda: NOW):
-            await asyncio.wait_for(done.wait(), 60)
+            await asyncio.wait_for(done.wait(), 300)
         await database.close()
 
     with caplog.at_level(logging.ERROR):
