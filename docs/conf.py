@@ -17,3 +17,19 @@ suppress_warnings = ["myst.xref_missing"]
 html_theme = "furo"
 html_title = "Holdfast"
 html_favicon = "../web/holdfast_web/static/favicon.svg"
+
+
+def setup(app):
+    """Keep the docstrings of attributes: napoleon takes what stands before a colon in them for a type."""
+    kept = {}
+
+    def keep(app, what, name, obj, options, lines):
+        if what in ("attribute", "data"):
+            kept[name] = list(lines)
+
+    def restore(app, what, name, obj, options, lines):
+        if name in kept:
+            lines[:] = kept.pop(name)
+
+    app.connect("autodoc-process-docstring", keep, priority=400)
+    app.connect("autodoc-process-docstring", restore, priority=600)
