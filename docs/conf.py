@@ -10,6 +10,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # The reference is built from the docstrings of the installed package.
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+python_maximum_signature_line_length = 90
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 # Links to code and examples lead out of this folder: to the repository, where these pages are read as well.

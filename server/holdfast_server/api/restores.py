@@ -48,7 +48,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     ),
 )
 async def place(job: str, request: Request, db: Db, who: Who, clock: Clock) -> Response:
-    """Request a restore to a checkpoint or an iteration. A request with the same `key` returns the same restore."""
+    """Request a restore to a checkpoint or an iteration. The same `key` returns the same restore."""
     asked = parse(await request.body(), RestoreRequest)
     order, new = await control.order_restore(
         db,
