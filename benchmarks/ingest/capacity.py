@@ -15,6 +15,8 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -93,6 +95,7 @@ class Store:
 
 def main() -> None:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {}
     print(
