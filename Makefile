@@ -23,6 +23,8 @@ BENCH_READY := $(if $(filter $(BENCH)/bin/python,$(BENCH_PYTHON)),$(BENCH)/.inst
 BENCH_PIP = $(BENCH)/bin/python -m pip install -qq -c constraints.txt -c benchmarks/constraints.txt
 BENCH_INGEST := .venv-bench-ingest
 FRAMEWORKS := .venv-frameworks
+# Helm as a library, and the schemas of Kubernetes.
+CHARTS := .venv-charts
 # torchtitan has an environment of its own: it needs Triton, and its pins conflict with those of other frameworks.
 TORCHTITAN := .venv-torchtitan
 AUDIT := .venv-audit
@@ -31,7 +33,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -44,9 +46,10 @@ demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it,
 test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
 	$(BIN)/pytest -m fast $(PARALLEL) $(FAST)
 
-test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
+test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed $(CHARTS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(PARALLEL)
+	$(CHARTS)/bin/python -m pytest tests/charts
 
 test-long: setup tracer database $(TORCHTITAN)/.installed  ## every crash point, hundreds of power cuts and kills, torchtitan
 	$(BIN)/pytest -m long -s
@@ -81,6 +84,9 @@ bench-pacing: setup  ## overhead and budget, reactions of the interval, quality 
 
 bench-ingest: setup $(BENCH_INGEST)/.installed  ## ingest and queries of the server, and of MLflow and Trackio
 	$(BIN)/python -m benchmarks.ingest --peers $(BENCH_INGEST)/bin/python $(ARGS)
+
+bench-capacity: setup  ## CPU, memory and disk of a server with 100, 1,000 and 10,000 agents; ARGS='--postgresql'
+	$(BIN)/python -m benchmarks.ingest.capacity $(ARGS)
 
 bench-dashboard: setup browser  ## a job's page in Chromium: bytes, paint, frames, memory, 200 readers; ARGS='--no-hour'
 	$(BIN)/python -m benchmarks.dashboard $(ARGS)
@@ -118,7 +124,7 @@ audit: setup $(AUDIT)/.installed  ## licences and, with a network, known vulnera
 	$(AUDIT)/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 clean:  ## remove build outputs, .venv and .demo
-	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) $(AUDIT) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH) $(BENCH_INGEST) $(FRAMEWORKS) $(TORCHTITAN) $(CHARTS) $(AUDIT) docs/_build .bench-* .demo dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 .PHONY: browser tracer database proxy
 browser: setup
@@ -163,7 +169,7 @@ $(VENV)/.docs: docs/requirements.txt $(VENV)/.installed
 	$(PIP) install -qq -r docs/requirements.txt
 	touch $@
 
-# The frameworks of the adapters, on top of what .venv has: .venv-frameworks and .venv-torchtitan.
+# The frameworks of the adapters and what checks the chart, on top of what .venv has.
 .venv-%/.installed: tests/%/requirements.txt tests/%/requirements-no-deps.txt $(VENV)/.installed
 	$(PYTHON) -m venv $(@D)
 	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')')" \

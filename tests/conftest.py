@@ -45,8 +45,8 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# each in an environment that has the frameworks
-NEEDS = {"frameworks": "lightning", "torchtitan": "torchtitan"}
+# each in an environment that has what it needs
+NEEDS = {"frameworks": "lightning", "torchtitan": "torchtitan", "charts": "helm_python"}
 collect_ignore = [folder for folder, module in NEEDS.items() if not importlib.util.find_spec(module)]
 
 SLOW = ("browser", "crash", "long", "postgresql", "processes")

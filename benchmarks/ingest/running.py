@@ -27,10 +27,10 @@ class BenchmarkServer:
 
     def pss_bytes(self) -> int:
         """Return the memory of the server and its children; shared pages count once."""
-        return sum(_pss_bytes(pid) for pid in _tree(self.process.pid))
+        return sum(_pss_bytes(pid) for pid in tree(self.process.pid))
 
     def cpu_seconds(self) -> float:
-        return sum(_cpu_seconds(pid) for pid in _tree(self.process.pid))
+        return sum(cpu_seconds(pid) for pid in tree(self.process.pid))
 
 
 @contextlib.contextmanager
@@ -106,7 +106,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     found, waiting = [], [pid]
     while waiting:
         here = waiting.pop()
@@ -117,7 +117,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

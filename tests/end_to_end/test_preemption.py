@@ -290,7 +290,7 @@ def test_the_example_for_slurm_saves_before_its_time_is_over_and_queues_itself_a
 
 def test_the_example_for_kubernetes_gives_the_time_that_it_tells_of() -> None:
     """No cluster is here: what can be wrong without one is that its two times do not fit."""
-    text = (EXAMPLE.parent / "kubernetes.yaml").read_text()
+    text = (EXAMPLE.parents[1] / "deploy" / "examples" / "training-job.yaml").read_text()
     (period,) = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
     (grace,) = re.findall(r'"--grace", "(\d+)"', text)
     assert 0 < int(grace) < int(period)

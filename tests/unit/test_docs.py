@@ -51,13 +51,16 @@ def test_every_notice_is_in_the_troubleshooting_page() -> None:
     assert codes - listed == set()
 
 
-def test_the_configuration_page_follows_from_the_declarations() -> None:
-    spec = importlib.util.spec_from_file_location("configuration", ROOT / "tools" / "configuration.py")
+@pytest.mark.parametrize(
+    ("tool", "document"), [("configuration", "configuration.md"), ("http_api", "http-api.md")]
+)
+def test_a_generated_page_follows_from_the_declarations(tool: str, document: str) -> None:
+    spec = importlib.util.spec_from_file_location(tool, ROOT / "tools" / f"{tool}.py")
     assert spec is not None
     assert spec.loader is not None
-    configuration = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(configuration)
-    assert (DOCS / "configuration.md").read_text() == configuration.page()
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (DOCS / document).read_text() == module.page()
 
 
 def test_every_private_torch_api_is_documented_with_its_consequence() -> None:

@@ -98,6 +98,7 @@ async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
 
 @router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
 async def summary(job: str, db: Db, now: Now) -> Response:
+    """Return a job: status, position, settings, measured cost and exposure."""
     return Json(await summaries.job_summary(db, job, now=now))
 
 
@@ -222,6 +223,7 @@ async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
 
 @router.get("/{job}/notices", responses=returns(dict[str, list[NoticeInfo]], _404=NOT_FOUND))
 async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
+    """List what agent and server warn about, newest first."""
     return Json({"notices": await timeline.notices(db, job, limit=limit)})
 
 

@@ -18,6 +18,7 @@ router = APIRouter(prefix="/projects/{project}/retention", tags=["projects"])
 
 @router.get("", responses=returns(ReportRetention, _404="No such project"))
 async def get_report_retention(project: str, db: Db) -> Response:
+    """Return how long the project keeps reports, and their current size."""
     return Json(await report_retention.get_settings(db, project))
 
 

@@ -48,6 +48,7 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     ),
 )
 async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
+    """Request a restore to a checkpoint or an iteration. The same `key` returns the same restore."""
     asked = parse(await request.body(), RestoreRequest)
     order, new = await control.order_restore(
         db,
@@ -76,6 +77,7 @@ async def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
 
 @router.get("/{order}", responses=returns(Order, _404="No such restore"))
 async def order(job: str, order: str, db: Db) -> Response:
+    """Return a restore, with each step that it has taken."""
     return Json(await timeline.order(db, job, order))
 
 
@@ -98,4 +100,5 @@ async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
 
 @router.post("/{order}/cancel", responses=returns(Order, _404="No such restore", _409="It has started or ended"))
 async def cancel(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
+    """Cancel a restore that the job has not begun."""
     return Json(await control.cancel_restore(db, job, order, who=who, now=now))

@@ -92,6 +92,28 @@ def test_every_service_is_watched_and_keeps_its_data(compose):
     assert [name for name, service in services.items() if "ports" in service] == ["server"]
 
 
+def test_every_service_has_a_read_only_root_and_no_capabilities(compose):
+    for name, service in compose["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "/tmp" in service["tmpfs"], name
+        assert not service.get("privileged"), name
+    assert compose["services"]["db"]["user"] == "postgres"
+
+
+def test_images_are_pinned_and_run_as_a_user(compose):
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    images = [service["image"] for service in compose["services"].values() if "image" in service]
+    bases = re.findall(r"^FROM (\S+) AS", dockerfile, re.MULTILINE)
+    assert [image for image in images if not re.search(r":\d+\.\d+", image)] == []
+    assert [base for base in bases if base != "source" and not re.search(r":\d+\.\d+\.\d+", base)] == []
+    for stage in dockerfile.split("\nFROM ")[1:]:
+        if stage.partition(" AS ")[2].startswith(("server", "trainer")):
+            assert re.search(r"^USER 10001$", stage, re.MULTILINE), stage
+    assert re.search(r"^HEALTHCHECK [^\n]*\\\n  CMD python .*/readyz", dockerfile, re.MULTILINE)
+
+
 def test_docker_compose_takes_it(env, tmp_path):
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:

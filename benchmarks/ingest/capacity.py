@@ -1,0 +1,354 @@
+"""`python -m benchmarks.ingest.capacity`: what a server needs for a number of agents that report as in training.
+
+Each agent trains an iteration every half second, reports its samples in a batch every few seconds, takes a
+checkpoint every minute, and waits for orders in a long poll. CPU seconds, memory and bytes are measured. Latencies
+are not: agents and server share this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from holdfast.protocol.messages import (
+    AttemptStarted,
+    Batch,
+    Checkpoint,
+    Event,
+    LineageStarted,
+    Samples,
+    checkpoint_id,
+)
+
+from .peers import HoldfastPeer
+from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
+
+ITERATION_SECONDS = 0.5
+CHECKPOINT_SECONDS = 60.0
+POLL_SECONDS = 60
+METRICS = ("loss", "learning_rate", "grad_norm")
+CHECKPOINT_BYTES = 1_500_000_000
+STARTS_AT_ONCE = 32
+PUT_OFF, RETRY_SECONDS = (429, 503), 1.0
+"""Statuses with which a server that is overloaded puts a batch off; its agent sends it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What the agents reported while it was measured."""
+
+    seconds: float
+    batches: int
+    samples: int
+    put_off: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """CPU seconds, memory and stored bytes of server and database."""
+
+    server_cpu_seconds: float
+    database_cpu_seconds: float
+    server_bytes: int
+    stored_bytes: int
+
+
+class Store:
+    """The database of a measured server: a file, or a PostgreSQL of its own."""
+
+    def __init__(self, folder: Path, cluster: object | None) -> None:
+        self._folder, self._cluster = folder, cluster
+        self.url = str(folder / "ours.db")
+        if cluster is not None:
+            self._name = cluster.create()  # type: ignore[attr-defined]
+            self.url = cluster.url(self._name)  # type: ignore[attr-defined]
+
+    def cpu_seconds(self) -> float:
+        """0 for SQLite, which runs in the server."""
+        if self._cluster is None:
+            return 0.0
+        process = self._cluster._process  # type: ignore[attr-defined]
+        return sum(map(cpu_seconds, tree(process.pid))) + _ended_children_seconds(process.pid)
+
+    def stored_bytes(self) -> int:
+        if self._cluster is None:
+            return HoldfastPeer().disk_bytes(self._folder)
+        ((size,),) = self._cluster.execute(f"SELECT pg_database_size('{self._name}')")  # type: ignore[attr-defined]
+        return int(size)
+
+
+def main() -> None:
+    options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    figures = {}
+    print(
+        "  agents  every s  batches/s  samples/s  CPU cores  PostgreSQL's  ms a batch  memory MB  bytes a sample"
+    )
+    with _cluster(options.postgresql) as cluster:
+        for agents, period in zip(options.agents, options.periods, strict=True):
+            with tempfile.TemporaryDirectory(prefix=".bench-capacity-", dir=options.folder) as made:
+                figures[str(agents)] = _measure(Path(made), cluster, agents, period, options.seconds)
+    print(f"figures: {json.dumps(figures)}")
+
+
+def _measure(folder: Path, cluster: object | None, agents: int, period: float, seconds: float) -> dict[str, float]:
+    ours, port = HoldfastPeer(), free_port()
+    store = Store(folder, cluster)
+    command = [*ours.command(folder, port)[:-1], store.url]
+    environment = ours.environment(folder, port)
+    with (
+        running(command, port=port, ready=ours.ready, log=folder / "log", environment=environment) as server,
+        _reporting(port, ours.token, agents, period) as pipe,
+    ):
+        settle([server])
+        pipe.send(seconds)
+        pipe.recv()  # all report
+        before = _usage(server, store)
+        reported: Reported = pipe.recv()
+        after = _usage(server, store)
+    return _row(agents, period, reported, before, after)
+
+
+def _row(agents: int, period: float, reported: Reported, before: Usage, after: Usage) -> dict[str, float]:
+    """Print a row. Bytes are those before the server merges small chunks, ten minutes after they came."""
+    server, database = (
+        (getattr(after, name) - getattr(before, name)) / reported.seconds
+        for name in ("server_cpu_seconds", "database_cpu_seconds")
+    )
+    bytes_per_sample = (after.stored_bytes - before.stored_bytes) / max(1, reported.samples)
+    found = {
+        "every_seconds": period,
+        "batches_per_second": round(reported.batches / reported.seconds, 1),
+        "samples_per_second": round(reported.samples / reported.seconds),
+        "put_off": reported.put_off,
+        "server_cores": round(server, 3),
+        "database_cores": round(database, 3),
+        "cpu_ms_per_batch": round(1000 * (server + database) * reported.seconds / max(1, reported.batches), 2),
+        "server_mb": round(after.server_bytes / 1e6),
+        "bytes_per_sample": round(bytes_per_sample, 1),
+    }
+    print(
+        f"  {agents:>6,}  {period:>7g}  {found['batches_per_second']:>9,}  {found['samples_per_second']:>9,}"
+        f"  {server:>9.2f}  {database:>12.2f}  {found['cpu_ms_per_batch']:>10}  {found['server_mb']:>9,}"
+        f"  {found['bytes_per_sample']:>14}",
+        flush=True,
+    )
+    return found
+
+
+def _usage(server: BenchmarkServer, store: Store) -> Usage:
+    return Usage(server.cpu_seconds(), store.cpu_seconds(), server.pss_bytes(), store.stored_bytes())
+
+
+def _ended_children_seconds(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@contextlib.contextmanager
+def _cluster(wanted: bool) -> Iterator[object | None]:
+    if not wanted:
+        yield None
+        return
+    from tests.support.postgres import Cluster
+
+    cluster = Cluster()
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.remove()
+
+
+# ---------------------------------------------------------------- the agents, in a process of their own
+
+
+@contextlib.contextmanager
+def _reporting(port: int, token: str, agents: int, period: float) -> Iterator[Connection]:
+    """Start the agents; the pipe takes the seconds to measure and gives what was reported."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=_agents, args=(there, port, token, agents, period)
+    )
+    process.start()
+    there.close()
+    try:
+        here.recv()
+        yield here
+    finally:
+        here.close()
+        process.join(30)
+        process.kill()
+
+
+def _agents(pipe: Connection, port: int, token: str, agents: int, period: float) -> None:
+    asyncio.run(_Fleet(port, token, agents, period).run(pipe))
+
+
+class _Fleet:
+    def __init__(self, port: int, token: str, agents: int, period: float) -> None:
+        self._agents = [_Agent(self, number) for number in range(agents)]
+        self.port, self.token, self.period = port, token, period
+        self.batches = self.samples = self.put_off = 0
+        self.starting = asyncio.Semaphore(STARTS_AT_ONCE)
+
+    async def run(self, pipe: Connection) -> None:
+        await asyncio.gather(*(agent.start() for agent in self._agents))
+        pipe.send("all have started")
+        seconds = await asyncio.get_running_loop().run_in_executor(None, pipe.recv)
+        tasks = [asyncio.create_task(agent.report()) for agent in self._agents]
+        await asyncio.sleep(self.period + 1)  # until all have begun
+        pipe.send("all report")
+        began, batches, samples, put_off = time.monotonic(), self.batches, self.samples, self.put_off
+        await asyncio.sleep(seconds)
+        for task in tasks:
+            if task.done():
+                task.result()  # it ended with an error
+        pipe.send(
+            Reported(
+                time.monotonic() - began, self.batches - batches, self.samples - samples, self.put_off - put_off
+            )
+        )
+        for task in tasks:
+            task.cancel()
+
+
+class _Agent:
+    """An agent with two connections, one of which waits for orders."""
+
+    def __init__(self, fleet: _Fleet, number: int) -> None:
+        self._fleet, self._job = fleet, f"job-{number:05d}"
+        self._iteration = self._sequence = 0
+        self._random = random.Random(number)
+        self._checkpointed_at = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        async with self._fleet.starting:
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
+            now = time.time()
+            await self._post(
+                "control",
+                [
+                    AttemptStarted(at=now, iteration=0, lineage=1, host=self._job, pid=1),
+                    LineageStarted(at=now, iteration=0, lineage=1),
+                ],
+            )
+            self._tasks.append(asyncio.create_task(self._poll()))
+
+    async def report(self) -> None:
+        """Report every `period` seconds; where the server is slower, the next batch has more samples."""
+        loop, period = asyncio.get_running_loop(), self._fleet.period
+        due = loop.time() + self._random.uniform(0, period)
+        reported_to = loop.time()
+        self._checkpointed_at = loop.time() - self._random.uniform(0, CHECKPOINT_SECONDS)
+        while True:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            steps = int((loop.time() - reported_to) / ITERATION_SECONDS)
+            reported_to += steps * ITERATION_SECONDS
+            due = max(due + period, loop.time())
+            await self._post("samples", [], self._samples(steps))
+            if loop.time() - self._checkpointed_at >= CHECKPOINT_SECONDS:
+                self._checkpointed_at += CHECKPOINT_SECONDS
+                await self._post("control", self._checkpoint())
+
+    def _samples(self, steps: int) -> Samples:
+        numbers = list(range(self._iteration + 1, self._iteration + steps + 1))
+        self._iteration += steps
+        now, draw = time.time(), self._random.random
+        return Samples(
+            iteration=numbers,
+            lineage=[1] * steps,
+            at=[now - (steps - each) * ITERATION_SECONDS for each in range(steps)],
+            seconds=[ITERATION_SECONDS * (0.95 + 0.1 * draw()) for _ in numbers],
+            stall_seconds=[0.0] * steps,
+            data_seconds=[0.01 * draw() for _ in numbers],
+            metrics={name: [draw() for _ in numbers] for name in METRICS},
+        )
+
+    def _checkpoint(self) -> list[Event]:
+        now, at = time.time(), max(1, self._iteration)
+        return [
+            Checkpoint(
+                at=now, id=checkpoint_id(at, 1), iteration=at, lineage=1, kind="scheduled", state=state,
+                payload_bytes=CHECKPOINT_BYTES, snapshot_seconds=0.2, persist_seconds=3.0,
+            )
+            for state in ("snapshot", "persisting", "durable")
+        ]  # fmt: skip
+
+    async def _post(self, lane: str, events: list[Event], samples: Samples | None = None) -> None:
+        self._sequence += 1
+        body = msgspec.msgpack.encode(
+            Batch(
+                job=self._job, uid=self._job, attempt=1, rank=0, lane=lane, sequence=self._sequence,
+                sent_at=time.time(), iteration=self._iteration, lineage=1, samples=samples, events=events,
+            )
+        )  # fmt: skip
+        while (status := await self._ask("POST", "/api/v1/ingest", self._reader, self._writer, body)) in PUT_OFF:
+            self._fleet.put_off += 1
+            await asyncio.sleep(RETRY_SECONDS)
+        if status != 200:
+            raise RuntimeError(f"the server refused a batch with status {status}")
+        self._fleet.batches += 1
+        self._fleet.samples += 0 if samples is None else len(samples.iteration) * len(METRICS)
+
+    async def _poll(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
+        while True:
+            await self._ask("GET", f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}", reader, writer)
+
+    async def _ask(
+        self, method: str, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = b""
+    ) -> int:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
+            f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        await writer.drain()
+        answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
+        lengths = [int(line.partition(":")[2]) for line in answer if line.startswith("content-length:")]
+        if lengths and lengths[0]:
+            await reader.readexactly(lengths[0])
+        return int(answer[0].split()[1])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench-capacity", description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("--agents", type=_numbers, default=[100, 1000, 10_000], help="numbers of agents, one after the other")
+    add("--periods", type=_numbers, default=[1, 5, 30], help="seconds between the batches of an agent, for each")
+    add("--seconds", type=float, default=60.0, help="to measure")
+    add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
+    add("--folder", type=Path, default=Path.cwd(), help="where databases are, on the disk meant")
+    options = parser.parse_args()
+    if len(options.agents) != len(options.periods):
+        parser.error("--agents and --periods: give as many periods as numbers of agents")
+    return options
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
