@@ -250,18 +250,29 @@ async def timeline(
         )
     drawn = {"metrics": asked.metrics, "digits": asked.digits, "times": answer.time_window}
     # Off the event loop: a window may have many thousands of numbers.
-    made = await asyncio.to_thread(_series, plans, contents, reach.points, drawn)
+    return await asyncio.to_thread(_with_series, answer, plans, contents, machine, reach.points, drawn)
+
+
+def _with_series(
+    answer: Timeline,
+    plans: list[read_plan.PlannedRead],
+    contents: series.TimelineData,
+    machine: _MachineData | None,
+    points: int,
+    drawn: dict[str, Any],
+) -> Timeline:
+    """Return a timeline with the series of what was read."""
+    made = _series(plans, contents, points, drawn)
     stands = {row.lineage: row.stands_until for row in answer.lineages}
     found_series = [
         msgspec.structs.replace(one, stands_until=-1 if one.lost else stands.get(one.lineage, -1))
         for one, _ in made
     ]
-    answer = msgspec.structs.replace(answer, series=found_series, bucketed=any(coarse for _, coarse in made))
-    if machine is None:
-        return answer
-    drawn["metrics"] = None
     return msgspec.structs.replace(
-        answer, machine=await asyncio.to_thread(_machine_timeline, machine, reach.points, drawn, stands)
+        answer,
+        series=found_series,
+        bucketed=any(coarse for _, coarse in made),
+        machine=None if machine is None else _machine_timeline(machine, points, drawn | {"metrics": None}, stands),
     )
 
 
