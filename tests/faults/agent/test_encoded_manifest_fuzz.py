@@ -50,7 +50,7 @@ def written(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for module in "task", "unchanged":
             patch.setattr(f"holdfast.persist.{module}.MIN_SHARED_BYTES", 1)
-        with running(store, "thread", tensors=tensors) as job:
+        with running(store, tensors=tensors) as job:
             job.frozen = {"base"}
             first = job.checkpoint(compress=True, parity=ParityCode(10, 2))
             for name in "weight", "half", "steps":

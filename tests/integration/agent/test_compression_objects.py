@@ -31,7 +31,7 @@ def test_a_compressed_checkpoint_is_uploaded_read_in_parts_and_repaired(store, m
 
     monkeypatch.setattr(store.bucket, "upload", recorded)
     tensors = {"w": torch.randn(600, 1000), "b": torch.randn(10), "m": torch.randn(600, 1000)}
-    with running(store, "thread", tensors=tensors) as job:
+    with running(store, tensors=tensors) as job:
         run = job.checkpoint(compress=True, parity=parity)
     (name,) = (name for name in uploaded if name.endswith("/rank-0.planes"))
     assert uploaded[name] == run.result.stored_bytes < 0.9 * run.result.raw_bytes

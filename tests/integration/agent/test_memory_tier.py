@@ -129,7 +129,7 @@ def test_an_attempt_that_begins_while_a_rescue_writes_fences_it(folder, tmp_path
 @pytest.mark.parametrize("iteration", [3, 4])
 def test_a_durable_checkpoint_that_is_as_new_wins(folder, tmp_path, iteration):
     dead = DeadAttempt(folder, tmp_path)
-    with persist_job.running(dead.store, "thread") as job:
+    with persist_job.running(dead.store) as job:
         job.iteration = iteration - 1
         job.checkpoint()
     assert dead.rescue() is None

@@ -21,7 +21,7 @@ def store(moto, monkeypatch):
 def checkpoints(store, count, **changes):
     """(ids, bytes of the last) of checkpoints of an adapter on a frozen base."""
     tensors = {"base": torch.randn(600, 1000), "adapter": torch.zeros(10, 100)}
-    with running(store, "thread", tensors=tensors) as job:
+    with running(store, tensors=tensors) as job:
         job.frozen = {"base"}
         runs = []
         for _ in range(count):
