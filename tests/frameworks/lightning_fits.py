@@ -65,6 +65,7 @@ class Record(Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._global_step = trainer.global_step
+        self.seen.clear()  # of trial fits, in which this callback takes no part
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step != self._global_step:

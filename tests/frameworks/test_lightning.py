@@ -16,6 +16,7 @@ import torch
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     EarlyStopping,
+    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     StochasticWeightAveraging,
@@ -50,6 +51,18 @@ def test_a_trainer_that_is_killed_resumes_exactly(tmp_path):
 )
 def test_a_resume_repeats_neither_validation_nor_epoch_end(tmp_path, end_after):
     assert end_and_resume(tmp_path, [end_after]) == [1, end_after + 1]
+
+
+def test_a_module_that_asks_for_the_number_of_steps_resumes_exactly(tmp_path):
+    """`estimated_stepping_batches` prepares the loaders before any callback is called."""
+    assert end_and_resume(tmp_path, [4, 6, 12], module=OneCycle) == [1, 5, 7, 13]
+
+
+def test_a_fit_after_a_learning_rate_finder_resumes_exactly(tmp_path):
+    def callbacks():
+        return [LearningRateFinder(num_training_steps=4, early_stop_threshold=None)]
+
+    assert end_and_resume(tmp_path, [5], callbacks=callbacks, module=WithRate) == [1, 6]
 
 
 def test_epochs_that_are_left_early_resume_exactly(tmp_path):
@@ -317,6 +330,23 @@ class TwoLoaders(Module):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class WithRate(Module):
+    def __init__(self, seen):
+        super().__init__(seen)
+        self.lr = 1e-2
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+
+class OneCycle(Module):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        steps = self.trainer.estimated_stepping_batches
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 class Manual(Module):

@@ -6,7 +6,7 @@ With `HOLDFAST_JOB` in the environment Lightning adds the callback itself, throu
 
 The end of an iteration is the end of `_TrainingEpochLoop.on_advance_end`. `on_train_batch_end` of callbacks comes
 before that of the module and before a validation after this batch: a checkpoint taken there resumes without both.
-Lightning calls no callback later, so three methods of its loops are replaced while a module is fitted. Checked
+Lightning calls no callback later, so some methods of its loops are replaced while a module is fitted. Checked
 with Lightning 2.6.6.
 """
 
@@ -117,6 +117,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         _require_support(trainer, pl_module)
         loop = trainer.fit_loop
         self._replace(loop, "_load_combined_loader_states", functools.partial(self._begin, trainer))
+        if loop._combined_loader is not None:  # by `trainer.estimated_stepping_batches` or a learning rate finder
+            self._replace(loop, "setup_data", functools.partial(self._begin_with_loaders, trainer))
         self._replace(loop.epoch_loop, "on_run_start", functools.partial(self._epoch_begins, trainer))
         self._replace(loop.epoch_loop, "on_advance_end", functools.partial(self._batch_ended, trainer))
 
@@ -186,6 +188,15 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
                 self._resumed(trainer, loaders)
             self._global_step, self._logged = trainer.global_step, _metrics(trainer)
         load_loader_states()  # those of a checkpoint of Lightning, if this is a fresh start from one
+
+    def _begin_with_loaders(self, trainer: pl.Trainer, setup_data: Callable[[], None]) -> None:
+        """Begin with loaders that were prepared before `on_fit_start`, and iterate over them anew."""
+        loop = trainer.fit_loop
+        if self.session is None:
+            self._begin(trainer, loop._load_combined_loader_states)
+            loop._data_fetcher.setup(loop._combined_loader)
+            iter(loop._data_fetcher)
+        setup_data()
 
     def _objects(self, trainer: pl.Trainer, loaders: list[Any]) -> dict[str, Any]:
         """Return what makes up the state of training, by name."""
