@@ -48,8 +48,7 @@ def written(tmp_path_factory):
         "steps": torch.tensor(3),
     }
     with pytest.MonkeyPatch.context() as patch:
-        for module in "task", "unchanged":
-            patch.setattr(f"holdfast.persist.{module}.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
         with running(store, tensors=tensors) as job:
             job.frozen = {"base"}
             first = job.checkpoint(compress=True, parity=ParityCode(10, 2))
