@@ -323,8 +323,13 @@ def test_workers_end_with_a_trainer_that_is_killed(
 ) -> None:
     """A worker that sleeps on a lock, such as that of torch's result queue, never looks for its parent itself."""
     options = {"folder": str(tmp_path / "store"), "method": method, "wait": wait}
+
+    def have_started() -> bool:
+        process.listen(0.1)
+        return bool(process.all("workers "))
+
     with fork_server.spawn("tests.support.loader_worker_trainer.live", tmp_path / "log", **options) as process:
-        eventually(lambda: process.listen(1.0) and process.all("workers "), "the workers to have started")
+        eventually(have_started, "the workers to have started")
         workers = [int(pid) for pid in process.all("workers ")[0].split()]
         assert len(workers) == 2
         os.kill(process.pid, signal.SIGKILL)
