@@ -254,13 +254,9 @@ async def timeline(
 
 
 def _with_series(
-    answer: Timeline,
-    plans: list[read_plan.PlannedRead],
-    contents: series.TimelineData,
-    machine: _MachineData | None,
-    points: int,
-    drawn: dict[str, Any],
-) -> Timeline:
+    answer: Timeline, plans: list[read_plan.PlannedRead], contents: series.TimelineData,
+    machine: _MachineData | None, points: int, drawn: dict[str, Any],
+) -> Timeline:  # fmt: skip
     """Return a timeline with the series of what was read."""
     made = _series(plans, contents, points, drawn)
     stands = {row.lineage: row.stands_until for row in answer.lineages}
@@ -411,12 +407,9 @@ class _MachineData:
 
 
 async def _machine(
-    session: AsyncSession,
-    job: models.JobRecord,
-    attempts: Sequence[AttemptInfo],
-    reach: TimelineWindow,
+    session: AsyncSession, job: models.JobRecord, attempts: Sequence[AttemptInfo], reach: TimelineWindow,
     rank: int | None,
-) -> _MachineData | None:
+) -> _MachineData | None:  # fmt: skip
     if rank is None:
         return None
     stored = MACHINE_RANK + rank
@@ -439,7 +432,7 @@ def _machine_timeline(
                 iteration=one.iteration,
                 at=one.at,
                 metrics=one.metrics,
-            )
+            )  # fmt: skip
             for one, _ in _series(machine.plans, machine.contents, points, drawn)
         ],
     )
