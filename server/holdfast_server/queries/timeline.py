@@ -432,7 +432,7 @@ def _machine_timeline(
                 iteration=one.iteration,
                 at=one.at,
                 metrics=one.metrics,
-            )  # fmt: skip
+            )
             for one, _ in _series(machine.plans, machine.contents, points, drawn)
         ],
     )
