@@ -541,7 +541,7 @@ def test_annotations_that_a_restore_left_behind_are_of_the_abandoned_lineage(job
 
 
 def machine(agent, iteration, **values):
-    at = agent.at + 0.1 * (iteration - agent.iteration)
+    at = agent.at + 0.1 * iteration
     return MachineSample(at=at, lineage=agent.lineage, iteration=iteration, **values)
 
 

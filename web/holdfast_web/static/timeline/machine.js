@@ -49,6 +49,7 @@ class MachineLane extends CurveLane {
     key.className = "lane-key";
     const words = about.values.map(([, word]) => word);
     key.append(...swatch("line", words[0]), ...(about.drawn === 2 ? swatch("second", words[1]) : []), ...(about.persists ? swatch("persist", "persist") : []));
+    if (about.values[0][2] === rate) key.append(" (scale: bytes per second)");
     super(laneElement("lane", about.name, key), view, { metric: about.values[0][0], format: about.values[0][2], zeroBased: true, tall: TALL });
     this.about = about;
     this.tick = about.top ? percent : short;
