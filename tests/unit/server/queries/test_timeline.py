@@ -498,6 +498,7 @@ def test_decisions_of_pacing_are_no_more_than_can_be_drawn(job, client):
 
 def test_time_goes_back_to_the_first_attempt_however_many_there_were(job, client, monkeypatch):
     monkeypatch.setattr(timeline, "MAX_ROWS", 1)
+    monkeypatch.setattr(timeline, "_STARTS", timeline._STARTS.limit(1))
     job.train(2)
     second = job.restarted()
     second.start()
