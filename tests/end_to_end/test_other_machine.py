@@ -121,10 +121,12 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
     tmp_path: Path, shared: dict[str, str], left_alone: dict[int, LedgerStep], server: Client
 ) -> None:
     job = f"ordered-{tmp_path.name}"
-    told = shared | {"HOLDFAST_SERVER": server.server}
-    before = lose_the_first(
-        tmp_path, told, job, lambda: known(server, job) is not None and server.oldest_restorable(job) is not None
-    )
+    told, store = shared | {"HOLDFAST_SERVER": server.server}, open_store(shared["HOLDFAST_STORE"])
+
+    def has_one_to_leave() -> object:
+        return len(store.checkpoints(job)) > 1 and known(server, job) and server.oldest_restorable(job)
+
+    before = lose_the_first(tmp_path, told, job, has_one_to_leave)
     oldest = server.oldest_restorable(job)
     assert oldest is not None
     order = server.restore(job, checkpoint=oldest.id)
@@ -140,8 +142,6 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
     seen = known(server, job)
     assert seen is not None
     assert (seen.status, seen.iteration, seen.attempt) == ("finished", ITERATIONS, 2)
-    (lineage,) = [
-        each for each in open_store(shared["HOLDFAST_STORE"]).records(job, Lineage) if each.order == order.id
-    ]
+    (lineage,) = [each for each in store.records(job, Lineage) if each.order == order.id]
     assert (lineage.parent, lineage.left is not None) == (oldest.id, True)
     assert done.undoable  # the newest that the first machine had made durable

@@ -63,6 +63,8 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Digests of rank 0's state by entry: other ranks send only entries that differ."""
     may_link: bool = True
     """Whether files of earlier checkpoints may be linked."""
+    compress: bool = False
+    """Whether files are encoded."""
     reason: str | None = None
     torn: bool = False
 
@@ -313,6 +315,7 @@ def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] |
         uid=origin.uid,
         state=state or {},
         may_link=origin.may_link,
+        compress=origin.compress,
     )
 
 
@@ -324,6 +327,7 @@ def _for_folder(task: Task, begun: _Begin) -> Task:
         attempt=begun.attempt,
         uid=begun.uid,
         may_link=begun.may_link and task.origin.may_link,
+        compress=begun.compress,
     )
     return msgspec.structs.replace(task, origin=origin)
 

@@ -203,7 +203,7 @@ def test_a_refresh_that_fails_is_shown_until_one_succeeds(open_page: Open, agent
 
 def test_metric_scale_and_table_are_in_the_address(open_page: Open, agent: FakeAgent) -> None:
     page = drawn(open_page, agent)
-    page.get_by_label("Metric").select_option("grad_norm")
+    page.locator("select[data-part=metric]").select_option("grad_norm")
     expect(page.locator('[data-lane="metric"] .lane-name')).to_have_text("Grad norm")
     page.get_by_role("button", name="log").click()
     page.get_by_role("button", name="Table").click()

@@ -211,8 +211,7 @@ class TimelinePanel {
       other.replaceChildren(new Option("none", ""), ...names.map((name) => new Option(name, name, false, name === second)));
     }
     for (const option of other.options) option.disabled = option.value === metric;
-    picker.disabled = names.length < 2;
-    other.parentElement.hidden = names.length < 2;
+    picker.disabled = other.disabled = names.length < 2;
     const title = (name) => name.replaceAll("_", " ");
     this.metricLane.element.querySelector(".lane-name").textContent = names.length ? capitalized(title(metric)) : "No metric reported";
     this.#part("second-key").hidden = !second;
