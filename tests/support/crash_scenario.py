@@ -14,7 +14,7 @@ from tests.support.store_invariants import leftovers, violations
 from tests.support.system_call_tracing import Point, points, traced
 
 ORPHAN_SECONDS = 120.0
-"""Time limit in seconds for a helper process to notice that its trainer has ended."""
+"""Time limit in seconds for processes to notice that their trainer has ended."""
 
 
 @dataclass(slots=True)

@@ -186,7 +186,7 @@ SINGLE_THREAD_BYTES = 1 << 30
 def one_thread_for(size_bytes: int) -> Iterator[None]:
     """Limit torch to one thread for small copies: when other cores are busy, synchronizing its threads at each
     tensor takes longer than the copy."""
-    import torch  # not at module level: a helper process does not import torch
+    import torch  # not at module level: the rescue of a killed trainer does not import torch
 
     threads = torch.get_num_threads()
     if threads == 1 or size_bytes > SINGLE_THREAD_BYTES:

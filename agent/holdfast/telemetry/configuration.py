@@ -75,7 +75,7 @@ def _shown(value: object) -> str:
         return f"{type(value).__name__} {tuple(value.shape)}"
     try:
         found = str(value)
-    except Exception as error:
+    except Exception as error:  # the __str__ of any object of the script
         found = f"unreadable: {type(error).__name__}"
     cut = found[: 4 * MAX_CONFIGURATION_VALUE].encode(errors="replace").decode()
     return mask_text(_ADDRESS.sub("", cut))[:MAX_CONFIGURATION_VALUE]
