@@ -193,7 +193,7 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
         """Begin with loaders that were prepared before `on_fit_start`, and iterate over them anew."""
         loop = trainer.fit_loop
         if self.session is None:
-            self._begin(trainer, loop._load_combined_loader_states)
+            loop._load_combined_loader_states()  # which is `_begin` meanwhile
             loop._data_fetcher.setup(loop._combined_loader)
             iter(loop._data_fetcher)
         setup_data()
