@@ -24,6 +24,7 @@ from holdfast.series.blocks import StreamingPCA
 from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
 from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
 from holdfast.series.tiers import StoredPayload, Tiers
+from holdfast.torch_internals import never_compiled
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "raw": Raw, "half": Half, "zfp": Zfp, "sz3": Sz3, "pca": StreamingPCA, "autoencoder": Autoencoder,
@@ -108,6 +109,7 @@ class _SavedTensor:
     state: _StoredState
     released: deque[_StoredState] = field(repr=False)
 
+    @never_compiled
     def __del__(self) -> None:
         self.released.append(self.state)  # not removed here: the collector may run while the store is locked
 

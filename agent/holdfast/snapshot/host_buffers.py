@@ -13,6 +13,7 @@ import torch
 
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import populate
+from holdfast.torch_internals import never_compiled
 
 logger = logging.getLogger("holdfast")
 
@@ -51,6 +52,7 @@ class PinnableMemory(mmap.mmap):
         with contextlib.suppress(Exception):  # else the next kernel of this thread would report the failure
             torch.ones(1, device="cuda")
 
+    @never_compiled
     def __del__(self) -> None:
         if self.registered_by == os.getpid():
             with contextlib.suppress(Exception):  # at the exit of the interpreter CUDA may be gone

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from holdfast.snapshot.host_buffers import Arena
+from holdfast.snapshot.host_buffers import Arena, PinnableMemory
 
 SIZE_BYTES = 1 << 20
 
@@ -92,3 +92,21 @@ def test_a_forked_process_unregisters_nothing(cuda):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     arena.close()
     assert cuda.calls == ["register", "unregister"]
+
+
+def test_the_end_of_memory_in_the_middle_of_a_compiled_function_is_not_traced(cuda):
+    arena = Arena()
+
+    def forward(x):
+        torch._dynamo.graph_break()
+        arena.close()
+        return x + 1
+
+    compiled = torch.compile(forward, backend="eager")
+    traced = torch._dynamo.convert_frame.input_codes
+    for _ in range(2):
+        arena.reserve(SIZE_BYTES, pinned=True)
+        compiled(torch.ones(2))
+    assert cuda.registered == set()
+    assert Arena.close.__code__ in traced
+    assert PinnableMemory.__del__.__code__ not in traced
