@@ -147,7 +147,8 @@ def test_when_nothing_verifies_training_starts_afresh_on_a_lineage_of_its_own(st
     trainer.crash()
 
 
-def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog):
+def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog, monkeypatch):
+    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
     (tmp_path / "file").write_text("")
     trainer = Trainer(tmp_path / "file" / "store", **linked).run(until=8)
     trainer.session.close()
