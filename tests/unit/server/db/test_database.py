@@ -144,7 +144,7 @@ def test_listeners_hear_after_the_commit_and_only_of_what_was_stored(database):
                 await database.write(failing, job="failed")
             assert not await subscription.wait(0.0)
             await database.write(job("stored"), job="stored")
-            assert await subscription.wait(60)
+            assert await subscription.wait(300)
             return await jobs(database)
 
     assert run(database, scenario) == 1
