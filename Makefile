@@ -10,6 +10,7 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 # Paths of what is marked `fast`, the longest first: each worker imports all modules of the paths that it is given.
 FAST := tests/end_to_end/test_quick_start.py tests/unit
+# A file's tests share servers and databases, so a worker runs all of a file; those of tests/frameworks share nothing.
 PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Another package index for torch alone: PyPI has only a CUDA build of it for Linux x86-64.
 TORCH_INDEX ?=
@@ -48,7 +49,7 @@ test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, re
 
 test-full: setup browser tracer database proxy $(FRAMEWORKS)/.installed $(CHARTS)/.installed  ## the rest of the tests: PostgreSQL, browser, processes, ranks, faults
 	$(BIN)/pytest -m "not fast and not long" $(PARALLEL)
-	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks $(PARALLEL)
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks -n $(WORKERS) --dist worksteal
 	$(CHARTS)/bin/python -m pytest tests/charts
 
 test-long: setup tracer database $(TORCHTITAN)/.installed  ## every crash point, hundreds of power cuts and kills, torchtitan

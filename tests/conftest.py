@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if place == FAST_PATH or (place.startswith("unit/") and not slow):
             item.add_marker("fast")
     # Playwright leaves its event loop running in a process, where no test after it can start one.
-    in_browser = {item.path for item in items if item.get_closest_marker("browser")}
-    items.sort(key=lambda item: item.path in in_browser)
+    # The files with the most tests come first among them, so that all workers have something to do to the end.
+    in_browser = Counter(item.path for item in items if item.get_closest_marker("browser"))
+    items.sort(key=lambda item: (item.path in in_browser, -in_browser[item.path]))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -142,11 +142,12 @@ def _wait_for_update(log: Path, number: int, process: subprocess.Popen[bytes], f
     already = len(list(entries(log))) if log.exists() else 0
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(f"ended with {process.returncode} before update {number}:\n{_tail(folder)}")
+        ended = process.poll()  # looked at first: the last updates may be logged just before the end
         new = list(entries(log))[already:] if log.exists() else []
         if any(entry.get("number", 0) >= number for entry in new):
             return
+        if ended is not None:
+            raise RuntimeError(f"ended with {ended} before update {number}:\n{_tail(folder)}")
         time.sleep(POLL_SECONDS)
     raise RuntimeError(f"no update {number} in {TIMEOUT_SECONDS:.0f} s:\n{_tail(folder)}")
 

@@ -100,7 +100,7 @@ class Preempted(NamedTuple):
     options: tuple[str, ...] = ()
 
 
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = 120.0
 RUN = (*HOLDFAST, "run", "--")
 PREEMPTED = {
     "trainer": Preempted(to_one),
@@ -203,6 +203,8 @@ import holdfast
 from holdfast.system.preemption import PreemptionHandler
 leaving = PreemptionHandler({grace}, clock={clock})
 print("ready", flush=True)
+while not leaving.is_requested: time.sleep(0.01)
+print("received", flush=True)
 while True: time.sleep(0.01)
 """
 
@@ -214,9 +216,10 @@ def ended(grace: float, before: str = "", *, clock: str = "time.monotonic", sign
         assert process.stdout is not None
         process.stdout.readline()
         began = time.monotonic()
-        for _ in range(signals):
+        for number in range(1, signals + 1):
             process.terminate()
-            time.sleep(0.2 if signals > 1 else 0)  # two that are pending at the same time are one
+            if number < signals:  # two that are pending at the same time are one
+                assert process.stdout.readline() == b"received\n"
         return process.wait(PATIENCE_SECONDS), time.monotonic() - began
 
 

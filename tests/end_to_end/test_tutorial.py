@@ -13,15 +13,17 @@ from holdfast.store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tutorial.md"
+PAUSE = "time.sleep(0.02)"
 LOSS = re.compile(r"^iteration (\d+): loss (\S+)$", re.MULTILINE)
 
 
-def script(folder: Path) -> Path:
+def script(folder: Path, pause: str = "time.sleep(0.001)") -> Path:
+    """Shorter than on the page. To be killed in the middle, it needs the pause of the page in each iteration."""
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    folder.mkdir()
+    assert PAUSE in block
+    folder.mkdir(exist_ok=True)
     path = folder / "train.py"
-    # as long as it takes to be killed in the middle, and shorter than on the page
-    path.write_text(block.replace("time.sleep(0.02)", "time.sleep(0.001)").replace("epochs=100", "epochs=10"))
+    path.write_text(block.replace(PAUSE, pause).replace("epochs=100", "epochs=10"))
     return path
 
 
@@ -39,7 +41,7 @@ def test_the_script_of_the_tutorial_resumes_with_the_same_losses(tmp_path: Path)
         text=True,
         check=True,
     ).stdout
-    killed = script(tmp_path / "killed")
+    killed = script(tmp_path / "killed", PAUSE)
     with subprocess.Popen(
         [sys.executable, killed.name], cwd=killed.parent, env=environment(), stdout=subprocess.PIPE, text=True
     ) as trainer:
@@ -52,7 +54,7 @@ def test_the_script_of_the_tutorial_resumes_with_the_same_losses(tmp_path: Path)
                 break
         assert len(before) < len(LOSS.findall(expected)), "it was killed in the middle"
     resumed = subprocess.run(
-        [sys.executable, killed.name],
+        [sys.executable, script(killed.parent).name],
         cwd=killed.parent,
         env=environment(),
         capture_output=True,

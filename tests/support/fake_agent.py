@@ -273,7 +273,7 @@ def over_http(server: str) -> Ask:
 
     def ask(path: str, body: bytes | None = None) -> bytes:
         headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"} if body else {}
-        with urllib.request.urlopen(urllib.request.Request(server + path, body, headers), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(server + path, body, headers), timeout=300) as answer:
             return bytes(answer.read())
 
     return ask

@@ -24,7 +24,8 @@ ROOM_BYTES = 1 << 30
 """With the databases of the tests, and what PostgreSQL writes ahead of them."""
 ON_SQLITE = pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)
 ON_POSTGRES = pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-"""For what is about one kind of database; every other test of the server runs on both."""
+"""For what is about one kind of database, and `ON_SQLITE` for what is refused before a database is asked, and for
+pages and documents of no job's; every other test of the server runs on both."""
 ON_BOTH = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
 """For the exception in a file about what comes before any database."""
 # Nothing here outlives a loss of power, and need not; what a crash of the processes may lose is as it always is.

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 
-ITERATIONS, EXTRA_SECONDS = 20, 0.03
+ITERATIONS, EXTRA_SECONDS = 20, 0.1
 
 
 def train(stage: Any, server: str, store: str) -> dict[str, Any]:

@@ -14,11 +14,12 @@ from typing import Any, Concatenate, ParamSpec
 
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, Connection, Engine
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from holdfast_migrations import NotOurDatabase, Upgraded, upgrade
 from holdfast_server.core.settings import default_database
@@ -89,16 +90,18 @@ class SqliteBackend:
             self._lock_file = None
 
     async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
-        self._queue = asyncio.Queue()
-        self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
-        _configure(self._writer, begin="BEGIN IMMEDIATE")
-        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
-        self._task = asyncio.create_task(self._write_groups(settled), name="holdfast database writer")
         # reuse the connection that was used last: its cache is warm, and the others stay small
         readers = create_async_engine(
             self.url, pool_size=READERS, max_overflow=0, pool_timeout=30, pool_use_lifo=True
         )
         _configure(readers.sync_engine, begin="BEGIN")
+        async with readers.connect():
+            pass  # what SQLAlchemy asks its first connection is asked here, where no reader can be cancelled
+        self._queue = asyncio.Queue()
+        self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
+        _configure(self._writer, begin="BEGIN IMMEDIATE")
+        self._thread = ThreadPoolExecutor(1, "holdfast-writer")
+        self._task = asyncio.create_task(self._write_groups(settled), name="holdfast database writer")
         return readers
 
     async def close(self) -> None:
@@ -242,24 +245,49 @@ def _lock(path: Path) -> int:
 
 
 def _configure(engine: Engine, *, begin: str) -> None:
-    @event.listens_for(engine, "connect")
-    def configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-        # The driver's BEGIN is deferred: two writers that both read first could both fail to upgrade their lock.
-        connection.isolation_level = None
-        cursor = connection.cursor()
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=FULL",
-            f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}",
-            f"wal_autocheckpoint={CHECKPOINT_PAGES}",
-            "foreign_keys=ON",
-            *(["query_only=ON", f"cache_size=-{READERS_CACHE_KIB}"] if begin == "BEGIN" else []),
-        ):
-            cursor.execute(f"PRAGMA {pragma}")
-        cursor.close()
+    @event.listens_for(engine, "do_connect")
+    def connect(
+        dialect: Dialect, _: ConnectionPoolEntry, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> DBAPIConnection:
+        def opened() -> DBAPIConnection:
+            connection = dialect.connect(*arguments, **options)
+            _set_up(connection, reads_only=begin == "BEGIN")
+            return connection
+
+        return await_only(_whole(opened)) if dialect.is_async else opened()
 
     statement = Statement(text(begin))
 
     @event.listens_for(engine, "begin")
     def start(connection: Connection) -> None:
         statement.run(connection)
+
+
+async def _whole(opened: Callable[[], DBAPIConnection]) -> DBAPIConnection:
+    """Open a connection to its end also for a reader that is cancelled.
+
+    Left half opened, its thread could outlive the event loop that the driver answers to.
+    """
+    opening = asyncio.ensure_future(greenlet_spawn(opened))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(Exception):
+            await greenlet_spawn((await opening).close)
+        raise
+
+
+def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:
+    # The driver's BEGIN is deferred: two writers that both read first could both fail to upgrade their lock.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    for pragma in (
+        "journal_mode=WAL",
+        "synchronous=FULL",
+        f"busy_timeout={BUSY_TIMEOUT_MILLISECONDS}",
+        f"wal_autocheckpoint={CHECKPOINT_PAGES}",
+        "foreign_keys=ON",
+        *(["query_only=ON", f"cache_size=-{READERS_CACHE_KIB}"] if reads_only else []),
+    ):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()

@@ -148,7 +148,7 @@ TARGETS = (
 
 
 def throw(address: str, bodies: int) -> None:
-    with httpx2.Client(base_url=address, timeout=30) as client:
+    with httpx2.Client(base_url=address, timeout=300) as client:
         document = client.get("/openapi.json").json()["paths"]
         templates = [path.replace("char-gpt", "{job}").replace("/default/", "/{project}/") for _, path in TARGETS]
         for number in range(bodies):

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -518,10 +517,8 @@ def test_a_record_that_is_none_is_passed_over_or_named(store, caplog):
 
 
 def refusal(store, kind=OSError):
-    started = time.monotonic()
     with pytest.raises(kind) as caught:
         store.acquire_attempt(JOB, "first")
-    assert time.monotonic() - started < 30
     assert caught.value.filename == store.url
     assert "\n" not in caught.value.strerror
     return caught.value.errno, caught.value.strerror

@@ -44,7 +44,7 @@ class OverHttp(httpx2.Client):
     """What `AccountsServer` asks of a client, by a socket."""
 
     def __init__(self, app, portal, url) -> None:
-        super().__init__(base_url=url, timeout=60)
+        super().__init__(base_url=url, timeout=300)
         self.app, self.portal = app, portal
 
 

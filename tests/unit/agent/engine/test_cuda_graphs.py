@@ -76,13 +76,13 @@ def test_a_capture_waits_until_the_copy_under_way_has_ended(capture, tmp_path, m
 
     def held(copies):
         copying.set()
-        assert proceed.wait(60)
+        assert proceed.wait(300)
         real(copies)
 
     monkeypatch.setattr(HostCopies, "run", held)
     with session:
         iterate(model, optimizer, session)
-        assert copying.wait(60)
+        assert copying.wait(300)
         releasing = threading.Timer(0.05, proceed.set)
         releasing.start()
         capture(optimizer.step)

@@ -1,13 +1,13 @@
 """`session.on_restored`, `session.logger_runs` and `session.url`."""
 
 import logging
-import time
 
 import torch
 
 import holdfast
 from holdfast.checkpoint.forking import fork
 from holdfast.store import open_store
+from tests.support.clock import FakeClock, train_by
 from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -106,16 +106,20 @@ def test_an_exception_in_a_callback_is_logged_and_training_and_the_other_callbac
     assert session.iteration == 2
 
 
-def test_the_time_of_a_callback_is_no_time_of_an_iteration(store):
+def test_the_time_of_a_callback_is_no_time_of_an_iteration(store, monkeypatch):
     model, optimizer, session = trained(store, 3)
-    session.on_restored(lambda *_: time.sleep(1))
+    clock = FakeClock()
+    train_by(clock, session, monkeypatch.setattr)
+    session.on_restored(lambda *_: clock.wait(1000.0))
     session.restore(1)
-    iterate(model, optimizer, session)
-    iterate(model, optimizer, session)
+    for _ in range(3):
+        clock.wait(1.0)
+        iterate(model, optimizer, session)
     session._meter.update_controller()
     longest = max(each.seconds for each in session._meter.recent)
     session.close()
-    assert longest < 1
+    assert clock.now > 1_790_001_000, "the callback was called"
+    assert 1.0 <= longest < 1000.0
 
 
 def test_runs_of_loggers_are_those_of_the_checkpoint_after_a_resume_and_a_restore(store):

@@ -672,7 +672,7 @@ def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_f
         for _ in range(4):
             iterate(model, optimizer, session)
             assert checkpointer.wait_settled(300)
-        assert deletes.begun.wait(60)
+        assert deletes.begun.wait(300)
         assert checkpointer.under_way == 0
         assert committed(store, "m") == [1, 2, 3, 4]
     finally:
@@ -688,7 +688,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
         for _ in range(3):
             iterate(model, optimizer, session)
             assert session._checkpoints.wait_settled(300)
-        assert deletes.begun.wait(60)
+        assert deletes.begun.wait(300)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
             iterate(model, optimizer, session)
@@ -710,7 +710,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
         assert session._checkpoints.wait_settled(300)
     session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
-    assert deletes.begun.wait(60)
+    assert deletes.begun.wait(300)
     session._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
@@ -1256,7 +1256,7 @@ def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back
 
     def silent(*_, **__):
         asking.append(threading.current_thread())
-        assert threading.current_thread() is threading.main_thread() or answer.wait(60)
+        assert threading.current_thread() is threading.main_thread() or answer.wait(300)
         raise OSError(errno.ETIMEDOUT, "no answer")
 
     monkeypatch.setattr(trainer.session._checkpoints.store, "acquire_attempt", silent)

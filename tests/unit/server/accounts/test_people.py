@@ -26,6 +26,7 @@ from holdfast_server.core.errors import (
 from holdfast_server.core.principal import Role
 from holdfast_server.records import audit
 from tests.support.accounts_server import BASE_URL, OTHER, OURS, OWN, PASSWORD, AccountsServer, browser_at
+from tests.support.postgres import ON_SQLITE
 
 FORM = {"Accept": "text/html"}
 
@@ -194,6 +195,7 @@ def test_over_https_only_the_cookie_that_no_other_site_can_set_counts(stage: Acc
     assert [status(BASE_URL, COOKIE), status(BASE_URL, HOST_PREFIX + COOKIE)] == [200, 401]
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     "elsewhere",
     ["//evil.example", "https://evil.example", "/\\evil.example", "jobs", "javascript:alert(1)",
@@ -603,6 +605,7 @@ def test_people_are_added_with_a_link_that_is_shown_once(stage: AccountsServer):
     assert stage.sign_in("grace@example.com").status_code == 303
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     "name", ["", "two words", "operator", "<b>", "../etc", "x" * 101, "-dash", "Ünder", "a\nb"]
 )

@@ -19,8 +19,15 @@ from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
+from tests.support.postgres import ON_BOTH
 
 LET_THROUGH = 299
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """Decided before a database is asked."""
+    return str(request.param)
 
 
 def routes_of(router, prefix=""):
@@ -375,6 +382,7 @@ def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(
         assert (reply.status_code, reply.json()["error"]) == (404, "no_such_checkpoint")
 
 
+@ON_BOTH
 def test_only_an_agent_shows_that_it_has_a_version(stage: AccountsServer, cast):
     path = f"/api/v1/jobs/job-of-{OWN}"
     edit = {"json": {"paused": True}, "headers": cast["operator"] | OURS | {"If-Match": '"0"'}}

@@ -30,8 +30,15 @@ from holdfast_server.core.principal import OPERATOR, Principal, Role, Scope
 from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
 from tests.support.accounts_server import BASE_URL, AccountsServer
+from tests.support.postgres import ON_BOTH
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """Nearly all is about what the provider says."""
+    return str(request.param)
 
 
 @dataclass
@@ -153,6 +160,7 @@ def refusal(stage: AccountsServer) -> str:
     return reply.text
 
 
+@ON_BOTH
 def test_the_whole_way(told: AccountsServer):
     page = " ".join(told.client.get("/login?next=/jobs/x").text.split())
     assert "Sign in with Example Ltd." in page
@@ -166,6 +174,7 @@ def test_the_whole_way(told: AccountsServer):
     assert told.sign_in("ada", "").status_code == 401
 
 
+@ON_BOTH
 def test_what_the_groups_are_by_now_counts(told: AccountsServer, provider):
     signed_in(told)
     provider.claims["groups"] = ["admins"]
@@ -231,6 +240,7 @@ def test_a_name_that_somebody_has_here_is_not_given_away(told: AccountsServer):
     assert (reply.status_code, "belongs to an account with a password" in reply.text) == (403, True)
 
 
+@ON_BOTH
 def test_a_person_is_who_they_are_whatever_they_call_themselves(told: AccountsServer, provider):
     signed_in(told)
     provider.claims["preferred_username"] = "root"
@@ -302,6 +312,7 @@ def test_nor_over_https_with_a_cookie_that_a_sibling_domain_can_set(told: Accoun
         assert client.get(back, headers={"Cookie": f"{name}={state}"}).status_code == status
 
 
+@ON_BOTH
 def test_a_sign_in_is_finished_once_and_in_time(told: AccountsServer, clock):
     back = at_the_provider(told)
     cookies = dict(told.client.cookies)

@@ -13,6 +13,7 @@ from holdfast_server.core.errors import InvalidSetting, PermissionDenied, Unknow
 from holdfast_server.core.principal import OPERATOR, Principal, Role
 from holdfast_server.records import audit
 from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
+from tests.support.postgres import ON_SQLITE
 
 JOBS = "/api/v1/jobs"
 
@@ -108,6 +109,7 @@ def test_keys_do_not_repeat_themselves():
     assert all(len(key) == 3 + 10 + 1 + 64 for key in made)
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("role", "scopes", "allowed"),
     [
@@ -149,6 +151,7 @@ def test_a_key_makes_keys_no_stronger_than_itself(projects: AccountsServer):
     assert projects.client.post("/api/v1/tokens", json=asked, headers=reader).status_code == 403
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     "wrong",
     [

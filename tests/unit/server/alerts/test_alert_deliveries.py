@@ -21,6 +21,7 @@ from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.metrics import ServerMetrics
 from holdfast_web import create_app
+from tests.support.postgres import ON_SQLITE
 
 pytestmark = pytest.mark.usefixtures("no_background_jobs")  # the tests themselves send what is due
 
@@ -251,6 +252,7 @@ def test_webhooks_and_mail_are_off_until_the_operator_turns_them_on(empty_databa
     assert (mail.status_code, mail.json()["error"]) == (409, "mail_off")
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("asked", "field"),
     [

@@ -22,6 +22,7 @@ from holdfast_server.alerts import facts as job_facts
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.facts import EndedRestore, JobFacts
 from holdfast_server.alerts.loss_spikes import LossHistory
+from tests.support.postgres import ON_SQLITE
 
 PROJECT = "/api/v1/projects/default"
 JOB = "/api/v1/jobs/char-gpt"
@@ -290,6 +291,7 @@ def test_rules_are_of_a_project_and_can_be_changed_and_put_back(client, clock):
     assert again == rules
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("name", "changes", "field"),
     [
@@ -363,6 +365,7 @@ def test_a_silence_ends_by_itself(alive, client, look):
     assert (only(client, "silent")["state"], only(client, "silent")["silenced_until"]) == ("firing", None)
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     "asked", [{}, {"seconds": 0}, {"seconds": -5}, {"until": 1}, {"seconds": 1, "until": 2e9}, {"seconds": 1e9}]
 )

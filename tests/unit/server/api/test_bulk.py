@@ -10,6 +10,7 @@ import pytest
 from holdfast.protocol.messages import AttemptFinished
 from holdfast_server.control.bulk import MOST_JOBS
 from tests.support.accounts_server import OWN
+from tests.support.postgres import ON_SQLITE
 from tests.unit.server.accounts.test_policy import cast as cast
 
 OUR_PAGE = {"Sec-Fetch-Site": "same-origin"}
@@ -66,6 +67,7 @@ def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
     assert budget_of(jobs, "one") == 0.02
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("budget", ["", "nothing", "-1", "300"])
 def test_a_budget_that_cannot_be_changes_none(jobs, budget):
     assert set_budget(jobs, "one", "two", budget=budget).status_code == 422

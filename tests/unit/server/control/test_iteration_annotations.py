@@ -9,6 +9,7 @@ import pytest
 from holdfast.protocol.jobs import MAX_ANNOTATION
 from holdfast.protocol.messages import LineageStarted, Notice
 from holdfast_server.control import iteration_annotations, report_retention
+from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
 NOTES = f"{JOB}/annotations"
@@ -61,6 +62,7 @@ def test_on_the_time_axis_an_annotation_is_where_its_iteration_ended(job, client
     assert made["at"] == pytest.approx(series["at"][14], abs=0.2)
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("fields", "field"),
     [

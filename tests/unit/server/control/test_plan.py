@@ -10,9 +10,16 @@ from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision
+from tests.support.postgres import ON_BOTH
 
 JOB = "/api/v1/jobs/char-gpt"
 PROFILE = {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.4, "cost_seconds": 0.02}
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request: pytest.FixtureRequest) -> str:
+    """Plans are computed; what they are computed from is read by statements of other tests."""
+    return str(request.param)
 
 
 def pace(agent: Any, *, interval: int | None = 20, budget: float = 0.035, **profile: float) -> IntervalDecision:
@@ -135,6 +142,7 @@ def test_an_unknown_job_is_not_found(client):
     assert (reply.status_code, reply.json()["error"]) == (404, "unknown_job")
 
 
+@ON_BOTH
 def test_an_attempt_that_died_without_a_word_is_a_failure(job, client, clock):
     next_attempt(job, clock, previous_exit="killed by SIGKILL")
     answer = plan(client)
@@ -171,6 +179,7 @@ def test_an_attempt_that_runs_or_never_trained_is_no_failure(job, client, clock)
     assert plan(client)["failures"] == 1  # the one before it, not itself
 
 
+@ON_BOTH
 def test_coming_back_takes_what_it_took(job, client, clock):
     # the last iteration 30 s after the start, the next attempt's first 60.1 s after it
     second = next_attempt(job, clock, previous_exit="killed by SIGKILL")

@@ -8,6 +8,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderStateChange, checkpoint_id
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
+from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -577,6 +578,7 @@ def test_an_order_may_have_a_time_of_its_own(job, client, clock):
     )  # fmt: skip
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 31 * 86400, "soon"])
 def test_what_is_no_time_for_an_order_is_refused(job, client, seconds):
     assert order(client, iteration=10, expires_seconds=seconds).status_code == 422

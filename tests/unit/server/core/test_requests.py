@@ -17,6 +17,12 @@ from holdfast_web import create_app
 JOB = "/api/v1/jobs/char-gpt"
 
 
+@pytest.fixture(params=["sqlite"])
+def database_kind(request):
+    """What is said here is said before any database is asked."""
+    return request.param
+
+
 @pytest.fixture
 def written():
     """Puts what logging was set up to be back afterwards."""

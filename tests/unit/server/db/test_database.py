@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 
 import pytest
 from sqlalchemy import func, select, text
@@ -144,7 +145,7 @@ def test_listeners_hear_after_the_commit_and_only_of_what_was_stored(database):
                 await database.write(failing, job="failed")
             assert not await subscription.wait(0.0)
             await database.write(job("stored"), job="stored")
-            assert await subscription.wait(60)
+            assert await subscription.wait(300)
             return await jobs(database)
 
     assert run(database, scenario) == 1
@@ -282,6 +283,39 @@ def test_closing_waits_for_reads_that_were_given_up(database):
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert run(database, scenario) == set()
+
+
+@ON_SQLITE
+def test_a_reader_that_is_cancelled_while_its_connection_opens_waits_for_it(database, monkeypatch):
+    """The thread of the connection would outlive the event loop."""
+    go, connect = threading.Event(), sqlite3.connect
+
+    async def scenario(database):
+        opening, loop = asyncio.Semaphore(0), asyncio.get_running_loop()
+
+        def slow(*arguments, **options):
+            loop.call_soon_threadsafe(opening.release)
+            assert go.wait(300)
+            return connect(*arguments, **options)
+
+        async with database.read() as first:
+            await first.execute(text("SELECT 1"))
+            monkeypatch.setattr(sqlite3, "connect", slow)
+            readers = [asyncio.create_task(jobs(database)) for _ in range(2)]
+            for _ in readers:
+                await opening.acquire()
+            for reader in readers:
+                reader.cancel()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            waiting = [reader for reader in readers if not reader.done()]
+            go.set()
+            await asyncio.wait(readers)
+            monkeypatch.undo()
+            assert await jobs(database) == 0
+            return len(waiting)
+
+    assert run(database, scenario) == 2
 
 
 def test_only_the_default_place_is_made(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.protocol.messages import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
 from holdfast_server.core import compression
-from tests.support.postgres import ask
+from tests.support.postgres import ON_SQLITE, ask
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -148,6 +148,7 @@ def test_a_body_over_the_limit_is_refused(client):
     assert post(client, bytes(9 * 2**20)).status_code == 413
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
@@ -167,6 +168,7 @@ def test_what_is_not_a_batch_is_refused_in_words(client, fields, word):
     assert client.get("/api/v1/jobs").json()["jobs"] == []
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x93\x01", b"{}", bytes(1000)])
 def test_garbage_is_refused(client, body):
     assert post(client, body).status_code == 422
@@ -448,6 +450,7 @@ def nested(field, encoding):
     return bytes([whole[0] + 1]) + whole[1:] + msgspec.msgpack.encode(field) + deep
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("encoding", ["msgpack", "json"])
 @pytest.mark.parametrize("field", ["unheard_of", "events", "samples"])
 def test_a_body_nested_without_end_is_refused(client, field, encoding):

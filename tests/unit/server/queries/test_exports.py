@@ -13,10 +13,17 @@ from holdfast.protocol.messages import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
 from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.queries import exports, traces
+from tests.support.postgres import ON_BOTH
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
 FAR = 10**11
+
+
+@pytest.fixture(params=["sqlite"])
+def database_kind(request):
+    """The rows of the timeline in other formats."""
+    return request.param
 
 
 @pytest.fixture
@@ -160,6 +167,7 @@ def test_without_pyarrow_parquet_is_refused_and_not_offered(job, client, monkeyp
     assert 'data-export="samples.parquet"' not in client.get("/jobs/char-gpt").text
 
 
+@ON_BOTH
 def test_checkpoints_are_sent_a_part_at_a_time_and_whole(job, client, monkeypatch):
     monkeypatch.setattr(exports, "PART_CHECKPOINTS", 2)
     for iteration in (1, 2, 15, 20):

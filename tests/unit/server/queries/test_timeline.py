@@ -21,6 +21,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.compression import decompress
 from holdfast_server.queries import timeline
+from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -67,6 +68,7 @@ def test_a_window_holds_what_lies_in_it(job, client):
     assert [one["iteration"] for one in timeline["checkpoints"]] == [10]
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("accepted", "sent"),
     [
@@ -403,6 +405,7 @@ def test_what_was_on_its_way_when_the_attempt_died_never_arrives(job, client):
     assert (only["state"], only["reason"]) == ("failed", "the attempt ended before it was durable")
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("query", ["points=1", "points=100000", "points=x", "from=-1", "to=x"])
 def test_a_window_that_is_none_is_refused(job, client, query):
     reply = client.get(f"{JOB}/timeline?{query}")

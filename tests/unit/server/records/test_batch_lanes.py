@@ -15,6 +15,7 @@ from holdfast.protocol.messages import Batch, Gap, Notice, Samples
 from holdfast_server.ingest.admission import AdmissionControl, Overloaded
 from holdfast_server.records import job_position
 from holdfast_server.samples import batches
+from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
 
@@ -93,6 +94,7 @@ def test_a_restore_takes_it_back_all_the_same(agent, client):
     assert (summary["iteration"], summary["lineage"]) == (25, 2)
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("columns", "word"),
     [

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from holdfast.protocol.messages import MAX_PINS, DesiredStateApplied, Inventory, checkpoint_id
+from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
 FIRST, SECOND = checkpoint_id(10, 1), checkpoint_id(20, 1)
@@ -76,6 +77,7 @@ def test_what_an_agent_says_later_changes_neither(job, client):
     assert say(client, FIRST, pinned=False).json()["pinned"] is False
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
