@@ -34,7 +34,7 @@ DEVICE ?= cpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs pictures wheel audit clean
+.PHONY: help setup demo test test-full test-long lint format cuda-check bench-checkpoint bench-pacing bench-ingest bench-capacity bench-dashboard bench-restore bench-codecs bench-protection bench-integrations bench-torchtitan bench-series docs bundle pictures wheel audit clean
 
 help:  ## list what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -112,6 +112,9 @@ bench-series: setup  ## gradients of a wave inversion from compressed states, an
 
 docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+
+bundle: setup  ## remake what pages load after a change of their scripts or styles; needs Node.js and npm
+	$(BIN)/python -m tools.bundle
 
 pictures: setup browser  ## retake the pictures in README and docs
 	$(BIN)/python tools/pictures.py

@@ -113,6 +113,7 @@ def trained(url: str, job: str, iterations: int, *, seed: int) -> FakeAgent:
 def tell_story(url: str) -> None:
     """Simulate a crash, another budget, a restore, and another crash."""
     agent = FakeAgent(over_http(url), job=JOB, started_at=time.time() - 2050 * ITERATION_SECONDS * 1.04)
+    agent.measures_machine = True
     agent.start()
     agent.train(15)
     agent.pace()
@@ -134,11 +135,11 @@ def tell_story(url: str) -> None:
 
 
 def pictures(browser: Browser, url: str) -> dict[str, bytes]:
-    wide = browser.new_page(viewport={"width": 1440, "height": 1080}, color_scheme="light")
+    wide = browser.new_page(viewport={"width": 1440, "height": 1660}, color_scheme="light")
     phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark", device_scale_factor=2)
     blank = browser.new_page()
     found = {
-        "job-page.png": taken(wide, f"{url}/jobs/{JOB}", DRAWN),
+        "job-page.png": taken(wide, f"{url}/jobs/{JOB}?machine=0", DRAWN),
         "fleet-page.png": taken(wide, f"{url}/", ".jobs", tall=640),
         "restore-phone.png": taken(phone, f"{url}/jobs/{JOB}/restore?iteration={RESTORED}", ".restore-facts"),
     }

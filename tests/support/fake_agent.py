@@ -47,6 +47,7 @@ class FakeAgent:
     def __post_init__(self) -> None:
         self.at = self.started_at
         self.random = random.Random(self.seed)
+        self.machine_random = random.Random(self.seed)
         self.last_checkpoint = 0
         self.open: list[tuple[int, messages.Checkpoint]] = []
         self.highest_lineage = self.lineage
@@ -97,14 +98,15 @@ class FakeAgent:
         self.samples.metrics.setdefault("grad_norm", []).append(abs(self.random.gauss(1.2, 0.3)))
 
     def machine(self) -> messages.MachineSample:
+        uniform = self.machine_random.uniform  # the other samples are the same with and without it
         writes = 410e6 if self.open else 2e6
         return messages.MachineSample(
-            at=self.at, lineage=self.lineage, iteration=self.iteration, gpu_share=self.random.uniform(0.8, 0.98),
-            gpu_memory_bytes=61e9, cpu_share=self.random.uniform(0.2, 0.5), process_cpu_cores=3.2,
-            memory_bytes=120e9 + self.random.uniform(0, 5e9), process_memory_bytes=40e9,
-            disk_read_bytes_per_second=self.random.uniform(0, 30e6), disk_write_bytes_per_second=writes,
+            at=self.at, lineage=self.lineage, iteration=self.iteration, gpu_share=uniform(0.8, 0.98),
+            gpu_memory_bytes=61e9, cpu_share=uniform(0.2, 0.5), process_cpu_cores=3.2,
+            memory_bytes=120e9 + uniform(0, 5e9), process_memory_bytes=40e9,
+            disk_read_bytes_per_second=uniform(0, 30e6), disk_write_bytes_per_second=writes,
             disk_busy_share=0.9 if self.open else 0.05, network_received_bytes_per_second=3e6,
-            network_sent_bytes_per_second=self.random.uniform(1e6, 2e6),
+            network_sent_bytes_per_second=uniform(1e6, 2e6),
         )  # fmt: skip
 
     def _stall(self, kind: messages.StallKind, seconds: float) -> None:

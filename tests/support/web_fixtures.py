@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +76,7 @@ def agent(client: TestClient) -> FakeAgent:
 @dataclass
 class Served:
     url: str
+    database: Path
 
     def agent(self, job: str, **fields: object) -> FakeAgent:
         return FakeAgent(over_http(self.url), job=job, **fields)  # type: ignore[arg-type]
@@ -96,7 +98,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     # early connections wait in the queue of the listener
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
     thread.start()
-    yield Served(f"http://127.0.0.1:{port}")
+    yield Served(f"http://127.0.0.1:{port}", database)
     server.should_exit = True
     thread.join()
     listener.close()

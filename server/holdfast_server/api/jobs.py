@@ -146,7 +146,12 @@ async def job_timeline(
         int | None,
         Query(ge=10, le=timeline.MAX_CHECKPOINTS, description="limit of checkpoints; by default, `marks`"),
     ] = None,
-    digits: Annotated[int | None, Query(ge=2, le=17, description="significant digits; by default, all")] = None,
+    digits: Annotated[
+        int | None,
+        Query(
+            ge=2, le=17, description="significant digits of values, with times in milliseconds; by default, all"
+        ),
+    ] = None,
     machine: Annotated[
         int | None, Query(ge=0, lt=MACHINE_RANK, description="rank whose machine is included; by default, none")
     ] = None,

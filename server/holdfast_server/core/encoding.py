@@ -19,6 +19,21 @@ def answer_from(row: object, kind: type[T], **others: object) -> T:
     )
 
 
+def rounded(row: T, digits: int) -> T:
+    """Round the times of a row to milliseconds and its other values to so many significant digits.
+
+    Further digits of a measurement are noise, which cannot be compressed.
+    """
+    changes: dict[str, Any] = {}
+    for name in row.__struct_fields__:
+        value = getattr(row, name)
+        if isinstance(value, float):
+            changes[name] = round(value, 3) if name.endswith("at") else float(f"{value:.{digits}g}")
+        elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
+            changes[name] = [rounded(one, digits) for one in value]
+    return msgspec.structs.replace(row, **changes)
+
+
 def to_json(answer: object) -> bytes:
     return msgspec.json.encode(finite(msgspec.to_builtins(answer)))
 

@@ -24,7 +24,7 @@ from holdfast.protocol.timeline import (
     Timeline,
 )
 from holdfast_server import models
-from holdfast_server.core.encoding import answer_from
+from holdfast_server.core.encoding import answer_from, rounded
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
@@ -46,6 +46,8 @@ MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
 MAX_ROWS = 200
 MAX_ORDERS = 20
 """Restore orders that the detail of a checkpoint shows."""
+_ROUNDED_ROWS = ("lineages", "checkpoints", "stalls", "attempts", "paced")
+"""Rows of a timeline of which there may be hundreds."""
 
 _attempts = models.AttemptRecord
 _STARTS = (
@@ -189,7 +191,7 @@ class TimelineQuery:
     checkpoints: int | None = None
     """Most checkpoints that are all returned one by one, where that is not `marks`."""
     digits: int | None = None
-    """Significant digits of the values; `None`: all."""
+    """Significant digits of the values, whose times then are in milliseconds; `None`: all."""
     machine_rank: int | None = None
     """Rank whose machine is included; `None` for none."""
 
@@ -236,11 +238,18 @@ async def timeline(
             annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
             troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
         )
+    if asked.digits is not None:
+        answer = await asyncio.to_thread(_rounded, answer, asked.digits)
     drawn, bucketed = await read.draw(asked)
     answer = msgspec.structs.replace(answer, series=drawn, bucketed=bucketed)
     if rank is None or machine is None:
         return answer
     return msgspec.structs.replace(answer, machine=await _draw_machine(machine, asked, rank, ranks))
+
+
+def _rounded(answer: Timeline, digits: int) -> Timeline:
+    rows = {name: [rounded(row, digits) for row in getattr(answer, name)] for name in _ROUNDED_ROWS}
+    return msgspec.structs.replace(answer, **rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

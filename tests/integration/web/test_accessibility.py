@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ from playwright.sync_api import Page, expect
 from holdfast.client import Client
 from holdfast.protocol.messages import (
     AttemptFinished,
+    AttemptStarted,
     Checkpoint,
     RankCheckpointTimes,
     TensorNorms,
@@ -83,6 +86,13 @@ def busy(served: Served) -> Served:
     long_name.start()
     long_name.train(30)
     long_name.send()
+    labeled = served.agent("labeled", started_at=time.time() - 900)
+    labeled.start()
+    started = labeled.events[0]
+    assert isinstance(started, AttemptStarted)
+    started.owner, started.labels = "ada", {"team": "vision-and-language", "data": "imagenet-22k-crops"}
+    labeled.train(30)
+    labeled.send()
     return served
 
 
@@ -157,6 +167,20 @@ def test_in_a_row_of_the_fleet_the_focus_is_seen_at_what_has_it(open_page: Open,
         control.focus()
         looks.append(row.screenshot())
     assert looks[0] != looks[1]
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_jobs_that_are_silent_for_minutes_have_no_violation(open_page: Open, busy: Served, width: int) -> None:
+    with contextlib.closing(sqlite3.connect(busy.database)) as database, database:
+        database.execute("UPDATE jobs SET last_contact_at = last_contact_at - 600")
+    page = open_page("/", width=width)
+    for job in ("accessible", "labeled"):
+        row = page.locator(f"#job-{job}")
+        expect(row.locator(".status")).to_have_text("silent")
+        expect(row.locator(".alert-link")).to_be_visible(timeout=30_000)
+    expect(page.locator("#job-labeled .alert-link")).to_have_text("Agent silent", timeout=30_000)
+    page.get_by_label("Select ended").check()
+    sound(page, "jobs that are ticked")
 
 
 @pytest.mark.long

@@ -175,7 +175,7 @@ def restartable(tmp_path: Path) -> Iterator[Restartable]:
 def test_pages_shows_that_the_server_is_gone_and_come_back_with_it(
     chromium: Browser, restartable: Restartable
 ) -> None:
-    served = Served(f"http://127.0.0.1:{restartable.port}")
+    served = Served(f"http://127.0.0.1:{restartable.port}", Path(restartable.settings.database))
     agent = reported(served, "outlives", 90)
     context = chromium.new_context()
     job, fleet = context.new_page(), context.new_page()

@@ -1,7 +1,7 @@
 """Static files under URLs with a version, which browsers cache forever.
 
 The version is a hash of all files and a folder of the URL. Scripts import each other by relative paths, so a page
-loads files of one version only.
+loads files of one version only. Pages name those in `built`, which `make bundle` makes from the others.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
+from holdfast_server.api.responses import Encoding, encoding_for
+from holdfast_server.core.compression import compress
+
 STATIC = Path(str(files("holdfast_web") / "static"))
 _FOREVER = "public, max-age=31536000, immutable"
 _CONTENT_TYPES = {
@@ -31,7 +34,9 @@ _CONTENTS = {
     if path.suffix in _CONTENT_TYPES
 }
 VERSION = hashlib.sha256(repr(_CONTENTS).encode()).hexdigest()[:12]
-_IMPORT = re.compile(r'^import .* from "(\.[^"]+)";$', re.MULTILINE)
+_IMPORT = re.compile(r'\b(?:from|import)"(\.[^"]+)"')
+"""In the output of `make bundle`, without what is imported when it is needed."""
+_ZSTD_LEVEL = 19
 
 
 def static_url(path: str) -> str:
@@ -49,8 +54,13 @@ def imports_of(script: str) -> list[str]:
 
 
 @cache
-def _compressed(path: str) -> bytes:
-    return gzip.compress(_CONTENTS[path], 9, mtime=0)
+def _encoded(path: str, encoding: Encoding | None) -> bytes:
+    match encoding:
+        case "zstd":
+            return compress(_CONTENTS[path], _ZSTD_LEVEL)
+        case "gzip":
+            return gzip.compress(_CONTENTS[path], 9, mtime=0)
+    return _CONTENTS[path]
 
 
 class VersionedStaticFiles(StaticFiles):
@@ -65,9 +75,10 @@ class VersionedStaticFiles(StaticFiles):
             return response
         content_type = _CONTENT_TYPES[Path(rest).suffix]
         headers = {"Cache-Control": _FOREVER, "Content-Type": content_type, "Vary": "Accept-Encoding"}
-        if "gzip" in Headers(scope=scope).get("Accept-Encoding", ""):
-            return Response(_compressed(rest), headers=headers | {"Content-Encoding": "gzip"})
-        return Response(_CONTENTS[rest], headers=headers)
+        encoding = encoding_for(Headers(scope=scope).get("Accept-Encoding", ""))
+        if encoding is not None:
+            headers["Content-Encoding"] = encoding
+        return Response(_encoded(rest, encoding), headers=headers)
 
 
 static_app = VersionedStaticFiles(directory=STATIC)

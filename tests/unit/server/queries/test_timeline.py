@@ -292,6 +292,27 @@ def test_only_the_metrics_asked_for_come_and_all_names_are_told(job, client):
     assert timeline["series"][0]["metrics"] == {"loss": {name: [0.3333] * 3 for name in ("mean", "min", "max")}}
 
 
+def test_digits_round_values_and_times_that_are_shown_one_by_one(job, client):
+    job.at = at = 1_790_000_000.123456
+    job.train(4)
+    job.checkpoint(snapshot_seconds=1 / 3, persist_started_at=at + 1 / 3)
+    job.say(
+        Stall(at=at, iteration=2, lineage=1, kind="data_fetch", seconds=2 / 3),
+        IntervalDecision(at=at, iteration=4, lineage=1, interval=4, policy="budget", budget=0.01,
+                         predicted_overhead=None, measured_overhead=1 / 30),
+    )  # fmt: skip
+
+    def shown(query):
+        timeline = client.get(f"{JOB}/timeline{query}").json()
+        (checkpoint,), (stall,), (paced,) = timeline["checkpoints"], timeline["stalls"], timeline["paced"]
+        times = checkpoint["at"], checkpoint["persist_started_at"], stall["at"], paced["at"]
+        return times, (checkpoint["snapshot_seconds"], stall["seconds"], paced["measured_overhead"])
+
+    assert shown("") == ((at, at + 1 / 3, at, at), (1 / 3, 2 / 3, 1 / 30))
+    times = 1_790_000_000.123, 1_790_000_000.457, 1_790_000_000.123, 1_790_000_000.123
+    assert shown("?digits=3") == (times, (0.333, 0.667, 0.0333))
+
+
 def test_a_window_of_time_holds_the_iterations_and_checkpoints_that_ended_in_it(job, client):
     for _ in range(4):
         job.train(5)

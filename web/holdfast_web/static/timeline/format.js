@@ -52,12 +52,15 @@ export function clock(at) {
   return Number.isNaN(date.getTime()) ? NONE : date.toISOString().slice(11, 19);
 }
 
-const days = [undefined, "numeric"].map((year) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" }));
+/** Date formats without and with the year, created when needed because that takes milliseconds. */
+const days = [];
 
 /** Format a day, without the current year. */
 export function day(at) {
   const date = shown(at);
-  return days[Number(date.getUTCFullYear() !== new Date().getFullYear())].format(date);
+  const year = date.getUTCFullYear() === new Date().getFullYear() ? undefined : "numeric";
+  const format = (days[Number(year !== undefined)] ??= new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year, timeZone: "UTC" }));
+  return format.format(date);
 }
 
 export const capitalized = (text) => text.charAt(0).toUpperCase() + text.slice(1);
