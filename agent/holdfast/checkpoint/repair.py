@@ -86,16 +86,29 @@ def read_repairing(
             file = _repairable(damage, left)
             if file is None:
                 raise
-            if (known := repaired.get(file.name)) is not None:
-                raise DamagedCheckpoint(
-                    file.name, f"{damage.reason}; {known.refusal or known.description}"
-                ) from None
-            try:
-                repaired[file.name] = repair_in_memory(store, job, checkpoint, file, pace=options.get("pace"))
-            except DamagedCheckpoint as refused:
-                raise DamagedCheckpoint(file.name, f"{damage.reason}; {refused.reason}") from None
+            known = repaired.get(file.name)
+            repaired[file.name] = _repair(store, job, checkpoint, file, damage, known, pace=options.get("pace"))
         else:
             return [f"{name}: {each.description}" for name, each in repaired.items()]
+
+
+def _repair(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    file: fmt.File,
+    damage: DamagedCheckpoint,
+    known: RepairedFile | None,
+    *,
+    pace: Pace | None,
+) -> RepairedFile:
+    """Repair a file after the first damage found in it; any in the repaired file, `known`, is final."""
+    if known is not None:
+        raise DamagedCheckpoint(file.name, f"{damage.reason}; {known.refusal or known.description}") from None
+    try:
+        return repair_in_memory(store, job, checkpoint, file, pace=pace)
+    except DamagedCheckpoint as refused:
+        raise DamagedCheckpoint(file.name, f"{damage.reason}; {refused.reason}") from None
 
 
 def _repairable(damage: DamagedCheckpoint, ranges: Sequence[FileRange]) -> fmt.File | None:

@@ -203,7 +203,7 @@ class Checkpointer:
             self.persister.prepare()
 
     def _estimate_space(self, captured: CapturedState) -> None:
-        if self._ranks.leads and self.attempt:
+        if self._ranks.leads and self.attempt and not captured.precedes_updates:
             self._events.estimate_space(self.job, captured, self._ranks.world_size, self.retention_queue.rules)
 
     def take(

@@ -307,7 +307,7 @@ class Training:
 
     def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
-        return self.registry.capture(
+        captured = self.registry.capture(
             {
                 "iteration": self._position.iteration,
                 "lineage": self._position.lineage,
@@ -319,6 +319,9 @@ class Training:
             },
             gradients=gradients,
         )
+        has_updated = self.updates or self.replays_updates or captured.optimizer_state
+        captured.precedes_updates = self.registry.sees_updates and not has_updated
+        return captured
 
     @property
     def regions(self) -> Regions | None:

@@ -56,8 +56,7 @@ class CapturedState:
     states: Mapping[str, Any] = field(default_factory=dict)
     """The `state_dict()` of each object that is encoded in full every time, by keyword."""
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Tensors that this rank stores, by name. Tensors that share memory (tied weights) occur once, under the name
-    that is met first."""
+    """Tensors that this rank stores, by name; those that share memory (tied weights) once, by their first name."""
     deferred: set[str] = field(default_factory=set)
     """Names of tensors that only an optimizer step changes. The others must be copied at the boundary."""
     optimizer_state: set[str] = field(default_factory=set)
@@ -77,6 +76,7 @@ class CapturedState:
     """Names of tensors that every rank stores for itself under the same name."""
     must_match: dict[str, str] = field(default_factory=dict)
     """Values that must be equal on all ranks that report the same key."""
+    precedes_updates: bool = False  # no optimizer made an update yet; most create their state in the first one
 
 
 class Registry:

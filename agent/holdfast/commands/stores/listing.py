@@ -29,12 +29,16 @@ class ListedCheckpoint(msgspec.Struct, kw_only=True):
     lineage: int | None = None
     kind: str | None = None
     payload_bytes: int | None = None
+    stored_bytes: int | None = None
+    """The payload and its parity."""
     created_at: float | None = None
     reason: str | None = None
 
 
 def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
     """List the committed checkpoints of a store by job, oldest first.
+
+    SIZE includes parity. A file that several checkpoints share counts for each of them.
 
     Examples: holdfast store ls checkpoints  ·  holdfast store ls checkpoints --job char-gpt --json
     """
@@ -57,6 +61,7 @@ def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
     row.iteration, row.lineage, row.kind = manifest.iteration, manifest.lineage, manifest.kind
     row.created_at = manifest.created_at
     row.payload_bytes = sum(file.size_bytes for file in manifest.files)
+    row.stored_bytes = sum(file.stored_bytes for file in manifest.files)
     return row
 
 
@@ -77,7 +82,7 @@ def print_found(found: list[ListedCheckpoint], path: str, *, json: bool) -> None
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:
-    taken = "-" if row.payload_bytes is None else format_bytes(row.payload_bytes)
+    taken = "-" if row.stored_bytes is None else format_bytes(row.stored_bytes)
     state = f"{row.state}: {row.reason}" if row.reason else row.state
     return row.job, row.checkpoint, str(row.iteration or "-"), row.kind or "-", taken, state
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import checkpoint_id
 from holdfast.store.local import LocalStore
@@ -57,6 +58,14 @@ def test_one_job_can_be_picked_and_the_list_scripted(holdfast: Holdfast, store: 
 def test_small_checkpoints_have_sizes_as_well(holdfast: Holdfast, store: Path) -> None:
     assert payload(store, "gpt", 10).stat().st_size == 4096 + 4
     assert "  4.1 kB  " in holdfast("store", "ls", store, "--job", "gpt").stdout
+
+
+def test_the_listed_size_includes_parity(holdfast: Holdfast, tmp_path: Path) -> None:
+    made = handmade_checkpoints.commit(tmp_path, {"w": torch.zeros(64 << 10)}, parity=ParityCode(2, 1))
+    (row,) = json.loads(holdfast("store", "ls", tmp_path, "--json").stdout)
+    files = [made.path().stat().st_size, made.path(made.manifest.files[0].parity.name).stat().st_size]
+    assert [row["payload_bytes"], row["stored_bytes"]] == [files[0], sum(files)]
+    assert f"  {format_bytes(sum(files))}  " in holdfast("store", "ls", tmp_path).stdout
 
 
 @pytest.mark.parametrize(

@@ -160,3 +160,23 @@ def test_a_session_reports_it_once_with_the_size_that_its_checkpoints_have(
     (file,) = manifest.files
     assert file.size_bytes - file.header_bytes == estimate
     assert file.stored_bytes - file.size_bytes == pytest.approx(estimate / 2, rel=0.05) or parity == "off"
+
+
+@pytest.mark.parametrize(("kind", "size"), [("AdamW", "1.1 MB"), ("SGD", "376 kB")])
+def test_a_session_reports_it_after_the_first_update_when_optimizers_have_their_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, size: str
+) -> None:
+    caplog.set_level("INFO", "holdfast")
+    model = torch.nn.Linear(300, 300)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3)
+    with holdfast.Session("job", store=tmp_path, every=1, model=model, optimizer=optimizer) as session:
+        for updates in (0, 1):
+            model(torch.ones(2, 300)).sum().backward()
+            if updates:
+                optimizer.step()
+                optimizer.zero_grad()
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+        eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
+    (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
+    assert f"takes about {size};" in line
