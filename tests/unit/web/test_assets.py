@@ -54,9 +54,7 @@ def test_a_script_is_sent_compressed_and_as_it_is(client: TestClient, encoding: 
 
 
 def test_pages_load_what_was_made_from_the_sources_of_now() -> None:
-    assert MADE_FROM.read_text().strip() == sources_digest(), (
-        "a script or style has changed: run `make bundle`"
-    )
+    assert MADE_FROM.read_text().strip() == sources_digest(), "a script or style has changed: run `make bundle`"
 
 
 def test_a_page_names_all_that_its_scripts_import(client: TestClient, agent: FakeAgent) -> None:
