@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -34,9 +34,6 @@ from holdfast.protocol.messages import (
     is_checkpoint_id,
     parse_checkpoint_id,
 )
-
-if TYPE_CHECKING:
-    from holdfast.store.base import Store
 
 logger = logging.getLogger("holdfast")
 
@@ -281,7 +278,7 @@ def require_number(number: int, most: int, what: str, job: str, url: str) -> Non
         )
 
 
-def newest_attempt(store: Store, job: str) -> Attempt | None:
+def newest_attempt(store: RecordStore, job: str) -> Attempt | None:
     """Return the newest attempt of a job, or None. OSError when its record cannot be read."""
     if not (number := store.latest_attempt(job)):
         return None
@@ -290,12 +287,12 @@ def newest_attempt(store: Store, job: str) -> Attempt | None:
     return found[-1]
 
 
-def newest_pins(store: Store, job: str) -> Pins | None:
+def newest_pins(store: RecordStore, job: str) -> Pins | None:
     """Return the last recorded pins, or None. OSError when they cannot be read, which does not mean none."""
     return next(iter(store.records(job, Pins)), None)
 
 
-def held_checkpoints(store: Store, job: str) -> set[str]:
+def held_checkpoints(store: RecordStore, job: str) -> set[str]:
     """Return the checkpoints that are being copied. OSError when the store cannot be read."""
     now = time.time()
     return {hold.checkpoint for hold in store.records(job, Hold) if now - hold.at < HOLD_SECONDS}
@@ -328,7 +325,7 @@ def protected_checkpoints(lineages: Iterable[Lineage], current: int, asked_for: 
     return {each for each in kept if each is not None} | set(list(asked_for)[-ASKED_FOR:])
 
 
-def record_ending(store: Store, job: str, attempt: int, reason: str, iterations: int) -> None:
+def record_ending(store: RecordStore, job: str, attempt: int, reason: str, iterations: int) -> None:
     """Say in the store how `attempt` ends, having trained so many iterations."""
     try:
         store.append(job, Ending(attempt=attempt, reason=reason, iterations=iterations, at=time.time()))
@@ -336,7 +333,7 @@ def record_ending(store: Store, job: str, attempt: int, reason: str, iterations:
         logger.debug("%s: how attempt %d ended is not noted: %s", job, attempt, error)
 
 
-def failures_between(store: Store, job: str, first: int, present: int, last_exit: str | None = None) -> int:
+def failures_between(store: RecordStore, job: str, first: int, present: int, last_exit: str | None = None) -> int:
     """How many attempts from `first` up to the one before `present` failed while they trained.
 
     One that was stopped by a person or a scheduler did not, nor one that ended before it had trained. `first` has

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
-from holdfast_server.alerts import deliveries, facts, incidents, loss_spikes, rules
+from holdfast_server.alerts import deliveries, facts, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.db import Database, lock_job
@@ -54,7 +54,7 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             asked = [
                 job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
             ]
-            losses = await loss_spikes.read_losses(session, asked)
+            losses = await facts.read_losses(session, asked)
         open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
         for (name, rule), row in rows.items():
             open_alerts.setdefault(name, {})[rule] = row

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
-from holdfast_server.alerts.loss_spikes import LossHistory
+from holdfast_server.alerts.loss_spikes import NEWEST_SECONDS, Floats, LossHistory
 from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
@@ -23,11 +27,19 @@ from holdfast_server.records.job_status import (
     seconds_of_last,
     status_of,
 )
+from holdfast_server.samples import sample_codec
+from holdfast_server.samples.limits import LOSS
 
 CURRENT_SECONDS = 7 * 86400.0
 """A job without reports for longer than this is evaluated only while it has an open alert."""
 MAX_DAMAGED = 100
 """Damaged checkpoints that are listed per job."""
+MOST_NEWEST = 5000
+"""Most of the newest iterations whose losses are checked for spikes."""
+SPAN = 2000
+"""Iterations that are read before them."""
+JOBS_AT_ONCE = 50
+"""Jobs whose losses are read in one query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,3 +210,63 @@ async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: flo
         )
         for row, at in await session.execute(query)
     }
+
+
+async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
+    """Read the newest losses of the jobs that train and report one."""
+    reads = {job.job: _from(job) for job in jobs if job.status == "running" and job.loss is not None}
+    if not reads:
+        return {}
+    replayed = await _replayed_until(session, list(reads))
+    lineages = {job.job: job.lineage for job in jobs}
+    rows = models.ChunkRecord
+    chunks: dict[str, list[tuple[int, bytes]]] = {}
+    names = list(reads)
+    for start in range(0, len(names), JOBS_AT_ONCE):
+        wanted = or_(
+            *(
+                and_(rows.job == name, rows.lineage == lineages[name], rows.last_iteration >= reads[name])
+                for name in names[start : start + JOBS_AT_ONCE]
+            )
+        )
+        query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
+        for name, attempt, columns in await session.execute(query):
+            chunks.setdefault(name, []).append((attempt, columns))
+    made = await asyncio.to_thread(lambda: {name: _joined(found) for name, found in chunks.items()})
+    return {
+        name: LossHistory(*columns, replayed_until=replayed.get(name, 0))
+        for name, columns in made.items()
+        if columns is not None
+    }
+
+
+def _from(job: JobFacts) -> int:
+    """Return the first iteration to read: enough for the window of any rule, also if not each one has a loss."""
+    newest = min(MOST_NEWEST, math.ceil((job.iterations_per_second or 1.0) * NEWEST_SECONDS))
+    return job.iteration - SPAN - newest
+
+
+def _joined(chunks: list[tuple[int, bytes]]) -> tuple[NDArray[np.int64], Floats, Floats] | None:
+    """Return iterations, losses and times, ascending; of an iteration that was repeated, the newest."""
+    newest = max(attempt for attempt, _ in chunks)
+    tables = [sample_codec.unpack(columns) for attempt, columns in chunks if attempt == newest]
+    parts = [(table.iteration, loss, table.at) for table in tables if (loss := table.metric(LOSS)) is not None]
+    if not parts:
+        return None
+    iterations, losses, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(iterations, kind="stable")
+    return iterations[order], losses[order], at[order]
+
+
+async def _replayed_until(session: AsyncSession, names: list[str]) -> dict[str, int]:
+    """Return by job the last iteration of its other lineages and earlier attempts."""
+    jobs, lineages, attempts = models.JobRecord, models.LineageRecord, models.AttemptRecord
+    found: dict[str, int] = {}
+    for rows, other in (
+        (lineages, lineages.lineage != jobs.lineage),
+        (attempts, attempts.uid != jobs.uid),
+    ):
+        query = select(rows.job, func.max(rows.last_iteration)).join(jobs, jobs.name == rows.job)
+        for name, last in await session.execute(query.where(rows.job.in_(names), other).group_by(rows.job)):
+            found[name] = max(found.get(name, 0), last)
+    return found

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
-from sqlalchemy import and_, func, or_, select
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from holdfast_server import models
-from holdfast_server.samples import sample_codec
-from holdfast_server.samples.limits import LOSS
-
-if TYPE_CHECKING:
-    from holdfast_server.alerts.facts import JobFacts
 
 Floats = NDArray[np.float64]
 
@@ -32,11 +19,6 @@ LEAST_SPREAD = 0.01
 
 NEWEST_SECONDS = 30.0
 """Age up to which a spike is new: more than the time between two evaluations of the rules."""
-MOST_NEWEST = 5000
-"""Most iterations of that time that are checked."""
-SPAN = 2000
-"""Iterations that are read before them."""
-JOBS_AT_ONCE = 50
 RECORD = 2.0
 """How many times as far above the median as the losses before it a spike is."""
 NEWEST_LOSSES = 10
@@ -114,63 +96,3 @@ class LossHistory:
         after = max(before, self.replayed_until, window)
         spikes = find_spikes(self.iterations, self.losses, limit=limit, window=window, after=after - window)
         return next((spike for spike in reversed(spikes) if spike.iteration > after), None)
-
-
-async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
-    """Read the newest losses of the jobs that train and report one."""
-    reads = {job.job: _from(job) for job in jobs if job.status == "running" and job.loss is not None}
-    if not reads:
-        return {}
-    replayed = await _replayed_until(session, list(reads))
-    lineages = {job.job: job.lineage for job in jobs}
-    rows = models.ChunkRecord
-    chunks: dict[str, list[tuple[int, bytes]]] = {}
-    names = list(reads)
-    for start in range(0, len(names), JOBS_AT_ONCE):
-        wanted = or_(
-            *(
-                and_(rows.job == name, rows.lineage == lineages[name], rows.last_iteration >= reads[name])
-                for name in names[start : start + JOBS_AT_ONCE]
-            )
-        )
-        query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
-        for name, attempt, columns in await session.execute(query):
-            chunks.setdefault(name, []).append((attempt, columns))
-    made = await asyncio.to_thread(lambda: {name: _joined(found) for name, found in chunks.items()})
-    return {
-        name: LossHistory(*columns, replayed_until=replayed.get(name, 0))
-        for name, columns in made.items()
-        if columns is not None
-    }
-
-
-def _from(job: JobFacts) -> int:
-    """Return the first iteration to read: enough for the window of any rule, also if not each one has a loss."""
-    newest = min(MOST_NEWEST, math.ceil((job.iterations_per_second or 1.0) * NEWEST_SECONDS))
-    return job.iteration - SPAN - newest
-
-
-def _joined(chunks: list[tuple[int, bytes]]) -> tuple[NDArray[np.int64], Floats, Floats] | None:
-    """Return iterations, losses and times, ascending; of an iteration that was repeated, the newest."""
-    newest = max(attempt for attempt, _ in chunks)
-    tables = [sample_codec.unpack(columns) for attempt, columns in chunks if attempt == newest]
-    parts = [(table.iteration, loss, table.at) for table in tables if (loss := table.metric(LOSS)) is not None]
-    if not parts:
-        return None
-    iterations, losses, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    order = np.argsort(iterations, kind="stable")
-    return iterations[order], losses[order], at[order]
-
-
-async def _replayed_until(session: AsyncSession, names: list[str]) -> dict[str, int]:
-    """Return by job the last iteration of its other lineages and earlier attempts."""
-    jobs, lineages, attempts = models.JobRecord, models.LineageRecord, models.AttemptRecord
-    found: dict[str, int] = {}
-    for rows, other in (
-        (lineages, lineages.lineage != jobs.lineage),
-        (attempts, attempts.uid != jobs.uid),
-    ):
-        query = select(rows.job, func.max(rows.last_iteration)).join(jobs, jobs.name == rows.job)
-        for name, last in await session.execute(query.where(rows.job.in_(names), other).group_by(rows.job)):
-            found[name] = max(found.get(name, 0), last)
-    return found
