@@ -113,7 +113,7 @@ bench-series: setup  ## gradients of a wave inversion from compressed states, an
 docs: $(VENV)/.docs  ## build the guide into docs/_build/html; fails at a broken link
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
 
-bundle: setup  ## remake what pages load after a change of their scripts or styles; needs Node.js and npm
+bundle: setup  ## rebuild static/built from the scripts and styles of pages; needs Node.js and npm
 	$(BIN)/python -m tools.bundle
 
 pictures: setup browser  ## retake the pictures in README and docs

@@ -61,11 +61,11 @@ class EncodedBody:
     @classmethod
     async def of(cls, content: object, encoding: Encoding | None) -> EncodedBody:
         """Encode as JSON in a thread: a timeline has several hundred thousand characters."""
-        return cls(await asyncio.to_thread(lambda: _compressed(to_json(content), encoding)), encoding)
+        return cls(await asyncio.to_thread(lambda: compressed(to_json(content), encoding)), encoding)
 
     @classmethod
     async def of_page(cls, html: str, encoding: Encoding | None) -> EncodedBody:
-        return cls(await asyncio.to_thread(_compressed, html.encode(), encoding), encoding, "text/html")
+        return cls(await asyncio.to_thread(compressed, html.encode(), encoding), encoding, "text/html")
 
     def response(self, headers: Mapping[str, str] | None = None) -> Response:
         all_headers = dict(headers or {})
@@ -75,12 +75,14 @@ class EncodedBody:
         return Response(self.content, media_type=self.media_type, headers=all_headers)
 
 
-def _compressed(plain: bytes, encoding: Encoding | None) -> bytes:
+def compressed(
+    plain: bytes, encoding: Encoding | None, *, zstd_level: int = ZSTD_LEVEL, gzip_level: int = COMPRESSION_LEVEL
+) -> bytes:
     match encoding:
         case "zstd":
-            return compress(plain, ZSTD_LEVEL)
+            return compress(plain, zstd_level)
         case "gzip":
-            return gzip.compress(plain, COMPRESSION_LEVEL, mtime=0)
+            return gzip.compress(plain, gzip_level, mtime=0)
     return plain
 
 

@@ -1,12 +1,12 @@
 """Static files under URLs with a version, which browsers cache forever.
 
-The version is a hash of all files and a folder of the URL. Scripts import each other by relative paths, so a page
-loads files of one version only. Pages name those in `built`, which `make bundle` makes from the others.
+The version is a hash of all files and a folder of the URL. Pages load the scripts and styles in `built`, which
+`make bundle` makes from the others.
 """
 
 from __future__ import annotations
 
-import gzip
+import asyncio
 import hashlib
 import re
 from functools import cache
@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from holdfast_server.api.responses import Encoding, encoding_for
-from holdfast_server.core.compression import compress
+from holdfast_server.api.responses import Encoding, compressed, encoding_for
 
 STATIC = Path(str(files("holdfast_web") / "static"))
 _FOREVER = "public, max-age=31536000, immutable"
@@ -34,9 +33,6 @@ _CONTENTS = {
     if path.suffix in _CONTENT_TYPES
 }
 VERSION = hashlib.sha256(repr(_CONTENTS).encode()).hexdigest()[:12]
-_IMPORT = re.compile(r'\b(?:from|import)"(\.[^"]+)"')
-"""In the output of `make bundle`, without what is imported when it is needed."""
-_ZSTD_LEVEL = 19
 
 
 def static_url(path: str) -> str:
@@ -44,23 +40,8 @@ def static_url(path: str) -> str:
 
 
 @cache
-def imports_of(script: str) -> list[str]:
-    """Return the direct and indirect imports of a script, for `modulepreload`."""
-    found: list[str] = []
-    for path in [(STATIC / script).parent / name for name in _IMPORT.findall(_CONTENTS[script].decode())]:
-        imported = path.resolve().relative_to(STATIC.resolve()).as_posix()
-        found += [one for one in (imported, *imports_of(imported)) if one not in found]
-    return found
-
-
-@cache
 def _encoded(path: str, encoding: Encoding | None) -> bytes:
-    match encoding:
-        case "zstd":
-            return compress(_CONTENTS[path], _ZSTD_LEVEL)
-        case "gzip":
-            return gzip.compress(_CONTENTS[path], 9, mtime=0)
-    return _CONTENTS[path]
+    return compressed(_CONTENTS[path], encoding, zstd_level=19, gzip_level=9)
 
 
 class VersionedStaticFiles(StaticFiles):
@@ -78,7 +59,7 @@ class VersionedStaticFiles(StaticFiles):
         encoding = encoding_for(Headers(scope=scope).get("Accept-Encoding", ""))
         if encoding is not None:
             headers["Content-Encoding"] = encoding
-        return Response(_encoded(rest, encoding), headers=headers)
+        return Response(await asyncio.to_thread(_encoded, rest, encoding), headers=headers)
 
 
 static_app = VersionedStaticFiles(directory=STATIC)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from starlette.responses import HTMLResponse
 
 from holdfast_server.core.principal import Role, current_principal
-from holdfast_web.shared.assets import imports_of, static_url
+from holdfast_web.shared.assets import static_url
 from holdfast_web.shared.filters import FILTERS
 from holdfast_web.shared.glossary import TERMS
 
@@ -29,12 +29,6 @@ def _operates(project: str) -> bool:
     return (current_principal.get().role_in(project) or 0) >= Role.operator
 
 
-def _module(script: str) -> Markup:
-    """Return the tags that load a script and preload its imports."""
-    preloads = "".join(f'<link rel="modulepreload" href="{static_url(path)}">' for path in imports_of(script))
-    return Markup(f'{preloads}<script src="{static_url(script)}" type="module"></script>')  # noqa: S704 - our paths
-
-
 def _term(name: str) -> Markup:
     """Return a term with its definition as a tooltip."""
     return Markup('<span class="term" title="{}">{}</span>').format(TERMS[name], name)
@@ -50,7 +44,6 @@ _environment = Environment(
 )
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
-_environment.globals["module"] = _module
 _environment.globals["term"] = _term
 _environment.globals["me"] = current_principal.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees

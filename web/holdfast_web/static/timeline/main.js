@@ -7,6 +7,7 @@ import { EventLane, StallLane } from "./events.js";
 import { TimelineFeed } from "./feed.js";
 import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
 import { startKeys } from "./keys.js";
+import { MachineLanes } from "./machine.js";
 import { modelOf, convertWindow } from "./model.js";
 import { OverheadLane } from "./overhead.js";
 import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence, troubleText } from "./panels.js";
@@ -241,11 +242,10 @@ class TimelinePanel {
   }
 
   /** Show the machine of a rank; null hides it. */
-  async #showMachine(rank) {
+  #showMachine(rank) {
     this.feed.rank = rank;
     this.#press("machine", rank !== null);
-    if (rank !== null && !this.machine) {
-      const { MachineLanes } = await import("./machine.js");
+    if (rank !== null) {
       this.machine ??= new MachineLanes(this.root, this.view, (chosen) => this.#showMachine(chosen));
     }
     this.machine?.show(this.lanes, this.feed.rank !== null);

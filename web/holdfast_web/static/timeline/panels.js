@@ -3,6 +3,7 @@
 import { marks, placeText } from "./canvas.js";
 import { capitalized, clock, count, day, duration, metric as asMetric, sizes, zone } from "./format.js";
 import { curveOf, convertWindow } from "./model.js";
+import { exportChart } from "./picture.js";
 
 export class PointSelection extends EventTarget {
   id = null;
@@ -307,7 +308,6 @@ export function linkExports(root, view, model) {
 
 /** `kind`: png or svg. */
 export async function saveChart(kind, root, lanes, view, window) {
-  const { exportChart } = await import("./picture.js");
   await exportChart(kind, root.dataset.job, lanes, view, window);
   root.querySelector("[data-part=export]").open = false;
 }
