@@ -92,8 +92,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         db.prepare()
-        await db.open()
         try:
+            await db.open()
             app.state.auth = await choose_backend(settings, db)
             async with background_jobs_running((*BACKGROUND_JOBS, post), db, clock):
                 yield

@@ -34,11 +34,11 @@ CURRENT_SECONDS = 7 * 86400.0
 """A job without reports for longer than this is evaluated only while it has an open alert."""
 MAX_DAMAGED = 100
 """Damaged checkpoints that are listed per job."""
-MOST_NEWEST = 5000
+MAX_SPIKE_ITERATIONS = 5000
 """Most of the newest iterations whose losses are checked for spikes."""
-SPAN = 2000
-"""Iterations that are read before them."""
-JOBS_AT_ONCE = 50
+SPIKE_CONTEXT_ITERATIONS = 2000
+"""Iterations before those that are read as well, to compare them with."""
+JOBS_PER_QUERY = 50
 """Jobs whose losses are read in one query."""
 
 
@@ -214,7 +214,7 @@ async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: flo
 
 async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
     """Read the newest losses of the jobs that train and report one."""
-    reads = {job.job: _from(job) for job in jobs if job.status == "running" and job.loss is not None}
+    reads = {job.job: _first_iteration(job) for job in jobs if job.status == "running" and job.loss is not None}
     if not reads:
         return {}
     replayed = await _replayed_until(session, list(reads))
@@ -222,17 +222,17 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     rows = models.ChunkRecord
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     names = list(reads)
-    for start in range(0, len(names), JOBS_AT_ONCE):
+    for start in range(0, len(names), JOBS_PER_QUERY):
         wanted = or_(
             *(
                 and_(rows.job == name, rows.lineage == lineages[name], rows.last_iteration >= reads[name])
-                for name in names[start : start + JOBS_AT_ONCE]
+                for name in names[start : start + JOBS_PER_QUERY]
             )
         )
         query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
         for name, attempt, columns in await session.execute(query):
             chunks.setdefault(name, []).append((attempt, columns))
-    made = await asyncio.to_thread(lambda: {name: _joined(found) for name, found in chunks.items()})
+    made = await asyncio.to_thread(lambda: {name: _join_chunks(found) for name, found in chunks.items()})
     return {
         name: LossHistory(*columns, replayed_until=replayed.get(name, 0))
         for name, columns in made.items()
@@ -240,13 +240,13 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     }
 
 
-def _from(job: JobFacts) -> int:
+def _first_iteration(job: JobFacts) -> int:
     """Return the first iteration to read: enough for the window of any rule, also if not each one has a loss."""
-    newest = min(MOST_NEWEST, math.ceil((job.iterations_per_second or 1.0) * NEWEST_SECONDS))
-    return job.iteration - SPAN - newest
+    newest = min(MAX_SPIKE_ITERATIONS, math.ceil((job.iterations_per_second or 1.0) * NEWEST_SECONDS))
+    return job.iteration - SPIKE_CONTEXT_ITERATIONS - newest
 
 
-def _joined(chunks: list[tuple[int, bytes]]) -> tuple[NDArray[np.int64], Floats, Floats] | None:
+def _join_chunks(chunks: list[tuple[int, bytes]]) -> tuple[NDArray[np.int64], Floats, Floats] | None:
     """Return iterations, losses and times, ascending; of an iteration that was repeated, the newest."""
     newest = max(attempt for attempt, _ in chunks)
     tables = [sample_codec.unpack(columns) for attempt, columns in chunks if attempt == newest]

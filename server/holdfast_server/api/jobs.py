@@ -149,7 +149,10 @@ async def job_timeline(
     digits: Annotated[
         int | None,
         Query(
-            ge=2, le=17, description="significant digits of values, with times in milliseconds; by default, all"
+            ge=2,
+            le=17,
+            description="significant digits of series, lineages, checkpoints, stalls, attempts and decisions, "
+            "whose times then are in milliseconds; by default, all",
         ),
     ] = None,
     machine: Annotated[

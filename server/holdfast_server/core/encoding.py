@@ -19,8 +19,8 @@ def answer_from(row: object, kind: type[T], **others: object) -> T:
     )
 
 
-def rounded(row: T, digits: int) -> T:
-    """Round the times of a row to milliseconds and its other values to so many significant digits.
+def round_row(row: T, digits: int) -> T:
+    """Round the times of a row (`at`, `…_at`) to milliseconds, its other values to so many significant digits.
 
     Further digits of a measurement are noise, which cannot be compressed.
     """
@@ -28,9 +28,10 @@ def rounded(row: T, digits: int) -> T:
     for name in row.__struct_fields__:
         value = getattr(row, name)
         if isinstance(value, float):
-            changes[name] = round(value, 3) if name.endswith("at") else float(f"{value:.{digits}g}")
+            is_time = name == "at" or name.endswith("_at")
+            changes[name] = round(value, 3) if is_time else float(f"{value:.{digits}g}")
         elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
-            changes[name] = [rounded(one, digits) for one in value]
+            changes[name] = [round_row(one, digits) for one in value]
     return msgspec.structs.replace(row, **changes)
 
 

@@ -95,8 +95,12 @@ class SqliteBackend:
             self.url, pool_size=READERS, max_overflow=0, pool_timeout=30, pool_use_lifo=True
         )
         _configure(readers.sync_engine, begin="BEGIN")
-        async with readers.connect():
-            pass  # what SQLAlchemy asks its first connection is asked here, where no reader can be cancelled
+        try:
+            async with readers.connect():
+                pass  # what SQLAlchemy asks its first connection is asked here, where no reader can be cancelled
+        except BaseException:
+            await readers.dispose()
+            raise
         self._queue = asyncio.Queue()
         self._writer = create_engine(self.url.set(drivername="sqlite"), poolclass=StaticPool)
         _configure(self._writer, begin="BEGIN IMMEDIATE")
@@ -249,12 +253,16 @@ def _configure(engine: Engine, *, begin: str) -> None:
     def connect(
         dialect: Dialect, _: ConnectionPoolEntry, arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> DBAPIConnection:
-        def opened() -> DBAPIConnection:
+        def open_connection() -> DBAPIConnection:
             connection = dialect.connect(*arguments, **options)
-            _set_up(connection, reads_only=begin == "BEGIN")
+            try:
+                _set_up(connection, reads_only=begin == "BEGIN")
+            except BaseException:
+                connection.close()
+                raise
             return connection
 
-        return await_only(_whole(opened)) if dialect.is_async else opened()
+        return await_only(_connect_uncancelled(open_connection)) if dialect.is_async else open_connection()
 
     statement = Statement(text(begin))
 
@@ -263,18 +271,26 @@ def _configure(engine: Engine, *, begin: str) -> None:
         statement.run(connection)
 
 
-async def _whole(opened: Callable[[], DBAPIConnection]) -> DBAPIConnection:
-    """Open a connection to its end also for a reader that is cancelled.
+async def _connect_uncancelled(open_connection: Callable[[], DBAPIConnection]) -> DBAPIConnection:
+    """Open a connection completely even if the reader is cancelled.
 
-    Left half opened, its thread could outlive the event loop that the driver answers to.
+    The thread of a connection that is half open would outlive the event loop, which its driver answers to.
     """
-    opening = asyncio.ensure_future(greenlet_spawn(opened))
+    opening = asyncio.ensure_future(greenlet_spawn(open_connection))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        with suppress(Exception):
-            await greenlet_spawn((await opening).close)
+        await _finish(opening)
+        if not opening.cancelled() and opening.exception() is None:
+            await _finish(asyncio.ensure_future(greenlet_spawn(opening.result().close)))
         raise
+
+
+async def _finish(task: asyncio.Future[Any]) -> None:
+    """Wait for a task however often the caller is cancelled, as task groups of anyio do."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([task])
 
 
 def _set_up(connection: DBAPIConnection, *, reads_only: bool) -> None:

@@ -24,7 +24,7 @@ from holdfast.protocol.timeline import (
     Timeline,
 )
 from holdfast_server import models
-from holdfast_server.core.encoding import answer_from, rounded
+from holdfast_server.core.encoding import answer_from, round_row
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
@@ -191,7 +191,8 @@ class TimelineQuery:
     checkpoints: int | None = None
     """Most checkpoints that are all returned one by one, where that is not `marks`."""
     digits: int | None = None
-    """Significant digits of the values, whose times then are in milliseconds; `None`: all."""
+    """Significant digits of series, lineages, checkpoints, stalls, attempts and decisions, whose times then are in
+    milliseconds; `None`: all."""
     machine_rank: int | None = None
     """Rank whose machine is included; `None` for none."""
 
@@ -248,7 +249,7 @@ async def timeline(
 
 
 def _rounded(answer: Timeline, digits: int) -> Timeline:
-    rows = {name: [rounded(row, digits) for row in getattr(answer, name)] for name in _ROUNDED_ROWS}
+    rows = {name: [round_row(row, digits) for row in getattr(answer, name)] for name in _ROUNDED_ROWS}
     return msgspec.structs.replace(answer, **rows)
 
 
