@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-Finalizer = TypeVar("Finalizer", bound=Callable[[Any], None])
+F = TypeVar("F", bound=Callable[..., object])
 CHECKED_ON = ("2.13",)
 """Versions on which the whole test suite passed."""
 
@@ -128,12 +128,6 @@ DEFAULT_STORE = PrivateApi(
     lambda: torch.distributed.distributed_c10d,
     "the ranks of a job cannot find each other",
 )
-FRAME_STRATEGY = PrivateApi(
-    "the functions that torch.compile skips",
-    ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction"),
-    lambda: torch._C._dynamo.eval_frame,
-    "torch.compile may warn about finalizers that run in the middle of a compiled function",
-)
 FOREACH_COPY = PrivateApi(
     "the copy of many tensors in one call",
     ("_foreach_copy_",),
@@ -141,7 +135,6 @@ FOREACH_COPY = PrivateApi(
     "copies from CUDA devices take longer",
 )
 PRIVATE_APIS = (
-    FRAME_STRATEGY,
     FOREACH_COPY,
     MODULE_CONTENTS,
     MODULE_LOADING,
@@ -159,8 +152,7 @@ compiled module are as old as the feature that they belong to."""
 
 def unsupported(*, distributed: bool) -> list[str]:
     """Describe what this torch lacks, with the consequences; with `distributed`, for several ranks as well."""
-    alone = (FRAME_STRATEGY, FOREACH_COPY, MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
-    internals = PRIVATE_APIS if distributed else alone
+    internals = PRIVATE_APIS if distributed else (FOREACH_COPY, MODULE_CONTENTS, MODULE_LOADING, OPTIMIZER_HOOKS)
     return [
         f"torch {torch.__version__} lacks {each.name}, as torch {each.checked_on[-1]} has it: {each.without}"
         for each in internals
@@ -172,14 +164,14 @@ version_of = operator.attrgetter("_version")
 """Return the number of writes to a tensor."""
 
 
-def never_compiled(function: Finalizer) -> Finalizer:
+def never_compiled(function: F) -> F:
     """Have torch.compile run a function, and what it calls, as they are.
 
     For finalizers: garbage is collected in the middle of compiled functions as well, and everything that they call
-    would be traced. Unlike `torch.compiler.disable`, this does not import the compiler.
+    would be traced, with warnings. Unlike `torch.compiler.disable`, this does not import the compiler.
     """
-    if FRAME_STRATEGY.supported():
-        eval_frame = torch._C._dynamo.eval_frame
+    eval_frame = torch._C._dynamo.eval_frame
+    if hasattr(eval_frame, "set_code_exec_strategy"):
         skip = eval_frame._FrameAction.SKIP
         eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
     return function

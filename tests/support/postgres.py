@@ -23,11 +23,11 @@ START_SECONDS = 300
 ROOM_BYTES = 1 << 30
 """With the databases of the tests, and what PostgreSQL writes ahead of them."""
 ON_SQLITE = pytest.mark.parametrize("database_kind", ["sqlite"], indirect=True)
+"""For what concerns SQLite alone, or happens before a database is read."""
 ON_POSTGRES = pytest.mark.parametrize("database_kind", ["postgresql"], indirect=True)
-"""For what is about one kind of database, and `ON_SQLITE` for what is refused before a database is asked, and for
-pages and documents of no job's; every other test of the server runs on both."""
+"""For what concerns PostgreSQL alone."""
 ON_BOTH = pytest.mark.parametrize("database_kind", ["sqlite", "postgresql"], indirect=True)
-"""For the exception in a file about what comes before any database."""
+"""For single tests of files whose others run on SQLite: see `sqlite_unless_marked`."""
 # Nothing here outlives a loss of power, and need not; what a crash of the processes may lose is as it always is.
 SETTINGS = {
     "fsync": "off",

@@ -135,6 +135,12 @@ def database_kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=["sqlite"], name="database_kind")
+def sqlite_unless_marked(request: pytest.FixtureRequest) -> str:
+    """For a file of tests in which the kind of database matters to those only that are marked `ON_BOTH`."""
+    return str(request.param)
+
+
 @pytest.fixture
 def settings(empty_database: str) -> ServerSettings:
     return ServerSettings(database=empty_database)

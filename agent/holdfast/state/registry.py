@@ -68,15 +68,15 @@ class CapturedState:
     shards: dict[str, Shard] = field(default_factory=dict)
     """Place of this rank's part within each sharded tensor, by name."""
     whole: ChainMap[str, torch.Tensor] = field(default_factory=ChainMap)
-    """All tensors that the trees refer to, by name: also those that another rank stores, and sharded ones as the
-    script has them."""
+    """All tensors of the trees by name, also what another rank stores; sharded ones as the script has them."""
     round_trip: RoundTrip | None = None
     """Check for the writer thread to run on what it is about to write; `None` once one check has passed."""
     rank_local: set[str] = field(default_factory=set)
     """Names of tensors that every rank stores for itself under the same name."""
     must_match: dict[str, str] = field(default_factory=dict)
     """Values that must be equal on all ranks that report the same key."""
-    precedes_updates: bool = False  # no optimizer made an update yet; most create their state in the first one
+    precedes_updates: bool = False
+    """No optimizer has made an update yet. Most create their state in the first one."""
 
 
 class Registry:

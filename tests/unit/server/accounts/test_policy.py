@@ -20,14 +20,9 @@ from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
 from tests.support.postgres import ON_BOTH
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 LET_THROUGH = 299
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request: pytest.FixtureRequest) -> str:
-    """Decided before a database is asked."""
-    return str(request.param)
 
 
 def routes_of(router, prefix=""):
@@ -257,6 +252,7 @@ def _allowed(rule: policy.AccessRule, asker: Principal) -> bool:
 # ---- how refusals look ----------------------------------------------------------------------
 
 
+@ON_BOTH
 def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: AccountsServer, cast):
     theirs = stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["admin"])
     nobodys = stage.client.get("/api/v1/jobs/no-such-job", headers=cast["admin"])
@@ -269,11 +265,13 @@ def test_a_job_of_another_project_looks_like_one_that_is_not_there(stage: Accoun
     assert 'href="/settings"' in page.text, "the page has the navigation of the person who asked"
 
 
+@ON_BOTH
 def test_what_is_wanted_of_a_job_says_not_even_that_it_is_there(stage: AccountsServer, cast):
     for job in (f"job-of-{OTHER}", "no-such-job"):
         assert stage.client.get(f"/api/v1/jobs/{job}/desired", headers=cast["viewer"]).status_code == 404
 
 
+@ON_BOTH
 @pytest.mark.parametrize("query", ["", "?after=-1&wait=0.01", "?after=0&wait=0.01", "?after=3&wait=0.01"])
 def test_what_is_wanted_of_a_job_of_another_project_is_what_is_wanted_of_one_that_is_nowhere(
     stage: AccountsServer, cast, query
@@ -296,6 +294,7 @@ def _plain(headers):
     return {name: value for name, value in headers.items() if name not in ("x-request-id", "date")}
 
 
+@ON_BOTH
 def test_an_agent_is_told_that_another_project_has_the_name(stage: AccountsServer, cast, fresh_agent):
     batch = {"job": f"job-of-{OTHER}", "uid": "u", "attempt": 1, "rank": 0, "sequence": 0, "sent_at": 1.0,
              "iteration": 0, "lineage": 1}  # fmt: skip
@@ -304,6 +303,7 @@ def test_an_agent_is_told_that_another_project_has_the_name(stage: AccountsServe
     assert "a job of another project has that name" in reply.json()["message"]
 
 
+@ON_BOTH
 def test_lists_hold_the_jobs_of_ones_own_projects(stage: AccountsServer, cast):
     def names(who: str) -> list[str]:
         return [job["job"] for job in stage.client.get("/api/v1/jobs", headers=cast[who]).json()["jobs"]]
@@ -404,6 +404,7 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Accoun
     assert stage.client.delete("/api/v1/jobs").status_code == 401
 
 
+@ON_BOTH
 def test_a_job_that_moves_takes_its_rights_along(stage: AccountsServer, cast):
     from holdfast_server.accounts import job_projects, projects
 

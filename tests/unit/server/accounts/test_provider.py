@@ -31,14 +31,9 @@ from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
 from tests.support.accounts_server import BASE_URL, AccountsServer
 from tests.support.postgres import ON_BOTH
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 CLIENT, SECRET = "holdfast", "the-clients-secret-of-some-length"
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request: pytest.FixtureRequest) -> str:
-    """Nearly all is about what the provider says."""
-    return str(request.param)
 
 
 @dataclass

@@ -8,15 +8,10 @@ from starlette.testclient import TestClient
 from holdfast_server.accounts import policy
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY
 from holdfast_web import create_app
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 BASE_URL = "http://127.0.0.1:7117"
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request):
-    """What is said here is said before any database is asked."""
-    return request.param
 
 
 @pytest.fixture

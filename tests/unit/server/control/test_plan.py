@@ -11,15 +11,10 @@ from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision
 from tests.support.postgres import ON_BOTH
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 JOB = "/api/v1/jobs/char-gpt"
 PROFILE = {"iteration_seconds": 0.1, "snapshot_seconds": 0.05, "persist_seconds": 0.4, "cost_seconds": 0.02}
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request: pytest.FixtureRequest) -> str:
-    """Plans are computed; what they are computed from is read by statements of other tests."""
-    return str(request.param)
 
 
 def pace(agent: Any, *, interval: int | None = 20, budget: float = 0.035, **profile: float) -> IntervalDecision:

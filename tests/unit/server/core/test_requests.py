@@ -13,14 +13,9 @@ from holdfast_server.alerts import incidents
 from holdfast_server.core import logs, request_id
 from holdfast_server.core.request_id import HEADER
 from holdfast_web import create_app
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 JOB = "/api/v1/jobs/char-gpt"
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request):
-    """What is said here is said before any database is asked."""
-    return request.param
 
 
 @pytest.fixture

@@ -21,18 +21,13 @@ from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
 from tests.support.accounts_server import OURS, PASSWORD, AccountsServer, browser_at
 from tests.support.postgres import ON_BOTH
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import routes_of
 
 TOKEN = "a-shared-secret-of-some-length"
 JOBS = "/api/v1/jobs"
 BASE_URL = "http://127.0.0.1:7117"
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request):
-    """What is said here is said before any database is asked."""
-    return request.param
 
 
 @pytest.fixture(scope="module")

@@ -14,16 +14,11 @@ from holdfast_server.app import COMPRESSED_BYTES
 from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.queries import exports, traces
 from tests.support.postgres import ON_BOTH
+from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 JOB = "/api/v1/jobs/char-gpt"
 EXPORT = f"{JOB}/export"
 FAR = 10**11
-
-
-@pytest.fixture(params=["sqlite"])
-def database_kind(request):
-    """The rows of the timeline in other formats."""
-    return request.param
 
 
 @pytest.fixture
