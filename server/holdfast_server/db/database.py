@@ -11,6 +11,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
+import anyio
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -115,7 +116,7 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
-        """Open a read session with one consistent view; keep it short.
+        """Open a read session with one consistent view; keep it short. No task group cancels what is inside.
 
         Raises:
             DatabaseUnavailable: the database does not answer.
@@ -129,7 +130,10 @@ class Database:
         done = asyncio.get_running_loop().create_future()
         self._reading.add(done)
         try:
-            yield session
+            # the task group of a stream whose client has gone would also cancel the rollback, again and again,
+            # so that SQLAlchemy gives up the connection without closing it
+            with anyio.CancelScope(shield=True):
+                yield session
         except Exception as error:  # of any type of the driver
             if self._backend.unavailable(error):
                 raise DatabaseUnavailable(f"the database does not answer: {error}") from error

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import threading
 
+import anyio
 import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
@@ -283,6 +284,26 @@ def test_closing_waits_for_reads_that_were_given_up(database):
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     assert run(database, scenario) == set()
+
+
+def test_a_task_group_that_is_cancelled_lets_a_read_end(database):
+    """As that of a streamed answer does whose client has gone."""
+
+    async def scenario(database):
+        found = []
+
+        async def read(group):
+            async with database.read() as session:
+                group.cancel_scope.cancel()
+                found.append(await session.scalar(text("SELECT 1")))
+            await asyncio.sleep(0)
+            found.append("not cancelled")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, group)
+        return found
+
+    assert run(database, scenario) == [1]
 
 
 @ON_SQLITE
