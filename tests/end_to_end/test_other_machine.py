@@ -121,16 +121,17 @@ def test_an_order_given_when_the_first_machine_was_gone_is_carried_out_by_the_se
     tmp_path: Path, shared: dict[str, str], left_alone: dict[int, LedgerStep], server: Client
 ) -> None:
     job = f"ordered-{tmp_path.name}"
-    told, store = shared | {"HOLDFAST_SERVER": server.server}, open_store(shared["HOLDFAST_STORE"])
+    variables = shared | {"HOLDFAST_SERVER": server.server}
+    store = open_store(shared["HOLDFAST_STORE"])
 
     def has_one_to_leave() -> object:
         return len(store.checkpoints(job)) > 1 and known(server, job) and server.oldest_restorable(job)
 
-    before = lose_the_first(tmp_path, told, job, has_one_to_leave)
+    before = lose_the_first(tmp_path, variables, job, has_one_to_leave)
     oldest = server.oldest_restorable(job)
     assert oldest is not None
     order = server.restore(job, checkpoint=oldest.id)
-    second = Machine(tmp_path / "second", "second-machine", told)
+    second = Machine(tmp_path / "second", "second-machine", variables)
     command = second.command(*HOLDFAST, "run", "--", *second.trains(job))
     subprocess.run(command, env=second.environment(), check=True, timeout=PATIENCE_SECONDS)
     done, after = server.order(job, order.id), read_ledger(second.ledger)

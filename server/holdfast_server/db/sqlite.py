@@ -98,7 +98,7 @@ class SqliteBackend:
         try:
             async with readers.connect():
                 pass  # what SQLAlchemy asks its first connection is asked here, where no reader can be cancelled
-        except BaseException:
+        except BaseException:  # cancellations too: `close` does not know this engine yet
             await readers.dispose()
             raise
         self._queue = asyncio.Queue()
@@ -257,7 +257,7 @@ def _configure(engine: Engine, *, begin: str) -> None:
             connection = dialect.connect(*arguments, **options)
             try:
                 _set_up(connection, reads_only=begin == "BEGIN")
-            except BaseException:
+            except BaseException:  # cancellations too: the pool does not know this connection yet
                 connection.close()
                 raise
             return connection
@@ -287,7 +287,7 @@ async def _connect_uncancelled(open_connection: Callable[[], DBAPIConnection]) -
 
 
 async def _finish(task: asyncio.Future[Any]) -> None:
-    """Wait for a task however often the caller is cancelled, as task groups of anyio do."""
+    """Wait for a task however often the caller is cancelled."""
     while not task.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([task])
