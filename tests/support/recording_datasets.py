@@ -44,4 +44,5 @@ def indices(loader):
 
 
 def random_states():
-    return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    _, words, *rest = numpy.random.get_state()
+    return random.getstate(), words.tolist(), rest, torch.get_rng_state().tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -82,12 +83,26 @@ def preserved_random_state() -> Iterator[None]:
     if torch.utils.data.get_worker_info() is not None:
         yield  # the state of a worker does not matter
         return
+    python, of_torch = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
-    state = (random.getstate(), torch.get_rng_state(), numpy.random.get_state() if numpy else None)
+    if numpy:
+        ours, theirs = _own_numpy_generator(), numpy.random.get_bit_generator()
+        of_numpy = numpy.random.get_state(legacy=False)
+        numpy.random.set_bit_generator(ours)  # to write a state into `theirs` afterwards would take 25 µs
     try:
         yield
     finally:
-        random.setstate(state[0])
-        torch.set_rng_state(state[1])
+        random.setstate(python)
+        torch.set_rng_state(of_torch)
         if numpy:
-            numpy.random.set_state(state[2])
+            numpy.random.set_bit_generator(theirs)
+            # normals are drawn in pairs, and the second one is not in the generator; nested calls share `ours`
+            if of_numpy["has_gauss"] or theirs is ours:
+                numpy.random.set_state(of_numpy)
+
+
+@functools.cache
+def _own_numpy_generator() -> Any:
+    import numpy
+
+    return numpy.random.MT19937()

@@ -91,6 +91,32 @@ def test_a_position_holds_under_another_batch_size_and_other_workers():
     assert sorted(i for batch in seen for i in batch) == list(range(23))
 
 
+class NestedReadingDataset(IndexRecordingDataset):
+    """Draws after it has read another loader."""
+
+    def __init__(self, size, noise):
+        super().__init__(size)
+        self.noise = noise
+
+    def __getitem__(self, index):
+        if self.noise is not None:
+            list(self.noise)
+        return numpy.random.normal()
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_normals_that_numpy_holds_are_kept_while_samples_are_read(drawn):
+    numpy.random.seed(drawn)
+    numpy.random.normal(size=drawn)
+    before = random_states()
+    read = list(DataLoader(NestedReadingDataset(6, None), batch_size=3))
+    numpy.random.seed(drawn)
+    numpy.random.normal(size=drawn)
+    nested = list(DataLoader(NestedReadingDataset(6, DataLoader(RandomNumberDataset(4))), batch_size=3))
+    assert random_states()[:3] == before[:3]
+    assert torch.equal(torch.stack(read), torch.stack(nested))
+
+
 def draws(samples):
     random.random(), numpy.random.rand(), torch.rand(1)
     return default_collate(samples)
