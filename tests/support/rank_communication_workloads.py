@@ -145,6 +145,25 @@ def lose(stage, loser, how):
     return sorted({name for name, _ in outcomes.values()}), sorted({text for _, text in outcomes.values()})
 
 
+def drop_broadcast(stage):
+    """Exchange with rank 1 after a broadcast has failed whose end is not waited for; return what is raised."""
+    group = SideGroup()
+    group.run_on_all(lambda: None)
+    if group.rank == 2:
+        group.close()
+        return None
+    numbers = torch.zeros(9, dtype=torch.int64)
+    if group.leads:
+        broadcast = group.start_broadcast(numbers)
+        while not broadcast.is_completed():
+            pass
+        stage.ready()
+        return raised_by(lambda: group.send([1], 5, b"x"))
+    stage.ready()
+    group.start_broadcast(numbers)  # gloo does not send it any more, nor anything after it
+    return raised_by(lambda: group.receive([0], 5))
+
+
 def destroy(stage):
     """Communicate after the script has destroyed its process group."""
     group = SideGroup()

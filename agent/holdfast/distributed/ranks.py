@@ -104,6 +104,8 @@ class SideGroup(Ranks):
         self._loss: str | None = None
         self._lock = threading.RLock()
         """Held to begin an operation, and to close the group."""
+        self._broadcast_work: dist.Work | None = None
+        """The last broadcast. Its caller may have stopped waiting for it."""
         self._closed: Future[None] = Future()
         """Releases the threads that wait for an exchange."""
         self._workers = DaemonPool("holdfast-ranks", MOST_EXCHANGES, in_background=False)
@@ -160,7 +162,8 @@ class SideGroup(Ranks):
     def start_broadcast(self, numbers: torch.Tensor) -> dist.Work:
         """Begin to broadcast rank 0's numbers into a tensor of the same size on the other ranks."""
         with self._detecting_loss(), self._lock:
-            return self._open.broadcast(numbers, 0)
+            self._broadcast_work = self._open.broadcast(numbers, 0)
+            return self._broadcast_work
 
     def wait_for(self, work: dist.Work) -> None:
         """Wait until a broadcast has finished."""
@@ -301,7 +304,9 @@ class SideGroup(Ranks):
             # not under the lock: where no thread can start, it runs here, and `close` must be able to end it
             outcome = self._workers.submit(exchange)
             pending: list[Future[Any]] = [outcome, self._closed]
-            wait(pending, return_when=FIRST_COMPLETED)
+            while not wait(pending, WAIT_SLICE_SECONDS, FIRST_COMPLETED).done:
+                if self._broadcast_work is not None and self._broadcast_work.is_completed():
+                    self._broadcast_work.wait()  # raises if it failed: gloo may then deliver nothing more
             if not outcome.done():
                 raise self._lost()
             return outcome.result()

@@ -77,6 +77,16 @@ def test_all_that_wait_are_told_at_once_that_a_rank_is_gone(launcher, how, loser
                 assert texts[0].startswith("another rank of this job has ended or does not respond"), texts
 
 
+def test_an_exchange_ends_where_a_broadcast_has_failed_that_is_not_waited_for(launcher):
+    with launcher.start(3, "tests.support.rank_communication_workloads.drop_broadcast") as members:
+        for member in members[:2]:
+            member.hear("ready")
+        for member in members[:2]:
+            member.go_on()
+        assert [member.wait() for member in members] == [0, 0, 0]
+        assert [member.result()[0] for member in members[:2]] == ["RanksLost", "RanksLost"]
+
+
 def test_all_that_wait_are_told_where_gloo_is_stuck(launcher):
     with launcher.start(2, "tests.support.rank_communication_workloads.let_go_while_stuck") as members:
         for member in members:
