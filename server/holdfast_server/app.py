@@ -80,7 +80,6 @@ def create_app(
     """Create the server as an ASGI application.
 
     Args:
-        settings: its configuration.
         web: its dashboard; without one, it serves the API only.
         database: one that is prepared already; otherwise the application prepares its own on start.
         clock: returns seconds since the epoch.

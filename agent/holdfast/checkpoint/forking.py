@@ -50,12 +50,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def existing_fork(store: Store, job: str, new: str) -> Fork | None:
-    """Return the fork of `job` named `new`, or None when the name is free.
-
-    Raises:
-        ForkRefused: the name belongs to another job.
-        OSError: the store cannot be read.
-    """
+    """Return the fork of `job` named `new`, or None when the name is free. Raises ForkRefused and OSError."""
     if validate_job(new) == validate_job(job):
         raise ForkRefused(f"{new} is the job itself: choose another name for the fork")
     lineages = store.records(new, Lineage)

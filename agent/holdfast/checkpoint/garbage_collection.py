@@ -48,9 +48,6 @@ def plan(
     """Plan which checkpoints and leftovers of a job to remove.
 
     Args:
-        store: where the checkpoints of the job are.
-        job: its name.
-        rules: the retention rules.
         drop: checkpoints to remove in any case.
         wanted: checkpoints that open restore orders name, which only a server knows.
     """

@@ -183,10 +183,6 @@ def read(
     """Read and verify `ranges`.
 
     Args:
-        store: where the checkpoint is.
-        job: the job that it belongs to.
-        checkpoint: its id.
-        ranges: what to read.
         open_file: opens a file of the checkpoint; by default in the store, for this call.
         keep: keep the bytes in memory. Otherwise they are read from the storage device, past any cache, and their
             memory is freed.

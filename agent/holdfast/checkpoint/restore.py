@@ -247,9 +247,6 @@ def load(
     Raises what `verify` does, and MemoryError.
 
     Args:
-        store: where the checkpoint is.
-        job: the job that it belongs to.
-        checkpoint: its id.
         only: names of the tensors to load; by default all.
         rank: the rank that loads; it takes the rank-local state of `manifest.saved_rank`, and reads only what it
             needs.

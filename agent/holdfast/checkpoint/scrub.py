@@ -66,9 +66,6 @@ def scrub(
     """Read every byte of a checkpoint on its storage device, and list the damage by file.
 
     Args:
-        store: where the checkpoint is.
-        job: the job that it belongs to.
-        checkpoint: its id.
         repair: replace damaged files by what was written, where parity allows it. A repair takes memory of the
             size of the file, and is refused once a newer attempt has begun.
         pace: called with a number of bytes before they are read or written, and may wait.

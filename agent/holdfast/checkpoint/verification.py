@@ -64,9 +64,6 @@ def reread(
     """Verify every byte of a checkpoint on its storage device, and compute the norms of its tensors.
 
     Args:
-        store: where the checkpoint is.
-        job: the job that it belongs to.
-        checkpoint: its id.
         against: another checkpoint of the job, to compute how far the tensors are from those in it.
         pace: called with a number of bytes before they are read, and may wait.
         progress: called with the bytes of the checkpoint read so far and the total.

@@ -83,7 +83,6 @@ def encode(data: Buffer, width: int, least_gain: float = LEAST_GAIN) -> bytes | 
     """Return `data` encoded, or None if that would save less than `least_gain`.
 
     Args:
-        data: the bytes of one block.
         width: bytes of a number, 1, 2, 4 or 8: of a component, for complex numbers.
         least_gain: share of the bytes that the encoding must save.
 

@@ -139,11 +139,6 @@ def build_parity(
 
     Takes memory of the size of the parity file, which is page-aligned.
 
-    Args:
-        code: its strength.
-        payload: the name of the payload file.
-        parts: the bytes of the payload file.
-
     Returns:
         The bytes of the parity file, and its entry in the manifest.
     """

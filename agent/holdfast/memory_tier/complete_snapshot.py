@@ -39,11 +39,7 @@ class CompleteSnapshot:
         return [marker.number for marker in self.markers]
 
     def manifest(self) -> fmt.Manifest:
-        """Return the manifest that a commit would write.
-
-        Raises:
-            NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
-        """
+        """Return the manifest that a commit would write. Raises NotPrepared and IncompleteParts."""
         require_agreement({marker.task.origin.rank: marker.task.must_match for marker in self.markers})
         parts = [marker.part for marker in self.markers]
         return manifest_of(self.task, merge_ranks(parts, self.task.origin.world_size), 0.0)

@@ -131,8 +131,6 @@ def compare_intervals(
         profile: measured, or computed from sizes and bandwidths.
         settings: the budget; every policy is compared, whichever is set.
         history: failure rate and restart time.
-        current: the interval in force.
-        requested: other intervals to compare.
 
     Raises:
         ValueError: the profile has no iteration time.

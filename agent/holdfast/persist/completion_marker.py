@@ -96,11 +96,7 @@ def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Ite
 
 
 def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str] | None = None) -> None:
-    """Verify the bytes, or only those of the tensors in `only`, on several threads.
-
-    Raises:
-        DamagedCheckpoint: the bytes do not match the digests of the marker.
-    """
+    """Verify the bytes, or only those of the tensors in `only`, on several threads. Raises DamagedCheckpoint."""
     file, opening = found.part.file, found.part.file.header_bytes
     header = header_of(found.task)
     fmt.check_digest(file, fmt.DigestRange(None, 0, opening, file.header_digest), fmt.digest(header))

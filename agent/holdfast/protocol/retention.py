@@ -185,7 +185,6 @@ def checkpoints_to_delete(
 
     Args:
         checkpoints: the names of the committed checkpoints.
-        rules: the retention rules.
         protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
         sizes: sizes in bytes; missing ones count as 0.

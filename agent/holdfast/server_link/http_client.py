@@ -130,8 +130,6 @@ class HttpClient:
 
     Args:
         server: address of the server; ValueError if it is not valid.
-        token: access key or shared secret, if the server requires one.
-        name: value of the User-Agent header.
     """
 
     def __init__(self, server: str, token: str | None, name: str) -> None:
@@ -159,10 +157,7 @@ class HttpClient:
         """Send a request and read the response.
 
         Args:
-            method: HTTP method.
             path: path and query, relative to the server's address.
-            body: request body.
-            headers: headers in addition to the client's.
             seconds: limit of the request. Connecting takes at most `CONNECT_SECONDS` of it. Sending to a server
                 that reads slowly has this limit too, separately.
             max_bytes: limit of the response's size.

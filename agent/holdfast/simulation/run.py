@@ -133,13 +133,10 @@ def simulate(
     checkpoint.
 
     Args:
-        job: its iterations and costs.
         policy: called at the start, after each checkpoint and after each failure.
-        settings: passed to the policy.
         failures: consumed by this run.
         knowledge: what the policy knows of failures.
         replan_seconds: minimum age of a plan before the policy is called again after a checkpoint.
-        until_seconds: wall time at which the simulation ends.
     """
     return _Simulation(job, policy, settings, failures, knowledge, replan_seconds, until_seconds).to_end()
 

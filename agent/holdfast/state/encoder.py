@@ -338,11 +338,7 @@ class Encoder:
 
 
 def _met_twice(path: str, value: Any) -> Collection[int]:
-    """Return the ids of mutable objects that a value contains in more than one place.
-
-    Raises:
-        TypeError: an object contains itself.
-    """
+    """Return the ids of mutable objects that occur more than once. TypeError: an object contains itself."""
     if type(value) not in _WITH_ITEMS:
         return ()
     numpy = sys.modules.get("numpy")

@@ -128,12 +128,7 @@ class Bucket:
             )  # fmt: skip
 
     def read(self, name: str, start: int, target: memoryview) -> None:
-        """Fill `target` with the bytes of an object from `start` on.
-
-        Raises:
-            NoSuchObject: the object does not exist.
-            DamagedCheckpoint: the object is too short.
-        """
+        """Fill `target` with the bytes from `start` on. Raises NoSuchObject; DamagedCheckpoint for a short one."""
         for at in range(0, len(target), RANGE_BYTES):
             piece = target[at : at + RANGE_BYTES]
             self._persist(lambda at=at, piece=piece: self._read(name, start + at, piece))  # type: ignore[misc]

@@ -86,8 +86,6 @@ class Supervisor:
     """Runs `command` until it succeeds, a signal stops it, or restarts make no progress.
 
     Args:
-        command: training command and its arguments.
-        limits: when to restart and when to stop.
         environment: variables in addition to those of this process.
         stay: when to wait for a restore request after the last start, if the trainer has a server.
         memory_tier: hold memory for snapshots that outlives the trainer.

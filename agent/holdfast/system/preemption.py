@@ -49,7 +49,6 @@ class PreemptionHandler:
 
     Args:
         grace_seconds: time from the signal to the kill; 0 leaves SIGTERM unhandled.
-        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, grace_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -103,9 +103,7 @@ class CheckpointEvents:
         Those in the store already count as large as the next one.
 
         Args:
-            job: the job.
             checkpoint_bytes: size of one, before compression.
-            rules: how many are kept.
             shared_bytes: how much of it all of them share.
         """
         free_bytes, url, most = self._free_bytes(), self._store.url, rules.most_kept

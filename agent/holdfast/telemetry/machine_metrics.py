@@ -28,10 +28,6 @@ class MachineMetrics:
 
     What the system does not offer is left out of the samples: a container may hide the disks, and the figures of a
     GPU need `nvidia-ml-py`, or `amdsmi` on AMD.
-
-    Args:
-        position: position of training.
-        clock: returns seconds that only increase.
     """
 
     def __init__(self, position: TrainingPosition, clock: Callable[[], float] = time.monotonic) -> None:

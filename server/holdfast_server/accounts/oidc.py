@@ -81,13 +81,9 @@ class Provider:
         """Sign in and return the secret of a new session, and the path to continue to.
 
         Args:
-            db: the database.
-            visitor: the browser.
             back: the callback URL that the flow began with.
-            code: the authorization code from the provider.
             state: the state in the callback URL.
             kept: the state in the browser's cookie, which a victim of a forged callback URL does not have.
-            now: seconds since the epoch.
 
         Raises:
             ProviderFailed, PermissionDenied, NotPossible, InvalidSetting.

@@ -94,14 +94,6 @@ async def add(
 ) -> tuple[str, str]:
     """Add a person without a password.
 
-    Args:
-        session: the transaction.
-        name: the new person's name.
-        admin: whether they are a server administrator.
-        roles: their roles by project.
-        who: the name of the client that adds them.
-        now: seconds since the epoch.
-
     Returns:
         The name as it is stored, and the secret of a link with which they choose a password.
 
@@ -147,12 +139,7 @@ async def remove(session: AsyncSession, name: str, *, who: str, now: float) -> i
 
 @transaction
 async def set_admin(session: AsyncSession, name: str, admin: bool, *, who: str, now: float) -> None:
-    """Make a person a server administrator, or an ordinary user.
-
-    Raises:
-        UnknownPerson: there is no such person.
-        NotPossible: they are the last server administrator.
-    """
+    """Raises UnknownPerson, and NotPossible for the last server administrator."""
     person = await _locked(session, name)
     if person.admin == admin:
         return

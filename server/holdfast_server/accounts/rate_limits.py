@@ -39,12 +39,8 @@ async def take_attempt(db: Database, name: str, address: str, *, device: str | N
     """Count one attempt to sign in.
 
     Args:
-        db: the database with the buckets.
-        name: the account.
-        address: the client's address.
         device: the browser's device cookie, verified for this account. The browser then has a bucket of its own,
             so that guesses from elsewhere do not lock the owner out.
-        now: seconds since the epoch.
 
     Raises:
         TooManySignInAttempts: the name, the address or the device has none left.

@@ -52,12 +52,7 @@ class Visitor:
 
 
 async def with_password(db: Database, name: str, password: str, visitor: Visitor, *, now: float) -> str:
-    """Sign in and return the secret of the new session.
-
-    Raises:
-        TooManySignInAttempts: for this name or from this address.
-        InvalidCredentials: the name or the password is wrong.
-    """
+    """Return the secret of the new session. Raises TooManySignInAttempts and InvalidCredentials."""
     known = name.strip().lower()
     try:
         await check_password(db, known, password, visitor, now=now)

@@ -189,12 +189,7 @@ def _require_same_target(known: Order, checkpoint: str | None, iteration: int | 
 
 @job_transaction
 async def cancel_restore(session: AsyncSession, job: str, order: str, *, who: str, now: float) -> Order:
-    """Cancel an order.
-
-    Raises:
-        UnknownJob, UnknownOrder.
-        NotCancellable: the agent restores, or the order has ended.
-    """
+    """Raises UnknownJob, UnknownOrder; NotCancellable: the agent restores, or the order has ended."""
     row = await find_job(session, job)
     before = (await restore_orders.find(session, job, order)).state
     cancelled = await restore_orders.cancel(session, row, order, who=who, now=now)
@@ -240,12 +235,7 @@ async def change_checkpoint(
     """Pin or unpin a checkpoint, label it, or both.
 
     Args:
-        session: the transaction.
-        job: the name of the job.
         checkpoint: its id, or its iteration.
-        changes: the changes.
-        who: name of the user.
-        now: seconds since the epoch.
 
     Raises:
         UnknownJob, InvalidSetting.
@@ -275,11 +265,7 @@ async def change_checkpoint(
 
 
 def _label(label: str | None) -> str | None:
-    """Return a label without surrounding spaces; None for an empty one.
-
-    Raises:
-        InvalidSetting: it is too long, or has unprintable characters.
-    """
+    """Return a label without surrounding spaces; None for an empty one. Raises InvalidSetting."""
     label = (label or "").strip()
     if len(label) > MOST_LABEL:
         raise InvalidSetting("label", f"a label has at most {MOST_LABEL} characters; this one has {len(label)}")
@@ -289,11 +275,7 @@ def _label(label: str | None) -> str | None:
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:
-    """Return the checkpoint that a restore to an iteration uses.
-
-    Raises:
-        CheckpointNotFound: there is none; with the nearest earlier one.
-    """
+    """Return the checkpoint that a restore to an iteration uses. Raises CheckpointNotFound."""
     async with db.read() as session:
         row = await find_job(session, job)
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))

@@ -24,11 +24,7 @@ MOST_BY_PEOPLE = 2000
 async def list_annotations(
     db: Database, job: str, *, limit: int = 100, by_people: bool | None = None
 ) -> list[Annotation]:
-    """List annotations, those of the latest iterations first. `by_people`: only theirs, or only the script's.
-
-    Raises:
-        UnknownJob.
-    """
+    """List annotations, latest iterations first; `by_people`: only theirs, or the script's. Raises UnknownJob."""
     rows = models.AnnotationRecord
     query = select(rows).where(rows.job == job).order_by(rows.iteration.desc(), rows.id.desc())
     if by_people is not None:

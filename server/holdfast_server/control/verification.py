@@ -17,12 +17,8 @@ async def verify(
     """Request that an agent verifies a checkpoint by reading it back; an open request is reused.
 
     Args:
-        session: the transaction.
-        job: the name of the job.
         checkpoint: its id, or its iteration.
         against: another checkpoint, by id or iteration, whose tensors to compare.
-        who: name of the user.
-        now: seconds since the epoch.
 
     Raises:
         UnknownJob, InvalidSetting.

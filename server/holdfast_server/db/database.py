@@ -76,11 +76,7 @@ class Database:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Lock the SQLite file for this process.
-
-        Raises:
-            DatabaseInUse: a server uses it.
-        """
+        """Lock the SQLite file for this process. Raises DatabaseInUse: a server uses it."""
         assert isinstance(self._backend, SqliteBackend)
         self._backend.take()
         try:

@@ -58,11 +58,7 @@ class AdmissionControl:
 
     @contextmanager
     def admitting(self, lane: Lane, size_bytes: int) -> Iterator[None]:
-        """Reserve room for a batch until it is stored.
-
-        Raises:
-            Overloaded: its lane has no room.
-        """
+        """Reserve room for a batch until it is stored. Raises Overloaded: its lane has no room."""
         share = SAMPLES_SHARE if lane == "samples" else 1.0
         waiting = self._db.pressure
         if waiting >= share or self._taken_bytes + size_bytes > share * self._limit_bytes:

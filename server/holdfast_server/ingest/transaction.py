@@ -54,12 +54,9 @@ async def store(
     """Store a batch and return its acknowledgement.
 
     Args:
-        db: where to store it.
-        received: the batch.
         project: project that its job must belong to, and that a new job is added to. None accepts a job of any
             project, and adds a new one to the default project.
         max_jobs: how many jobs the project may have.
-        now: seconds since the epoch.
 
     Raises:
         UnknownJob: the job belongs to another project.

@@ -54,9 +54,6 @@ async def configuration(
     """Return the configuration of an attempt, compared with that of another one.
 
     Args:
-        db: where it is stored.
-        job: name of the job.
-        attempt: number of the attempt.
         against: number of another attempt of the job, or `origin`; without one, nothing is compared.
         visible: projects that the user may see; `None`: all.
 

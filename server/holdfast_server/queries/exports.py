@@ -189,11 +189,7 @@ async def csv_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection)
 
 
 async def parquet_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection) -> IO[bytes]:
-    """Write a temporary file, which is deleted when closed.
-
-    Raises:
-        NotPossible: pyarrow is not installed.
-    """
+    """Write a temporary file, which is deleted when closed. Raises NotPossible: pyarrow is not installed."""
     if not writes_parquet():
         raise NotPossible(NO_PARQUET)
     file = await asyncio.to_thread(tempfile.TemporaryFile)

@@ -113,13 +113,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo
 
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
-    """Return the detail of a checkpoint.
-
-    Raises:
-        UnknownJob.
-        CheckpointNotFound: with the nearest earlier one.
-        InvalidSetting: it is not a checkpoint id.
-    """
+    """Return the detail of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
     async with db.read() as session:
         row = await find_job(session, job)
         found = await checkpoints.find(session, row, checkpoint)

@@ -46,10 +46,7 @@ async def record(
 
     Args:
         session: the transaction, which locks the end of the chain until it ends: record last.
-        who: name of the user.
         action: what was done, as `thing.verb`: `settings.edit`, `token.create`, `alert.silence`.
-        now: seconds since the epoch.
-        job: job of the change.
         project: project of the change; by default the project of the job.
         before: previous values by name. Never a secret.
         after: new values by name. Never a secret.
@@ -148,7 +145,6 @@ async def verify(session: AsyncSession, *, known: tuple[int, bytes] | None = Non
     """Verify the chain from its beginning to its recorded end.
 
     Args:
-        session: the database.
         known: an earlier row and its digest, noted elsewhere, to detect a rewritten chain.
     """
     entry, head = models.AuditEntryRecord, models.AuditHeadRecord

@@ -56,12 +56,7 @@ def taken_at() -> ColumnElement[float]:
 
 
 async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) -> models.CheckpointRecord:
-    """Find a checkpoint by its id.
-
-    Raises:
-        CheckpointNotFound: with the nearest earlier one.
-        InvalidSetting: it is not a checkpoint id.
-    """
+    """Find a checkpoint by its id. Raises CheckpointNotFound; InvalidSetting: it is not an id."""
     row = await session.get(models.CheckpointRecord, (job.name, checkpoint))
     if row is not None:
         return row
@@ -139,12 +134,7 @@ async def at_or_before(
 
 
 async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> models.CheckpointRecord:
-    """Return the checkpoint that a restore to an iteration uses.
-
-    Raises:
-        CheckpointNotFound: there is none; with the nearest earlier one.
-        InvalidSetting: the iteration is out of range.
-    """
+    """Return the checkpoint that a restore to an iteration uses. Raises CheckpointNotFound and InvalidSetting."""
     if not 0 <= iteration <= MAX_ITERATION:
         raise InvalidSetting("iteration", f"iteration {iteration} is outside 0 to {MAX_ITERATION}")
     ancestry = await ancestry_of(session, job)

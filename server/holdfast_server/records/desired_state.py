@@ -198,11 +198,7 @@ async def check_version(session: AsyncSession, job: models.JobRecord, version: i
 
 
 def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[StoredChange]:
-    """Apply changes to `job`, and return them.
-
-    Raises:
-        InvalidSetting: a value is invalid.
-    """
+    """Apply changes to `job`, and return them. Raises InvalidSetting: a value is invalid."""
     made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)

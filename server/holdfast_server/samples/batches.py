@@ -163,8 +163,6 @@ def _decode_event(
     """Decode an event; None for an invalid one or one of an unknown type, which a newer agent may send.
 
     Args:
-        raw: the encoded event.
-        decoder: decoder for the encoding of its batch.
         ahead: seconds by which the agent's clock is ahead, subtracted from each time.
         latest: upper bound for times.
     """

@@ -88,8 +88,6 @@ def decode(samples: Samples, *, lineage: int, at: float, ahead: float, latest: f
     """Decode the samples of a batch, whose sending time and lineage stand for missing ones.
 
     Args:
-        samples: the columns as reported.
-        lineage: the batch's lineage.
         at: sending time of the batch, on the server's clock.
         ahead: seconds by which the agent's clock is ahead, subtracted from each time.
         latest: upper bound for times. A later one, or one that no page can show, becomes `at`. Durations out of
