@@ -14,6 +14,7 @@ from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownRule
 from holdfast_server.db import Database, transaction
 from holdfast_server.records import audit
@@ -115,21 +116,11 @@ async def remove(session: AsyncSession, project: str, name: str, *, who: str, no
 
 
 def _default(project: str, kind: RuleKind, name: str) -> AlertRule:
-    return AlertRule(
-        project=project,
-        name=name,
-        kind=kind.name,
-        title=kind.title,
-        meaning=kind.meaning,
-        unit=kind.unit,
-        built_in=kind.built_in and name == kind.name,
-        enabled=True,
-        severity=kind.severity,
-        limit=kind.limit,
-        window=kind.window,
-        for_seconds=kind.for_seconds,
-        jobs="*",
-    )
+    built_in = kind.built_in and name == kind.name
+    return answer_from(
+        kind, AlertRule, project=project, name=name, kind=kind.name, built_in=built_in, enabled=True, jobs="*",
+        changed_at=None, changed_by=None,
+    )  # fmt: skip
 
 
 def _stored(row: models.AlertRuleRecord) -> AlertRule:

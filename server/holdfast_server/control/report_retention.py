@@ -135,8 +135,7 @@ async def _upto(db: Database, series: models.SampleSeriesRecord, excess_bytes: i
     rows = models.ChunkRecord
     query = (
         select(rows.last_iteration, func.length(rows.columns))
-        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
-        .where(rows.uid == series.uid)
+        .where(*compaction.chunks_of(series))
         .order_by(rows.first_iteration)
     )
     async with db.read() as session:

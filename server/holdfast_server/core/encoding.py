@@ -11,7 +11,7 @@ import msgspec
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def answer_from(row: object, kind: type[T], **others: object) -> T:
+def answer_from(row: object, kind: type[T], /, **others: object) -> T:
     """Make an answer from a row's attributes. `others` are the fields that the row lacks, or has in another
     form."""
     return kind(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 
 from prometheus_client import (
@@ -78,45 +79,29 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        counter = partial(Counter, registry=registry)
+        histogram = partial(Histogram, buckets=BUCKETS_SECONDS, registry=registry)
         Gauge("holdfast_build_info", "Version of the server; always 1", ["version"], registry=registry).labels(
             version("holdfast")
         ).set(1)
-        self._batches = Counter("holdfast_ingest_batches_total", "Batches received", ["result"], registry=registry)
-        self._samples = Counter("holdfast_ingest_samples_total", "Samples stored", registry=registry)
-        self._events = Counter("holdfast_ingest_events_total", "Events stored", registry=registry)
-        self._unknown = Counter(
-            "holdfast_ingest_unknown_events_total",
-            "Events of unknown types, which were ignored",
-            registry=registry,
+        self._batches = counter("holdfast_ingest_batches_total", "Batches received", ["result"])
+        self._samples = counter("holdfast_ingest_samples_total", "Samples stored")
+        self._events = counter("holdfast_ingest_events_total", "Events stored")
+        unknown = "Events of unknown types, which were ignored"
+        self._unknown = counter("holdfast_ingest_unknown_events_total", unknown)
+        self._seconds = histogram("holdfast_ingest_duration_seconds", "Time from receiving a batch to its commit")
+        self._requests = counter(
+            "holdfast_http_requests_total", "Requests answered", ["method", "route", "status"]
         )
-        self._seconds = Histogram(
-            "holdfast_ingest_duration_seconds",
-            "Time from receiving a batch to its commit",
-            buckets=BUCKETS_SECONDS,
-            registry=registry,
-        )
-        self._requests = Counter(
-            "holdfast_http_requests_total", "Requests answered", ["method", "route", "status"], registry=registry
-        )
-        self._request_seconds = Histogram(
+        self._request_seconds = histogram(
             "holdfast_http_request_duration_seconds",
             "Time from a request to the end of its response, without long polls and streams",
             ["method", "route"],
-            buckets=BUCKETS_SECONDS,
-            registry=registry,
         )
-        self._deliveries = Counter(
-            "holdfast_alert_deliveries_total",
-            "Attempts to deliver a message",
-            ["channel", "result"],
-            registry=registry,
-        )
-        self._scrubs = Counter(
-            "holdfast_checkpoint_scrubs_total",
-            "Checkpoints that scrubs reported, by what they found",
-            ["result"],
-            registry=registry,
-        )
+        tried = "Attempts to deliver a message"
+        self._deliveries = counter("holdfast_alert_deliveries_total", tried, ["channel", "result"])
+        scrubbed = "Checkpoints that scrubs reported, by what they found"
+        self._scrubs = counter("holdfast_checkpoint_scrubs_total", scrubbed, ["result"])
 
     @contextmanager
     def ingesting(self) -> Iterator[None]:
@@ -173,12 +158,8 @@ class ServerMetrics:
 
 def _of_jobs(registry: CollectorRegistry, jobs: Sequence[JobSummary]) -> None:
     status = Gauge("holdfast_job_status", "1 for the status the job has", ["job", "status"], registry=registry)
-    durable = Gauge(
-        "holdfast_job_last_durable_timestamp_seconds",
-        "When the last checkpoint became durable",
-        ["job"],
-        registry=registry,
-    )
+    name = "holdfast_job_last_durable_timestamp_seconds"
+    durable = Gauge(name, "When the last checkpoint became durable", ["job"], registry=registry)
     for job in jobs:
         status.labels(job.job, job.status).set(1)
         if job.last_durable is not None:

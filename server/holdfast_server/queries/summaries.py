@@ -20,6 +20,7 @@ from holdfast.protocol.jobs import (
 )
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server import models
+from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import UnknownJob
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.records import checkpoints, desired_state, restore_orders
@@ -115,9 +116,10 @@ def _summary(
     exposed = max(0, job.iteration - (last_durable.iteration if last_durable else 0))
     exposed_seconds = seconds_of_last(recent, exposed)
     world_size = max(1, attempt.world_size) if attempt else 1
-    return JobSummary(
+    return answer_from(
+        job,
+        JobSummary,
         job=job.name,
-        project=job.project,
         owner=(attempt.owner if attempt else None) or "",
         labels=_labels.decode(attempt.labels) if attempt and attempt.labels else {},
         status=status.status,
@@ -125,8 +127,6 @@ def _summary(
         alive=status.alive,
         restore_mode=restore_mode(attempt, alive=status.alive),
         restore_reason=restore_reason(attempt, alive=status.alive),
-        iteration=job.iteration,
-        lineage=job.lineage,
         attempt=attempt.attempt if attempt else job.attempt,
         world_size=world_size,
         iterations_per_second=iterations_per_second(recent),
@@ -146,11 +146,6 @@ def _summary(
         exposure_seconds=exposed_seconds,
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * world_size / 3600,
         last_durable=last_durable,
-        every_until=job.every_until,
-        delivered_version=job.delivered_version,
-        applied_version=job.applied_version,
-        applied_iteration=job.applied_iteration,
-        applied_at=job.applied_at,
         sparkline=sparkline(recent),
         **others,
     )
@@ -226,12 +221,9 @@ async def _forks(session: AsyncSession, job: str, visible: Collection[str] | Non
     if visible is not None:
         query = query.where(jobs.project.in_(visible))
     return [
-        ForkInfo(
-            job=row.job, project=project, checkpoint=row.from_checkpoint or "", iteration=row.iteration,
-            lineage=row.lineage, at=row.at,
-        )
+        answer_from(row, ForkInfo, project=project, checkpoint=row.from_checkpoint or "")
         for row, project in await session.execute(query)
-    ]  # fmt: skip
+    ]
 
 
 def _as_seen(found: ForkFamily, visible: Collection[str]) -> ForkFamily:

@@ -320,16 +320,7 @@ async def _read_machine(session: AsyncSession, job: models.JobRecord, read: JobS
 
 async def _draw_machine(machine: JobSeries, asked: TimelineQuery, rank: int, ranks: list[int]) -> MachineTimeline:
     curves, _ = await machine.draw(replace(asked, metrics=None))
-    lines = [
-        MachineSeries(
-            lineage=one.lineage,
-            stands_until=one.stands_until,
-            iteration=one.iteration,
-            at=one.at,
-            metrics=one.metrics,
-        )
-        for one in curves
-    ]
+    lines = [answer_from(one, MachineSeries) for one in curves]
     return MachineTimeline(rank=rank, ranks=ranks, series=lines)
 
 

@@ -224,18 +224,12 @@ async def troubles(
     query = select(rows).where(rows.job == job, rows.iteration.is_not(None), rows.fired_at.is_not(None))
     newest = (await session.scalars(query.order_by(rows.id.desc()).limit(reach.marks))).all()
     return [
-        TroubleInfo(
-            alert=row.id,
-            rule=row.rule,
-            message=row.message,
-            iteration=row.iteration or 0,
-            lineage=row.lineage or 0,
-            at=row.fired_at or row.since,
-            last_good=row.last_good,
+        answer_from(
+            row, TroubleInfo, alert=row.id, at=row.fired_at, lineage=row.lineage or 0,
             abandoned=(row.iteration or 0, row.lineage or 0) not in ancestry,
         )
         for row in reversed(newest)
-    ]
+    ]  # fmt: skip
 
 
 def _standing(rows: Iterable[models.IntervalDecisionRecord], ancestry: Ancestry) -> set[int]:

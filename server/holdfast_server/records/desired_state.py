@@ -131,21 +131,13 @@ def of(
     *,
     now: float,
 ) -> Desired:
-    return Desired(
-        version=job.version,
-        budget=job.budget,
-        policy=job.policy,
-        every=job.every,
-        interval_seconds=job.interval_seconds,
-        paused=job.paused,
-        retention=job.retention,
-        checkpoint_request=job.checkpoint_request,
-        probe_request=job.probe_request,
+    return answer_from(
+        job,
+        Desired,
         pins=tuple(asked.pins) if job.pins_known else None,
         verify=tuple(asked.verify),
         restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,
-        latest_lineage=job.latest_lineage,
     )
 
 
@@ -156,12 +148,7 @@ def is_expired(order: models.RestoreOrderRecord | Order, now: float) -> bool:
 
 def _wanted(order: models.RestoreOrderRecord | Order, now: float) -> RestoreOrder:
     ends_at = None if order.state == "restoring" else order.expires_at
-    return RestoreOrder(
-        id=order.id,
-        checkpoint=order.checkpoint,
-        fence=order.fence,
-        expires_in_seconds=None if ends_at is None else ends_at - now,
-    )
+    return answer_from(order, RestoreOrder, expires_in_seconds=None if ends_at is None else ends_at - now)
 
 
 async def open_order(session: AsyncSession, job: str) -> models.RestoreOrderRecord | None:

@@ -61,8 +61,7 @@ async def _small_chunks(
     rows = models.ChunkRecord
     query = (
         select(rows.id, rows.rows)
-        .where(rows.job == series.job, rows.rank == series.rank, rows.lineage == series.lineage)
-        .where(rows.uid == series.uid, rows.rows < SMALL_ROWS, rows.last_at < before)
+        .where(*chunks_of(series), rows.rows < SMALL_ROWS, rows.last_at < before)
         .order_by(rows.first_iteration, rows.id)
     )
     async with db.read() as session:
@@ -97,15 +96,12 @@ async def _merge(session: AsyncSession, series: int, ids: Sequence[int]) -> None
     await session.execute(delete(chunk).where(chunk.c.id.in_(ids)))
     width = int(whole.iteration[-1] - whole.iteration[0])
     saved = sum(len(one.columns) for one in found) - len(packed)
-    await session.execute(
-        update(row)
-        .where(row.id == series)
-        .values(
-            widest_chunk=case((row.widest_chunk < width, width), else_=row.widest_chunk),
-            chunks=row.chunks - len(found) + 1,
-            chunk_bytes=row.chunk_bytes - saved,
-        ),
-        execution_options=QUIETLY,
+    await _change(
+        session,
+        series,
+        widest_chunk=case((row.widest_chunk < width, width), else_=row.widest_chunk),
+        chunks=row.chunks - len(found) + 1,
+        chunk_bytes=row.chunk_bytes - saved,
     )
 
 
@@ -121,7 +117,7 @@ async def first_since(session: AsyncSession, series: models.SampleSeriesRecord, 
     """Return the first iteration of a series' chunks that ended at a time or later."""
     rows = models.ChunkRecord
     first = await session.scalar(
-        select(func.min(rows.first_iteration)).where(*_chunks_of(series), rows.last_at >= at)
+        select(func.min(rows.first_iteration)).where(*chunks_of(series), rows.last_at >= at)
     )
     return series.last_iteration + 1 if first is None else first
 
@@ -138,19 +134,15 @@ async def thin_upto(session: AsyncSession, *, series_id: int, iteration: int) ->
     begin = begin_of(series, iteration)
     if begin <= series.chunks_from:
         return
-    gone = (*_chunks_of(series), rows.last_iteration < begin)
+    gone = (*chunks_of(series), rows.last_iteration < begin)
     count, size = (
         await session.execute(
             select(func.count(), func.coalesce(func.sum(func.length(rows.columns)), 0)).where(*gone)
         )
     ).one()
     await session.execute(delete(rows).where(*gone), execution_options=QUIETLY)
-    await session.execute(
-        update(models.SampleSeriesRecord)
-        .where(models.SampleSeriesRecord.id == series.id)
-        .values(chunks_from=begin, chunks=series.chunks - count, chunk_bytes=series.chunk_bytes - size),
-        execution_options=QUIETLY,
-    )
+    left = {"chunks": series.chunks - count, "chunk_bytes": series.chunk_bytes - size}
+    await _change(session, series.id, chunks_from=begin, **left)
 
 
 async def fine_since(session: AsyncSession, series: models.SampleSeriesRecord, at: float) -> int:
@@ -181,19 +173,15 @@ async def coarsen_upto(session: AsyncSession, *, series_id: int, begin: int) -> 
     rows = models.RollupRecord
     fine = (rows.series == series.id, rows.level == _FINEST, rows.bucket < begin >> _FINEST)
     await session.execute(delete(rows).where(*fine), execution_options=QUIETLY)
-    await session.execute(
-        update(models.SampleSeriesRecord)
-        .where(models.SampleSeriesRecord.id == series.id)
-        .values(finest_from=begin),
-        execution_options=QUIETLY,
-    )
+    await _change(session, series.id, finest_from=begin)
 
 
-def _chunks_of(series: models.SampleSeriesRecord) -> tuple[ColumnElement[bool], ...]:
+def chunks_of(series: models.SampleSeriesRecord) -> tuple[ColumnElement[bool], ...]:
     rows = models.ChunkRecord
-    return (
-        rows.job == series.job,
-        rows.rank == series.rank,
-        rows.lineage == series.lineage,
-        rows.uid == series.uid,
-    )
+    of_rank = (rows.job == series.job, rows.rank == series.rank)
+    return (*of_rank, rows.lineage == series.lineage, rows.uid == series.uid)
+
+
+async def _change(session: AsyncSession, series: int, **values: object) -> None:
+    rows = models.SampleSeriesRecord
+    await session.execute(update(rows).where(rows.id == series).values(**values), execution_options=QUIETLY)

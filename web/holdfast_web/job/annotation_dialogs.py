@@ -13,7 +13,7 @@ from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.control import iteration_annotations
 from holdfast_server.core.errors import InvalidSetting, NotPossible
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared import forms
@@ -39,49 +39,43 @@ class AnnotationDialog(View):
     most: int = MAX_ANNOTATION
 
 
-def _respond(dialog: AnnotationDialog, htmx: bool, status: int = 200) -> Response:
-    return dialog.response(status) if htmx else dialog.page(status)
-
-
 @router.get("/jobs/{job}/annotations/new")
-async def new(job: str, db: Db, clock: Clock, iteration: str = "", htmx: Htmx = False) -> Response:
-    summary = await summaries.job_summary(db, job, now=clock())
-    return _respond(AnnotationDialog(job=job, iteration=iteration or str(summary.iteration)), htmx)
+async def new(job: str, db: Db, now: Now, iteration: str = "", htmx: Htmx = False) -> Response:
+    summary = await summaries.job_summary(db, job, now=now)
+    return AnnotationDialog(job=job, iteration=iteration or str(summary.iteration)).part_or_page(htmx)
 
 
 @router.get("/jobs/{job}/annotations/{annotation}")
 async def edit_dialog(job: str, annotation: Number, db: Db, htmx: Htmx = False) -> Response:
     found = await iteration_annotations.find(db, job, annotation)
-    return _respond(AnnotationDialog(job=job, annotation=found, text=found.text), htmx)
+    return AnnotationDialog(job=job, annotation=found, text=found.text).part_or_page(htmx)
 
 
 @router.post("/jobs/{job}/annotations")
 async def add(
-    job: str, db: Db, who: Who, clock: Clock, iteration: Text = "", text: Text = "", htmx: Htmx = False
+    job: str, db: Db, who: Who, now: Now, iteration: Text = "", text: Text = "", htmx: Htmx = False
 ) -> Response:
     async def act() -> None:
         asked = NewAnnotation(text=text, iteration=forms.iteration(iteration))
-        await iteration_annotations.add(db, job, asked, who=who, now=clock())
+        await iteration_annotations.add(db, job, asked, who=who, now=now)
 
-    return await _do(act(), AnnotationDialog(job=job, iteration=iteration, text=text), db, clock(), htmx)
+    return await _do(act(), AnnotationDialog(job=job, iteration=iteration, text=text), db, now, htmx)
 
 
 @router.post("/jobs/{job}/annotations/{annotation}")
 async def edit(
-    job: str, annotation: Number, db: Db, who: Who, clock: Clock, text: Text = "", htmx: Htmx = False
+    job: str, annotation: Number, db: Db, who: Who, now: Now, text: Text = "", htmx: Htmx = False
 ) -> Response:
     dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation), text=text)
     return await _do(
-        iteration_annotations.edit(db, job, annotation, text, who=who, now=clock()), dialog, db, clock(), htmx
+        iteration_annotations.edit(db, job, annotation, text, who=who, now=now), dialog, db, now, htmx
     )
 
 
 @router.post("/jobs/{job}/annotations/{annotation}/delete")
-async def delete(job: str, annotation: Number, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
+async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation))
-    return await _do(
-        iteration_annotations.delete(db, job, annotation, who=who, now=clock()), dialog, db, clock(), htmx
-    )
+    return await _do(iteration_annotations.delete(db, job, annotation, who=who, now=now), dialog, db, now, htmx)
 
 
 async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: float, htmx: bool) -> Response:
@@ -90,7 +84,7 @@ async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: flo
         await act
     except (InvalidSetting, NotPossible) as refusal:
         field = refusal.field if isinstance(refusal, InvalidSetting) else ""
-        return _respond(replace(dialog, refusal=str(refusal), refused_field=field), htmx, refusal.status)
+        return replace(dialog, refusal=str(refusal), refused_field=field).part_or_page(htmx, refusal.status)
     if not htmx:
         return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
     live = await context.job_live(db, dialog.job, now=now)

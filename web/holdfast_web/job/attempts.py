@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast_server.api.attempts import AttemptNumber
 from holdfast_server.core.errors import UnknownAttempt
-from holdfast_server.http.dependencies import Asker, Clock, Db
+from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts, summaries
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx, PageRoute
@@ -72,21 +72,21 @@ def _shared(found: AttemptConfiguration) -> list[tuple[str, dict[str, str]]]:
 
 
 @router.get("/jobs/{job}/attempts")
-async def job_attempts(job: str, db: Db, clock: Clock, asker: Asker, htmx: Htmx = False) -> Response:
+async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
     most = SHOWN if htmx else MOST
     async with db.one_view():
         found = await attempts.attempts(db, job, limit=most + 1)
         family = await summaries.family(db, job, visible=asker.visible_projects)
     part = AttemptsPart(
-        job=job, attempts=found[:most], has_more=len(found) > most, now=clock(),
+        job=job, attempts=found[:most], has_more=len(found) > most, now=now,
         origin=family.origin is not None and family.origin.project is not None,
     )  # fmt: skip
-    return part.response() if htmx else part.page()
+    return part.part_or_page(htmx)
 
 
 @router.get("/jobs/{job}/attempts/{attempt}")
 async def attempt_page(
-    job: str, attempt: AttemptNumber, db: Db, clock: Clock, asker: Asker, against: str = ""
+    job: str, attempt: AttemptNumber, db: Db, now: Now, asker: Asker, against: str = ""
 ) -> Response:
     visible = asker.visible_projects
     async with db.one_view():
@@ -109,7 +109,7 @@ async def attempt_page(
         output = OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt))
     page = AttemptPage(
         job=job, output=output, attempt=this, found=found, against=against, shared=_shared(found),
-        choices=[*choices, (NOTHING, "nothing")], now=clock(),
+        choices=[*choices, (NOTHING, "nothing")], now=now,
     )  # fmt: skip
     return page.response()
 

@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse, Response
 from holdfast.protocol.jobs import DesiredChanges, JobSummary
 from holdfast_server.control import control, plans
 from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
-from holdfast_server.http.dependencies import Clock, Db, Who
+from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared import forms
@@ -22,13 +22,12 @@ router = APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
 @router.get("/jobs/{job}/controls")
-async def job_controls(job: str, db: Db, clock: Clock) -> Response:
-    return (await context.controls_of(db, job, now=clock())).response()
+async def job_controls(job: str, db: Db, now: Now) -> Response:
+    return (await context.controls_of(db, job, now=now)).response()
 
 
 @router.get("/jobs/{job}/preview")
-async def job_preview(job: str, db: Db, clock: Clock, budget: str = "", every: str = "") -> Response:
-    now = clock()
+async def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -> Response:
     summary = await summaries.job_summary(db, job, now=now)
     preview = await _preview(db, summary, now, budget=budget, every=every)
     return preview.response(422 if preview.error else 200)
@@ -56,11 +55,11 @@ class _ControlForm:
 
     job: str
     db: Db
-    who: str
-    now: float
-    version: str
+    who: Who
+    now: Now
+    version: Text
     """The version that the page showed."""
-    htmx: bool
+    htmx: Htmx = False
 
     async def change(
         self, form: str, changes: Callable[[], DesiredChanges], *, typed: str = "", hold: str = ""
@@ -96,11 +95,7 @@ class _ControlForm:
         return context.job_page(live, shown).response(refusal.status)
 
 
-async def _form(job: str, db: Db, who: Who, clock: Clock, version: Text, htmx: Htmx = False) -> _ControlForm:
-    return _ControlForm(job, db, who, clock(), version, htmx)
-
-
-Form = Annotated[_ControlForm, Depends(_form)]
+Form = Annotated[_ControlForm, Depends()]
 
 
 @router.post("/jobs/{job}/budget")

@@ -12,7 +12,7 @@ from holdfast.protocol.messages import StallKind
 from holdfast.protocol.questions import Goodput, RankTimes
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Clock, Db
+from holdfast_server.http.dependencies import Db, Now
 from holdfast_server.queries.goodput import goodput, stalls_over_time
 from holdfast_server.queries.ranks import rank_heat, rank_times
 from holdfast_web.shared.filters import duration
@@ -103,22 +103,20 @@ def _checked(window: str, windows: object) -> str:
 
 
 @router.get("/jobs/{job}/goodput")
-async def job_goodput(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    answer = await goodput(db, job, cast("Window", _checked(window, Window)), now=clock())
-    part = GoodputPart(job=job, goodput=answer, bar=_bar(answer))
-    return part.response() if htmx else part.page()
+async def job_goodput(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
+    answer = await goodput(db, job, cast("Window", _checked(window, Window)), now=now)
+    return GoodputPart(job=job, goodput=answer, bar=_bar(answer)).part_or_page(htmx)
 
 
 @router.get("/jobs/{job}/ranks")
 async def job_ranks(
     job: str,
     db: Db,
-    clock: Clock,
+    now: Now,
     window: str = "1h",
     rows: Annotated[str, Query(alias="shown")] = "",
     htmx: Htmx = False,
 ) -> Response:
-    now = clock()
     _checked(window, ShortWindow)
     times = await rank_times(db, job, cast("ShortWindow", window), now=now)
     # a refresh of the full page keeps all rows
@@ -127,14 +125,13 @@ async def job_ranks(
     slowest = [row.rank for row in times.ranks[:shown]]
     heat = await rank_heat(db, job, slowest, cast("ShortWindow", window), times.measure, now=now)
     part = RanksPart(job=job, times=times, shown=shown, all_rows=all_rows, heat=_cells(heat, times.median_seconds))
-    return part.response() if htmx else part.page()
+    return part.part_or_page(htmx)
 
 
 @router.get("/jobs/{job}/stalls")
-async def job_stalls(job: str, db: Db, clock: Clock, window: str = "24h", htmx: Htmx = False) -> Response:
-    stalls = await stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=clock())
-    part = _stalls_part(stalls)
-    return part.response() if htmx else part.page()
+async def job_stalls(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
+    stalls = await stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=now)
+    return _stalls_part(stalls).part_or_page(htmx)
 
 
 def _stalls_part(stalls: StallsOverTime) -> StallsPart:

@@ -19,7 +19,7 @@ from holdfast_server.core.errors import (
     UnknownJob,
     UnknownOrder,
 )
-from holdfast_server.http.dependencies import Asker, Clock, Db, SharedAnswers, Who
+from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswers, Who
 from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared.render import HEADERS
@@ -42,11 +42,10 @@ def _back(job: str, anchor: str) -> Response:
 async def job_page(
     job: str,
     db: Db,
-    clock: Clock,
+    now: Now,
     points: Points = context.POINTS_SHOWN,
     edits: Edits = context.EDITS_SHOWN,
 ) -> Response:
-    now = clock()
     async with db.one_view():
         live = await context.job_live(db, job, now=now, points_limit=points, edits_limit=edits)
         shown = await context.controls(db, live.job, live.changes, now=now)
@@ -79,16 +78,14 @@ async def live_parts(
 
 
 @router.get("/jobs/{job}/history")
-async def job_history(job: str, db: Db, clock: Clock, edits: Edits = context.EDITS_SHOWN) -> Response:
-    now = clock()
+async def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
     async with db.one_view():
         summary = await summaries.job_summary(db, job, now=now)
         return (await context.history_part(db, summary, now=now, limit=edits)).response()
 
 
 @router.get("/jobs/{job}/points")
-async def job_points(job: str, db: Db, clock: Clock, points: Points = context.POINTS_SHOWN) -> Response:
-    now = clock()
+async def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
     async with db.one_view():
         summary = await summaries.job_summary(db, job, now=now)
         return (await context.points_part(db, summary, now=now, limit=points)).response()
@@ -109,8 +106,7 @@ PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 @router.get("/jobs/{job}/plan")
 async def job_plan(job: str, db: Db, typed: PlanInputs, htmx: Htmx = False) -> Response:
     part = await context.plan_part(db, job, typed)
-    status = 422 if part.answer.error else 200
-    return part.response(status) if htmx else part.page(status)
+    return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
 @router.get("/jobs/{job}/plan/answer")
@@ -126,38 +122,34 @@ async def job_plan_answer(job: str, db: Db, typed: PlanInputs) -> Response:
 async def restore_dialog(
     job: str,
     db: Db,
-    clock: Clock,
+    now: Now,
     checkpoint: str = "",
     iteration: str = "",
     before: Annotated[int | None, Query(ge=0, le=MAX_ITERATION)] = None,
     htmx: Htmx = False,
 ) -> Response:
-    dialog = await context.restore_dialog(
-        db, job, now=clock(), checkpoint=checkpoint, asked=iteration, before=before
-    )
-    return _dialog_response(dialog, 422 if dialog.refusal else 200, htmx)
+    dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, asked=iteration, before=before)
+    return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
 
 
 @router.post("/jobs/{job}/restores")
 async def order_restore(
-    job: str, db: Db, who: Who, clock: Clock, checkpoint: Text, key: Text, htmx: Htmx = False
+    job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, htmx: Htmx = False
 ) -> Response:
-    now = clock()
     try:
         await control.order_restore(db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now)
     except (UnknownJob, UnknownOrder):
         raise
     except RequestRefused as refusal:
         dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, refusal=str(refusal))
-        return _dialog_response(dialog, 409 if isinstance(refusal, OpenOrder) else 422, htmx)
+        return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:
         return _back(job, "restore-status")
     return await _moved(db, job, now, "holdfast:restore-requested")
 
 
 @router.post("/jobs/{job}/restores/{order}/cancel")
-async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
-    now = clock()
+async def cancel_restore(job: str, order: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
         await control.cancel_restore(db, job, order, who=who, now=now)
     except NotCancellable:
@@ -168,19 +160,17 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, clock: Clock, h
 
 
 @router.get("/jobs/{job}/delete")
-async def delete_dialog(job: str, db: Db, clock: Clock, htmx: Htmx = False) -> Response:
-    return await _delete_dialog(db, job, clock(), htmx)
+async def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
+    return await _delete_dialog(db, job, now, htmx)
 
 
 async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
     dialog = context.DeleteDialog(job=await summaries.job_summary(db, job, now=now), refusal=refusal, now=now)
-    status = 409 if refusal else 200
-    return dialog.response(status) if htmx else dialog.page(status)
+    return dialog.part_or_page(htmx, 409 if refusal else 200)
 
 
 @router.post("/jobs/{job}/delete")
-async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = False) -> Response:
-    now = clock()
+async def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
         await deletion.delete_job(db, job, who=who, now=now)
     except NotPossible as refusal:
@@ -193,7 +183,3 @@ async def delete_job(job: str, db: Db, who: Who, clock: Clock, htmx: Htmx = Fals
 async def _moved(db: Db, job: str, now: float, event: str) -> Response:
     live = await context.job_live(db, job, now=now)
     return live.response(headers={"HX-Trigger": event})
-
-
-def _dialog_response(dialog: context.RestoreDialog, status: int, htmx: bool) -> Response:
-    return dialog.response(status) if htmx else dialog.page(status)

@@ -77,3 +77,7 @@ class View:
 
     def page(self, status: int = 200) -> HTMLResponse:
         return self.response(status, template=self.page_template)
+
+    def part_or_page(self, htmx: bool, status: int = 200) -> HTMLResponse:
+        """Return the part for a request by htmx, else its full page."""
+        return self.response(status) if htmx else self.page(status)
