@@ -11,7 +11,7 @@ from holdfast.protocol.jobs import CheckpointInfo
 from holdfast_server import models
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import read_job
 from holdfast_server.records import checkpoints
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import as_row
@@ -35,8 +35,7 @@ async def newest(db: Database, job: str) -> Trouble | None:
     Only iterations of the current attempt that are on the path to the current one count. Raises UnknownJob.
     """
     rows = models.AlertRecord
-    async with db.read() as session:
-        found = await find_job(session, job)
+    async with read_job(db, job) as (session, found):
         path, recent = await ancestry_of(session, found), recent_of(found)
         attempt = await session.get(models.AttemptRecord, (job, found.uid))
         place: tuple[str, int] | None = None

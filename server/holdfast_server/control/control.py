@@ -26,7 +26,7 @@ from holdfast_server.core.errors import (
     NotRestorable,
 )
 from holdfast_server.db import Database, job_transaction
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import find_job, read_job
 from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row
@@ -69,8 +69,7 @@ async def undo(
         UnknownJob, VersionConflict.
         InvalidSetting: there is no such edit, or it cannot be reverted.
     """
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         found = await session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
@@ -209,8 +208,7 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
         NotPossible: the order was not carried out, or its safety checkpoint is no longer in the store.
         OpenOrder: an order for another checkpoint is open.
     """
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         made = await restore_orders.find(session, job, order)
         again, key, number = None, f"undo {made.id}", 1
         while (known := await restore_orders.find_by_key(session, job, key)) is not None:
@@ -276,15 +274,13 @@ def _label(label: str | None) -> str | None:
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:
     """Return the checkpoint that a restore to an iteration uses. Raises CheckpointNotFound."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
 
 
 async def last_good(db: Database, job: str, trouble: int) -> CheckpointInfo | None:
     """Return the newest durable checkpoint before an iteration with a wrong loss, if there is one."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         found = await checkpoints.last_good(session, row, trouble)
         return None if found is None else as_row(found, await ancestry_of(session, row))
 

@@ -26,7 +26,7 @@ from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import find_job, read_job
 from holdfast_server.records.failures import ObservedFailures, failures_of
 from holdfast_server.records.interval_status import in_force, paced_of, profile_of
 
@@ -127,8 +127,7 @@ def _preview_settings(
 
 async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:
     """Raises UnknownJob."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         seen = await failures_of(session, row)
     paced = paced_of(row)
     profile = profile_of(paced)

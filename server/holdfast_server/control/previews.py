@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.questions import RestorePreview
 from holdfast_server import models
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import read_job
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row, find, stands
 from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of
@@ -21,8 +21,7 @@ RESTORES_LOOKED_AT = 5
 
 async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
     """Preview what a restore would abandon, and how long it would take. Raises CheckpointNotFound."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         target = await find(session, row, checkpoint)
         attempt = await session.get(models.AttemptRecord, (job, row.uid))
         here = await ancestry_of(session, row)

@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import ScrubReport, Tensors, Verification
 from holdfast_server.db import Database, job_transaction
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import find_job, read_job
 from holdfast_server.records import audit, checkpoints, verifications
 
 
@@ -64,15 +64,13 @@ async def record_scrub(
 
 async def verification(db: Database, job: str, checkpoint: str) -> Verification:
     """Return the verification of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         return await verifications.find(session, job, (await checkpoints.named(session, row, checkpoint)).id)
 
 
 async def tensors(db: Database, job: str, checkpoint: str, other: str | None = None) -> Tensors:
     """Return the norms of a checkpoint's tensors, compared with another's. Raises as `verification` does."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         here = (await checkpoints.named(session, row, checkpoint)).id
         there = (await checkpoints.named(session, row, other)).id if other else None
         return await verifications.tensors(session, job, here, there)

@@ -37,8 +37,7 @@ FORKED = "forked"
 async def attempts(db: Database, job: str, *, limit: int) -> list[AttemptSummary]:
     """Return the attempts of a job, newest first. Raises UnknownJob."""
     rows = models.AttemptRecord
-    async with db.read() as session:
-        await summaries.find_job(session, job)
+    async with summaries.read_job(db, job) as (session, _):
         query = (
             select(rows)
             .where(rows.job == job, rows.finished.is_distinct_from(FORKED))
@@ -62,8 +61,7 @@ async def configuration(
         UnknownAttempt: the job has no such attempt, or no origin that the user may see.
         InvalidSetting: `against` is neither a number nor `origin`.
     """
-    async with db.read() as session:
-        await summaries.find_job(session, job)
+    async with summaries.read_job(db, job) as (session, _):
         values = await configuration_of(session, job, await _uid(session, job, attempt))
         found = AttemptConfiguration(
             job=job,
@@ -80,8 +78,7 @@ async def configuration(
 
 async def output(db: Database, job: str, attempt: int) -> AttemptOutput:
     """Return the last lines of output of an attempt. Raises UnknownJob and UnknownAttempt."""
-    async with db.read() as session:
-        await summaries.find_job(session, job)
+    async with summaries.read_job(db, job) as (session, _):
         first, lines = await output_of(session, job, await _uid(session, job, attempt))
     return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception_in(lines))
 

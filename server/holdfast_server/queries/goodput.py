@@ -15,7 +15,7 @@ from holdfast.protocol.questions import Bucket, Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast_server import models
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import find_job, read_job
 from holdfast_server.queries.time_buckets import (
     BUCKETS,
     DEFINITIONS,
@@ -284,8 +284,7 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
     lies before the window.
     """
     rows, attempts = models.StallRecord, models.AttemptRecord
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
         begins_at = max(begin_of(window, now=now), first or row.created_at)
         ends_at = max(now, begins_at + 1)

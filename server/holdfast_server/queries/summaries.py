@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
@@ -63,6 +64,13 @@ async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
     if row is None:
         raise UnknownJob(job)
     return row
+
+
+@asynccontextmanager
+async def read_job(db: Database, job: str) -> AsyncIterator[tuple[AsyncSession, models.JobRecord]]:
+    """Open a read session and find a job. Raises UnknownJob."""
+    async with db.read() as session:
+        yield session, await find_job(session, job)
 
 
 async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
@@ -182,8 +190,7 @@ async def family(db: Database, job: str, *, visible: Collection[str] | None = No
 
     `visible`: projects that the user may see; None: all. Raises UnknownJob.
     """
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         found = ForkFamily(origin=await origin_of(session, job), forks=await _forks(session, job, visible))
     return found if visible is None else _as_seen(found, visible)
 

@@ -28,7 +28,7 @@ from holdfast_server.core.encoding import answer_from, round_row
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.summaries import read_job
 from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow
 from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
@@ -68,8 +68,7 @@ async def restore_points(
         InvalidSetting: there is no checkpoint `before`.
     """
     rows = models.CheckpointRecord
-    async with db.read() as session:
-        found = await find_job(session, job)
+    async with read_job(db, job) as (session, found):
         order = (taken_at(), rows.iteration, rows.lineage)
         query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
         if in_store:
@@ -85,28 +84,24 @@ async def restore_points(
 
 
 async def orders(db: Database, job: str, *, limit: int = 20) -> list[Order]:
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         return await restore_orders.order_rows(session, job, limit=min(limit, MAX_ROWS))
 
 
 async def order(db: Database, job: str, order: str) -> Order:
     """Raises UnknownOrder."""
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         return await restore_orders.find(session, job, order)
 
 
 async def edits(db: Database, job: str, *, limit: int = 20) -> list[Edit]:
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         return await desired_state.edit_rows(session, job, limit=min(limit, MAX_ROWS))
 
 
 async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo]:
     rows = models.NoticeRecord
-    async with db.read() as session:
-        await find_job(session, job)
+    async with read_job(db, job) as (session, _):
         query = select(rows).where(rows.job == job).order_by(rows.id.desc())
         query = query.limit(min(limit, MAX_ROWS))
         return [answer_from(row, NoticeInfo) for row in await session.scalars(query)]
@@ -114,8 +109,7 @@ async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo
 
 async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
     """Return the detail of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
-    async with db.read() as session:
-        row = await find_job(session, job)
+    async with read_job(db, job) as (session, row):
         found = await checkpoints.find(session, row, checkpoint)
         begun = await lineages_of(session, job)
         here = Ancestry(begun, row.lineage)
@@ -196,8 +190,7 @@ async def timeline(
 ) -> Timeline:
     asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
-    async with db.read() as session:
-        found = await find_job(session, job)
+    async with read_job(db, job) as (session, found):
         read = await read_series(session, found, asked)
         reach, extent, ancestry = read.reach, read.extent, read.ancestry
         rank = asked.machine_rank
