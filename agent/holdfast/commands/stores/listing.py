@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -46,10 +45,13 @@ def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
         print_found([described(store, *each) for each in named(store, job)], path, json=json)
 
 
-def named(store: Store, job: str | None) -> Iterator[tuple[str, str]]:
-    for name in jobs_of(store, job):
-        for checkpoint in store.checkpoints(name):
-            yield name, checkpoint
+def named(store: Store, job: str | None, checkpoint: str | None = None) -> list[tuple[str, str]]:
+    """Return the checkpoints of all jobs, of one, or the one with this name, which needs a job."""
+    if checkpoint is None:
+        return [(name, each) for name in jobs_of(store, job) for each in store.checkpoints(name)]
+    if job is None:
+        fail("--checkpoint needs --job", EXIT_USAGE)
+    return [(job, chosen(store, job, checkpoint))]
 
 
 def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
@@ -104,11 +106,7 @@ def verify(
     Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
     """
     with opened(path) as store:
-        if checkpoint is not None and job is None:
-            fail("--checkpoint needs --job", EXIT_USAGE)
-        wanted = list(
-            named(store, job) if checkpoint is None else [(job or "", chosen(store, job or "", checkpoint))]
-        )
+        wanted = named(store, job, checkpoint)
         found = [_verified(store, *each, f"{i} of {len(wanted)}") for i, each in enumerate(wanted, 1)]
         print_found(found, path, json=json)
         if not json:

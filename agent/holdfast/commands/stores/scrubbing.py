@@ -23,7 +23,7 @@ from holdfast.commands.console import (
     progress_bar,
 )
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
-from holdfast.commands.stores.arguments import chosen, opened
+from holdfast.commands.stores.arguments import opened
 from holdfast.commands.stores.listing import named
 from holdfast.pacing.quantities import format_bytes, parse_speed
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
@@ -58,13 +58,9 @@ def scrub(
         pace = RateLimiter(parse_speed(rate, "--rate")) if rate is not None else None
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
-    if checkpoint is not None and job is None:
-        fail("--checkpoint needs --job", EXIT_USAGE)
     found = []
     with opened(path) as store:
-        wanted = list(
-            named(store, job) if checkpoint is None else [(job or "", chosen(store, job or "", checkpoint))]
-        )
+        wanted = named(store, job, checkpoint)
         for number, (name, each) in enumerate(wanted, 1):
             with progress_bar(f"{name} {each} ({number} of {len(wanted)})") as progress:
                 found.append(scrub_checkpoint(store, name, each, repair=repair, pace=pace, progress=progress))
