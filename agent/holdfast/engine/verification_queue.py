@@ -22,11 +22,12 @@ import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.checkpoint.verification import VerifyMessage, VerifyResult
+from holdfast.distributed.error_transport import printable
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
 from holdfast.system import io_pool
-from holdfast.telemetry.reporter import Reporter, text
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
@@ -171,7 +172,7 @@ class Verifier:
             request=request.id,
             checkpoint=request.checkpoint,
             host=platform.node(),
-            reason=text(str(reason)) if reason else None,
+            reason=printable(str(reason)) if reason else None,
             **what,  # type: ignore[arg-type]
         )
         self._reporter.event(event)

@@ -51,7 +51,7 @@ class OutputCapture:
                 source, self.stdout = opened(_channel(1))
                 streams.append((source, 1))
             if _is_open(2):
-                if self.stdout is not None and _is_same_file(1, 2):
+                if self.stdout is not None and os.path.sameopenfile(1, 2):
                     self.stderr = self.stdout  # in one channel, so that their order stays
                 else:
                     source, self.stderr = opened(_channel(2))
@@ -104,11 +104,6 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_same_file(one: int, other: int) -> bool:
-    first, second = os.fstat(one), os.fstat(other)
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
 def _channel(target: int) -> tuple[int, int]:

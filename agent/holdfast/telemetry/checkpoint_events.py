@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from holdfast.distributed.error_transport import printable
 from holdfast.format.parity_file import ParityCode, StripeLayout
 from holdfast.pacing.quantities import format_bytes
 from holdfast.persist.task import is_worth_sharing
@@ -17,7 +18,7 @@ from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.state.registry import CapturedState
 from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
-from holdfast.telemetry.reporter import Reporter, text
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
@@ -67,7 +68,7 @@ class CheckpointEvents:
                 lineage=position.lineage,
                 kind=kind,
                 state="failed",
-                reason=text(reason),
+                reason=printable(reason),
             )
         )
 
@@ -174,7 +175,7 @@ class CheckpointEvents:
             persist_started_at=run.write_started_at or None,
             persist_seconds=result.seconds,
             durable_iteration=self._reporter.position.iteration if is_durable else None,
-            reason=text(result.reason) if result.reason else None,
+            reason=printable(result.reason) if result.reason else None,
             store_free_bytes=self._free_bytes() if is_durable else None,
             ranks=list(result.ranks),
         )

@@ -15,6 +15,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal
 
+from holdfast.distributed.error_transport import printable
 from holdfast.pacing import Controller, IntervalPlan, Profile
 from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.protocol import messages
@@ -124,8 +125,8 @@ class Reporter:
                 supervised="HOLDFAST_SUPERVISED" in os.environ,
                 previous_exit=os.environ.get(supervisor_channel.PREVIOUS_EXIT) or None,
                 versions=versions,
-                owner=text(self._owner),
-                labels={text(key): text(value) for key, value in self._labels.items()},
+                owner=printable(self._owner),
+                labels={printable(key): printable(value) for key, value in self._labels.items()},
             )
         )
         self.inventory(committed, pinned)
@@ -174,14 +175,7 @@ class Reporter:
         self.event(messages.AttemptFinished(**self._here(), reason=reason))
 
     def applied(self, version: int) -> None:
-        self.event(
-            messages.DesiredStateApplied(
-                at=time.time(),
-                version=version,
-                iteration=self.position.iteration,
-                lineage=self.position.lineage,
-            )
-        )
+        self.event(messages.DesiredStateApplied(**self._here(), version=version))
 
     def order(
         self,
@@ -199,30 +193,22 @@ class Reporter:
         """
         if order is None:
             return
-        position = (
-            self.position if began is None else TrainingPosition(iteration=began.iteration, lineage=began.number)
-        )
+        there = {} if began is None else {"iteration": began.iteration, "lineage": began.number}
         self.event(
             messages.OrderStateChange(
-                at=time.time(),
+                **self._here() | there,
                 order=order,
                 state=state,
-                iteration=position.iteration,
-                lineage=position.lineage,
-                reason=text(reason) if reason else None,
+                reason=printable(reason) if reason else None,
                 seconds=seconds,
                 safety_checkpoint=safety,
             )
         )
 
     def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
+        here = self._here()
         self.event(
-            messages.RestoreModeReport(
-                **self._here(),
-                mode=mode,
-                reason=text(reason),
-                start_seconds=start_seconds,
-            )
+            messages.RestoreModeReport(**here, mode=mode, reason=printable(reason), start_seconds=start_seconds)
         )
 
     def stalls(self, measured: Iteration) -> None:
@@ -321,7 +307,7 @@ class Reporter:
                 lineage=lineage,
                 kind="scheduled",
                 state="damaged",
-                reason=text(str(error)),
+                reason=printable(str(error)),
             )
         )
 
@@ -346,24 +332,17 @@ class Reporter:
         for key, value in metrics.items():
             with contextlib.suppress(TypeError, ValueError, ArithmeticError, RuntimeError):  # no single number
                 shown.append(f"{key} {float(value.detach() if hasattr(value, 'detach') else value):.4g}")
-        message = text(f"{name}: {', '.join(shown)}" if shown else str(name))[:MAX_ANNOTATION]
+        message = printable(f"{name}: {', '.join(shown)}" if shown else str(name))[:MAX_ANNOTATION]
         here = self._here()
         with contextlib.suppress(TypeError):  # it is no integer
             here["iteration"] = min(max(operator.index(iteration), 0), here["iteration"])  # type: ignore[arg-type]
         self.event(messages.Notice(**here, level="info", code=MARK, message=message))
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
-        message = text(message)
+        message = printable(message)
         if not self._quiet or code in PER_RANK_NOTICES:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
-        self.event(
-            messages.Notice(
-                **self._here(),
-                level=level,
-                code=code,
-                message=message,
-            )
-        )
+        self.event(messages.Notice(**self._here(), level=level, code=code, message=message))
 
 
 class ConsoleLog:
@@ -394,11 +373,6 @@ class ConsoleLog:
 
 
 console_log = ConsoleLog()
-
-
-def text(value: str) -> str:
-    """Replace what cannot be encoded, such as bytes of a path in an OSError."""
-    return value.encode(errors="replace").decode()
 
 
 def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
