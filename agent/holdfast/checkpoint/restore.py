@@ -266,7 +266,8 @@ def load(
     stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
 
     def prepare() -> None:
-        stored.extend(pair for each in ranges for pair in _tensors_of_range(each))
+        for each in ranges:
+            stored.extend(_tensors_in(each.reserve(), each.start, each.tensors))
         meanwhile()
 
     repaired = _manifest_damage(source) + read_repairing(
@@ -356,11 +357,6 @@ def load_from_memory(
         stored.extend(_tensors_in(payload(file, names), file.header_bytes, tensors))
     checkpoint = checkpoint_id(found.iteration, found.lineage)
     return LoadedCheckpoint(checkpoint, found, _assembled(stored, wanted), saved, borrowed=True)
-
-
-def _tensors_of_range(read: FileRange) -> Iterator[tuple[fmt.Tensor, torch.Tensor]]:
-    """Yield the tensors of a range as views, which keep its memory alive."""
-    return _tensors_in(read.reserve(), read.start, read.tensors)
 
 
 def _tensors_in(

@@ -46,7 +46,7 @@ class TrainerState:
             "callbacks": {key: state for key, state in callbacks.items() if state},
             "hooks": self._saved_by_hooks(),
             "logged": {name: _plain(getattr(trainer._logger_connector, name)) for name in _CONNECTOR},
-            "results": _states_of(trainer.fit_loop.epoch_loop._results),
+            "results": {key: _result_state(each) for key, each in trainer.fit_loop.epoch_loop._results.items()},
             "metrics": {name: _metric_state(metric) for name, metric in self._metrics().items()},
             "should_stop": trainer.should_stop,
             "accumulate_grad_batches": trainer.accumulate_grad_batches,
@@ -165,10 +165,6 @@ def _without_loaders(fit_loop: Any) -> Any:
         return fit_loop.state_dict()
     finally:
         fit_loop._combined_loader = loader
-
-
-def _states_of(results: _ResultCollection) -> dict[str, Any]:
-    return {key: _result_state(metric) for key, metric in results.items()}
 
 
 def _result_state(metric: _ResultMetric) -> dict[str, Any]:

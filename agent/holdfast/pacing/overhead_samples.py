@@ -169,7 +169,8 @@ class OverheadSamples:
         newest_span = self._open.comparison
         comparisons = [*self._comparisons, newest_span] if newest_span else list(self._comparisons)
         if not comparisons:
-            return self._unpaired()
+            comparison = compare(self._busy, self._idle)
+            return conclude([comparison] if comparison else [], self._scatter)
         scatter = self._scatter
         settled = conclude(comparisons, scatter)
         for horizon in CHANGED_HORIZONS:
@@ -179,10 +180,6 @@ class OverheadSamples:
                     self._comparisons.popleft()
                 return newest
         return settled
-
-    def _unpaired(self) -> SlowdownEstimate:
-        comparison = compare(self._busy, self._idle)
-        return conclude([comparison] if comparison else [], self._scatter)
 
     @property
     def _scatter(self) -> float:

@@ -15,7 +15,7 @@ parent, which may be removed or repaired at any time. Does not import torch.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,7 +176,8 @@ def find_unchanged(store: Store, task: Task, tensors: Future[list[fmt.Tensor]]) 
             files.append(msgspec.structs.replace(file, written_by=file.written_by or origin.parent))
             reused |= equal
     left = [tensor for name, tensor in now.items() if name in same and name not in reused]
-    return Reuse(files, reused, [each.name for each in left] if _is_enough(left) else ())
+    left_bytes = sum(tensor.end - tensor.start for tensor in left)
+    return Reuse(files, reused, [each.name for each in left] if left_bytes >= MIN_SHARED_BYTES else ())
 
 
 def _parent(store: Store, task: Task) -> fmt.Manifest | None:
@@ -199,10 +200,6 @@ def _is_reusable(file: fmt.File, task: Task) -> bool:
     if source == task.id or not file.name.startswith(f"{stem_of(origin.rank, source)}."):
         return False
     return code is None or (file.parity is not None and file.parity.code == code)
-
-
-def _is_enough(tensors: Iterable[fmt.Tensor]) -> bool:
-    return sum(tensor.end - tensor.start for tensor in tensors) >= MIN_SHARED_BYTES
 
 
 def _content(tensor: fmt.Tensor) -> tuple[Any, ...]:

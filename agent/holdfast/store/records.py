@@ -356,9 +356,6 @@ def failures_between(store: RecordStore, job: str, first: int, present: int, las
         if (ending := endings.get(attempt.number)) is not None:
             failed += ending.reason not in INTENDED_ENDS and ending.iterations > 0
         else:
-            failed += attempt.number == first or _lasted(attempt, following)
+            has_trained = following.started_at - attempt.started_at >= STARTING_SECONDS
+            failed += attempt.number == first or has_trained
     return failed
-
-
-def _lasted(attempt: Attempt, following: Attempt) -> bool:
-    return following.started_at - attempt.started_at >= STARTING_SECONDS

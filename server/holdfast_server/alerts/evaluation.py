@@ -50,7 +50,9 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 project: await rules.rules_of(session, project) for project in {job.project for job in known}
             }
             rows = await incidents.open_rows(session, part)
-            spike_rules = {name: _spike_rules(found) for name, found in by_project.items()}
+            spike_rules = {
+                name: [rule for rule in found if KINDS[rule.kind].window] for name, found in by_project.items()
+            }
             asked = [
                 job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
             ]
@@ -81,10 +83,6 @@ def _check(job: JobFacts, project_rules: list[AlertRule]) -> list[_RuleCheck]:
         facts_of_rule = replace(job, window=rule.window) if rule.window else job
         found.append(_RuleCheck(rule, KINDS[rule.kind].judge(facts_of_rule, rule.limit)))
     return found
-
-
-def _spike_rules(project_rules: list[AlertRule]) -> list[AlertRule]:
-    return [rule for rule in project_rules if KINDS[rule.kind].window]
 
 
 def _steps(

@@ -78,7 +78,8 @@ def _newest(values: Sequence[float]) -> float:
     It is nan if the last measured value is older than twice the usual distance between measured values.
     """
     places = [place for place, value in enumerate(values) if not math.isnan(value)]
-    if not places or _mostly_finite(values):
+    is_mostly_finite = 2 * sum(map(math.isfinite, values)) > len(values)
+    if not places or is_mostly_finite:
         return values[-1]
     usual = max((after - before for before, after in pairwise(places)), default=RECENT_ITERATIONS)
     return values[places[-1]] if len(values) - 1 - places[-1] <= 2 * usual else NAN
@@ -87,7 +88,3 @@ def _newest(values: Sequence[float]) -> float:
 def total(values: Iterable[float]) -> float:
     """Return the sum of the finite values."""
     return sum(filter(math.isfinite, values))
-
-
-def _mostly_finite(column: Sequence[float]) -> bool:
-    return 2 * sum(map(math.isfinite, column)) > len(column)
