@@ -75,15 +75,8 @@ class Administration(JsonClient):
 
     def silence(self, job: str, alert: int, *, seconds: float) -> Alert:
         """Send no notifications for an alert and its recurrences. Raises NotFound, Conflict and Invalid."""
-        return self._fetch(
-            Alert,
-            "POST",
-            "/jobs/{job}/alerts/{alert}/silence",
-            job,
-            alert,
-            body={"seconds": seconds},
-            idempotent=True,
-        )
+        path, body = "/jobs/{job}/alerts/{alert}/silence", {"seconds": seconds}
+        return self._fetch(Alert, "POST", path, job, alert, body=body, idempotent=True)
 
     def unsilence(self, job: str, alert: int) -> Alert:
         """End the silence of an alert. Raises NotFound and Conflict."""
@@ -134,14 +127,8 @@ class Administration(JsonClient):
 
     def alert_deliveries(self, channel: str, *, project: str = "default", limit: int = 50) -> list[AlertDelivery]:
         """Return the deliveries of a channel, newest first. Raises NotFound and NotPermitted."""
-        return self._rows(
-            AlertDelivery,
-            "deliveries",
-            "/projects/{project}/alert-channels/{channel}/deliveries",
-            project,
-            channel,
-            query={"limit": limit},
-        )
+        path = "/projects/{project}/alert-channels/{channel}/deliveries"
+        return self._rows(AlertDelivery, "deliveries", path, project, channel, query={"limit": limit})
 
     # ---- users, keys, the audit log -----------------------------------------------------------
 

@@ -32,11 +32,7 @@ router = APIRouter(prefix="/jobs/{job}/export", tags=["jobs"])
 
 def _file(kind: str, example: str, **others: str) -> dict[int | str, dict[str, Any]]:
     content = {kind: {"schema": {"type": "string"}, "example": example}}
-    answers: dict[int | str, dict[str, Any]] = {
-        200: {"description": "The file", "content": content},
-        404: {"description": NOT_FOUND},
-    }
-    return answers | {int(name.removeprefix("_")): {"description": why} for name, why in others.items()}
+    return returns(None, 200, _404=NOT_FOUND, **others) | {200: {"description": "The file", "content": content}}
 
 
 def _named(job: str, name: str) -> dict[str, str]:
