@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Literal
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
@@ -77,9 +76,7 @@ class Client(Administration):
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # ---- jobs ---------------------------------------------------------------------------------
