@@ -27,11 +27,11 @@ from holdfast_server.queries.summaries import find_job
 from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 from holdfast_server.records import desired_state, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
-from holdfast_server.samples import read_plan, reading, rollups
+from holdfast_server.samples import read_plan, reading
 from holdfast_server.samples.limits import TIMES_END
 from holdfast_server.samples.rollups import LAST, SUM, Rollup
 from holdfast_server.samples.sample_codec import BUILT_IN
-from holdfast_server.samples.series import AT, SECONDS, TimelineData
+from holdfast_server.samples.series import AT, SECONDS, TimelineData, buckets_of
 
 TRACKS = ("iterations", "snapshot", "persist", "stalls", "orders")
 MOST_ROWS = 20_000
@@ -207,7 +207,7 @@ def _span(track: str, name: str, start_us: float, seconds: float, **args: Any) -
 def _iterations(found: _Found, within: _Within) -> Iterator[Event]:
     """Yield each iteration, or groups of iterations if there are too many."""
     for plan in found.plans:
-        if (made := _buckets(plan, found.contents)) is None:
+        if (made := buckets_of(plan, found.contents, MAX_POINTS)) is None:
             continue
         names, buckets = made
         columns = zip(
@@ -233,16 +233,6 @@ def _losses(buckets: Rollup, column: int, within: _Within) -> Iterator[Event]:
     for at, loss, count in zip(times, sums, buckets.finite[:, column].tolist(), strict=True):
         if count:
             yield {"ph": "C", "pid": 1, "name": "loss", "ts": within.us(at), "args": {"loss": loss / count}}
-
-
-def _buckets(plan: read_plan.PlannedRead, contents: TimelineData) -> tuple[Sequence[str], Rollup] | None:
-    width = 1 if plan.each else plan.width
-    parts = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
-    if not parts:
-        return None
-    names = list(dict.fromkeys(name for metrics, _ in parts for name in metrics))
-    whole = [rollups.aligned(rollup, metrics, names) for metrics, rollup in parts]
-    return names, rollups.combined(whole, plan.width if sum(map(len, whole)) > MAX_POINTS else width)
 
 
 def _checkpoints(taken: Iterable[models.CheckpointRecord], within: _Within) -> Iterator[Event]:

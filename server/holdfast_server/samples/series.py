@@ -52,6 +52,19 @@ class TimelineData:
         return (names, rollups.decoded(rows, len(BUILT_IN) + len(names))) if rows else None
 
 
+def buckets_of(
+    plan: PlannedRead, contents: TimelineData, points: int, metrics: Sequence[str] | None = None
+) -> tuple[Sequence[str], Rollup] | None:
+    """Return the names of the metrics, or of those that `metrics` selects, and about `points` buckets."""
+    width = 1 if plan.each else plan.width
+    found = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
+    if not found:
+        return None
+    names = list(dict.fromkeys(name for known, _ in found for name in known if metrics is None or name in metrics))
+    parts = [rollups.aligned(rollup, known, names) for known, rollup in found]
+    return names, rollups.combined(parts, plan.width if sum(map(len, parts)) > points else width)
+
+
 def series(
     plan: PlannedRead,
     contents: TimelineData,
@@ -66,13 +79,9 @@ def series(
     `metrics`: only these. `digits`: significant digits of the values. `times`: only points in between, and one on
     each side.
     """
-    width = 1 if plan.each else plan.width
-    found = [part for read in plan.segments if (part := contents.part(read, width)) is not None]
-    if not found:
+    if (found := buckets_of(plan, contents, points, metrics)) is None:
         return None
-    names = list(dict.fromkeys(name for known, _ in found for name in known if metrics is None or name in metrics))
-    parts = [rollups.aligned(rollup, known, names) for known, rollup in found]
-    buckets = rollups.combined(parts, plan.width if sum(map(len, parts)) > points else width)
+    names, buckets = found
     if times is not None:
         at = buckets.stats[:, AT, LAST]
         begin, end = np.searchsorted(at, times[0]) - 1, np.searchsorted(at, times[1], side="right") + 1
