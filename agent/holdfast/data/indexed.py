@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, Dataset, Sampler
 
 from holdfast.data.order import Permutation, RankShare
 from holdfast.data.seeding import Key, SeededDataset, preserved_random_state, seed_all, unchanged_batch
+from holdfast.state.rng import is_generator
 from holdfast.system.preemption import iterate_loader
 
 logger = logging.getLogger("holdfast")
@@ -152,7 +153,7 @@ class SamplerOrder:
             )
         # with a set_epoch, the order follows from the epoch, also if a generator draws it
         own = (part for part in self._parts if not hasattr(part, "set_epoch"))
-        if any(getattr(part, "generator", None) is not None for part in own):
+        if any(is_generator(value) for part in own for value in getattr(part, "__dict__", {}).values()):
             return (
                 f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
                 "twice or not at all"

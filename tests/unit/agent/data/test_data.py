@@ -253,6 +253,17 @@ def test_torchs_random_samplers_resume_exactly_although_they_know_no_epoch():
     assert "has its own generator" in DataLoader(RandomNumberDataset(), sampler=own).limitation
 
 
+def test_a_sampler_with_its_own_generator_is_reported_whatever_the_name_of_its_attribute():
+    class Shuffled(SequentialSampler):
+        def __init__(self, data, random_numbers):
+            super().__init__(data)
+            self.g = random_numbers
+
+    for own in (torch.Generator(), numpy.random.default_rng(1), random.Random(1)):
+        sampler = Shuffled(RandomNumberDataset(), own)
+        assert "has its own generator" in DataLoader(RandomNumberDataset(), sampler=sampler).limitation
+
+
 def test_a_subset_is_seeded_by_sample_like_any_other_set():
     subset = torch.utils.data.Subset(RandomNumberDataset(), range(5, 17))
 
