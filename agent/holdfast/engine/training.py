@@ -361,7 +361,7 @@ class Training:
         if self.replays_updates:
             return "a CUDA graph of this script replays an optimizer step in memory that a restore would replace"
         if self._restorable_in_place is not None:
-            return None if self._restorable_in_place else "the script sets restorable_in_place=False"
+            return None if self._restorable_in_place else "restorable_in_place is False for this script"
         if any(loader.is_iterated_directly for loader in self._given_loaders):
             return (
                 "this script iterates over its loader itself; a loop over session.batches(...) can be restored in "

@@ -70,8 +70,8 @@ def test_under_a_supervisor_it_saves_what_is_left_and_ends_to_be_started_again(s
     assert states(trainer) == ["delivered"]  # nothing was done yet: it can still be cancelled
     (told,) = notices(trainer, "relaunch")
     assert told == (
-        f"restarting the script to restore {POINT}: the script sets restorable_in_place=False. The current state "
-        "is kept as 000000000011-1"
+        f"restarting the script to restore {POINT}: restorable_in_place is False for this script. The current "
+        "state is kept as 000000000011-1"
     )
     assert [ending.reason for ending in open_store(store).records("job", Ending)] == ["relaunched"]
     assert supervisor_channel.take_relaunch(supervised) == msgspec.structs.replace(ORDER, fence=1)
@@ -135,7 +135,7 @@ def test_without_a_supervisor_the_order_waits_for_the_next_start(store, linked, 
     assert states(trainer) == ["delivered"]
     (told,) = notices(trainer, "restore")
     assert told.startswith(
-        f"the requested restore of {POINT} waits for the next start: the script sets restorable_in_place=False"
+        f"the requested restore of {POINT} waits for the next start: restorable_in_place is False for this script"
     )
     assert told.endswith("restart the script, or run it under `holdfast run`, which does")
     assert 6 in committed(store)
@@ -158,7 +158,7 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
     assert first.start_seconds > 0
     monkeypatch.setenv("HOLDFAST_RESTORABLE_IN_PLACE", "no")
     (second,) = told()
-    assert (second.mode, second.reason) == ("relaunch", "the script sets restorable_in_place=False")
+    assert (second.mode, second.reason) == ("relaunch", "restorable_in_place is False for this script")
     monkeypatch.delenv(supervisor_channel.VARIABLE)
     monkeypatch.delenv(supervisor_channel.STARTED_AT)
     (third,) = told()
