@@ -166,3 +166,22 @@ def test_save_state_works_beside_a_session(tmp_path):
 def test_loaders_without_a_position_are_refused_with_a_way_out(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         Loop(tmp_path, dataloader_config=DataLoaderConfiguration(**options))
+
+
+def test_a_session_before_prepare_is_refused(tmp_path):
+    accelerator = Accelerator(cpu=True)
+    accelerator.free_memory()
+    with pytest.raises(ValueError, match="create the session after the call"):
+        holdfast.integrations.accelerate.session(accelerator, "early", store=tmp_path)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_what_is_prepared_after_the_session_is_reported(tmp_path, caplog, later):
+    loop = Loop(tmp_path)
+    if later:
+        loop.accelerator.prepare(torch.optim.SGD(loop.model.parameters(), lr=0.1))
+    loop.train(epochs=1)
+    loop.session.close()
+    reported = [each.message for each in caplog.records if "accelerator.prepare was called after" in each.message]
+    assert len(reported) == later
+    assert all("AcceleratedOptimizer" in each for each in reported)

@@ -50,10 +50,16 @@ def session(accelerator: Any, job: str, *, seed: int | None = None, **arguments:
         **arguments: settings of `holdfast.Session`, and further objects to checkpoint, by keyword.
 
     Raises:
-        ValueError: a kind of training or of loader that cannot be resumed exactly; names the way out.
+        ValueError: a kind of training or of loader that cannot be resumed exactly, or nothing is prepared yet;
+            names the way out.
         The errors of `holdfast.Session` and of its `resume`.
     """
     require_supported(accelerator)
+    if not _prepared(accelerator):
+        raise ValueError(
+            "accelerator.prepare was not called yet, so the session would save no model: create the session after "
+            "the call"
+        )
     sources = [ResumableSource(accelerator, shard, seed) for shard in accelerator._dataloaders]
     created = AcceleratorSession(accelerator, job, sources, arguments)
     created.resume()
@@ -70,6 +76,8 @@ class AcceleratorSession(Session):
     ) -> None:
         self._accelerator, self._epochs = accelerator, LoaderEpochs(sources)
         self._counted_updates = 0
+        self._prepared_before: set[int] | None = {id(item) for item in _prepared(accelerator)}
+        """Identities of what was prepared before the session; `None` after the first update."""
         if sources:
             reject_restore_in_place(arguments, "a loop over the loaders of Accelerate")
         for keyword, item in arguments.items():
@@ -126,8 +134,22 @@ class AcceleratorSession(Session):
             return
         if not self._accelerator.sync_gradients or self._accelerator.optimizer_step_was_skipped:
             return
+        if self._prepared_before is not None:
+            self._report_prepared_later(self._prepared_before)
+            self._prepared_before = None
         with self._epochs:
             super().step(**metrics)
+
+    def _report_prepared_later(self, given: set[int]) -> None:
+        later = [item for item in _prepared(self._accelerator) if id(item) not in given]
+        if later:
+            names = ", ".join(sorted({type(item).__name__ for item in later}))
+            self.notice(
+                "warning",
+                "inventory",
+                f"accelerator.prepare was called after the session was created: what it returned ({names}) is "
+                "in no checkpoint. Create the session after the last call",
+            )
 
 
 class LoaderEpochs:
@@ -237,6 +259,16 @@ class ResumableSource(torch.utils.data.DataLoader[Any]):
     def leave_last_batch(self) -> None:
         if self._after is not None:
             self._after, self.loader.position = None, self._after
+
+
+def _prepared(accelerator: Any) -> list[Any]:
+    """Return what `accelerator.prepare` has returned so far."""
+    return [
+        *accelerator._models,
+        *accelerator._optimizers,
+        *accelerator._schedulers,
+        *accelerator._dataloaders,
+    ]
 
 
 def require_supported(
