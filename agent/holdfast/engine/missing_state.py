@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -37,7 +38,14 @@ def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str
         for keyword in saved
         if keyword not in objects
     ]
-    return [*_referred_to(objects), *_untrained(objects), *_unseen(objects), *_uncounted(objects), *behind]
+    return [
+        *_referred_to(objects),
+        *_untrained(objects),
+        *_unseen(objects),
+        *_uncounted(objects),
+        *_unsaved_metrics(objects),
+        *behind,
+    ]
 
 
 def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
@@ -99,6 +107,26 @@ def _uncounted(objects: Mapping[str, Any]) -> Iterator[str]:
                 "of its Accelerator is in no checkpoint: add it to the session, Session(accelerator=...)"
             )
             return
+
+
+def _unsaved_metrics(objects: Mapping[str, Any]) -> Iterator[str]:
+    """The torchmetrics whose `state_dict` leaves out what they have counted, which is the default."""
+    kind = getattr(sys.modules.get("torchmetrics"), "Metric", None)
+    if kind is None or any(getattr(item, "saves_metrics", False) for item in objects.values()):
+        return
+    for keyword, item in objects.items():
+        modules = item.named_modules() if isinstance(item, torch.nn.Module) else ()
+        names = [f"{keyword}.{name}" if name else keyword for name, each in modules if _is_unsaved(each, kind)]
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            yield (
+                f"{names[0]}{more} is a torchmetric whose values are in no checkpoint: call its persistent(True) "
+                "before the session is created, unless it is reset in every iteration"
+            )
+
+
+def _is_unsaved(module: torch.nn.Module, kind: type) -> bool:
+    return isinstance(module, kind) and not all(getattr(module, "_persistent", {}).values())
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:

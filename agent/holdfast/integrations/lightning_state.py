@@ -33,6 +33,9 @@ logger = logging.getLogger("holdfast")
 class TrainerState:
     """Gives a `Trainer` that fits a module `state_dict` and `load_state_dict`, for the end of a batch."""
 
+    saves_metrics = True
+    """Says that the values of the torchmetrics in the module are here, and not in its `state_dict`."""
+
     def __init__(self, trainer: pl.Trainer, left_out: Callback) -> None:
         self._trainer, self._left_out = trainer, left_out
         """`left_out` is the callback that creates the session, which has no state."""
