@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import logging
 import signal
@@ -85,6 +86,27 @@ def test_a_loader_of_holdfast_is_used_as_it_is(tmp_path):
         return holdfast.DataLoader(job.AugmentedSamples(), batch_size=4, shuffle=True, seed=3, num_workers=2)
 
     assert end_and_resume(tmp_path, [5, 12, 17], train=loader) == [1, 6, 13, 18]
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 8), (8, 4)])
+def test_another_batch_size_in_mid_epoch_continues_at_the_same_sample_and_validates(tmp_path, before, after):
+    def fit_with(size, end_after=None):
+        return fit(
+            tmp_path,
+            end_after=end_after,
+            train=lambda: torch.utils.data.DataLoader(job.AugmentedSamples(), batch_size=size, shuffle=True),
+            callbacks=lambda: [EarlyStopping("val_loss", patience=9)],  # raises an error without a validation
+            max_epochs=1,
+            accumulate_grad_batches=1,
+            val_check_interval=1.0,
+        )
+
+    started, _ = fit_with(before, end_after=4)
+    rest, trainer = fit_with(after)
+    batches = [samples for _, seen in started.updates + rest.updates for _, samples in seen]
+    assert [len(samples) for samples in batches] == [before] * 4 + [after] * ((job.SAMPLES - 4 * before) // after)
+    assert sorted(itertools.chain(*batches)) == list(range(job.SAMPLES))
+    assert "val_loss" in trainer.callback_metrics
 
 
 def test_a_stateful_loader_of_torchdata_keeps_its_own_position(tmp_path):

@@ -36,7 +36,7 @@ try:
     from lightning.pytorch.utilities.model_helpers import is_overridden
     from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-    from holdfast.integrations.lightning_state import TrainerState
+    from holdfast.integrations.lightning_state import TrainerState, recount_batches
 except ImportError as error:
     raise ImportError(
         f"lightning {pl.__version__} is not supported ({error}): install lightning 2.5.6 or 2.6.6, with which "
@@ -228,6 +228,8 @@ class Checkpoint(Callback):  # type: ignore[misc]  # its class is Any without Li
             for loader in loaders:
                 if isinstance(loader, DataLoader):
                     loader.begin_next_epoch()
+        elif len(loaders) == 1:
+            recount_batches(trainer, loaders[0])
 
     def _epoch_begins(self, trainer: pl.Trainer, on_run_start: Callable[[Any], None], fetcher: Any) -> None:
         on_run_start(fetcher)

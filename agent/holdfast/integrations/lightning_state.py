@@ -5,6 +5,7 @@ Checked with Lightning 2.6.6.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -23,6 +24,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
+
+from holdfast.data.loader import DataLoader
 
 _CONNECTOR = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics", "_first_loop_iter", "_current_fx")
 """Attributes of the logger connector: the values logged last, and its position in the epoch."""
@@ -159,6 +162,20 @@ class _RestoredResults(_ResultCollection):  # type: ignore[misc]  # its class is
             metric._update_count, metric.has_reset = restored._update_count, restored.has_reset
             metric._forward_cache = restored._forward_cache
         super().__setitem__(key, metric)
+
+
+def recount_batches(trainer: pl.Trainer, loader: Any) -> None:
+    """Count the finished batches of this epoch in those of the script, which may have another size than before.
+
+    Lightning compares this count with the length of the loader to find the end of the epoch and its validation.
+    """
+    if not isinstance(loader, DataLoader):
+        return
+    with contextlib.suppress(TypeError):  # no length: Lightning does not compare either
+        finished = len(loader) - loader.batches_left(loader.epoch + 1)
+        current = trainer.fit_loop.epoch_loop.batch_progress.current
+        for field in dataclasses.fields(current):
+            setattr(current, field.name, finished)
 
 
 def _without_loaders(fit_loop: Any) -> Any:
