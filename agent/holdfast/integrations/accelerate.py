@@ -293,12 +293,14 @@ def _require_shard(shard: Any, base: Any) -> None:
     if type(shard) is DataLoaderDispatcher:
         raise ValueError(
             "a loader of Accelerate that dispatches batches from the main process (the default for an iterable "
-            "dataset) has no position: set DataLoaderConfiguration(dispatch_batches=False)"
+            "dataset) has no position: set DataLoaderConfiguration(dispatch_batches=False), or, for a Trainer of "
+            'Transformers, TrainingArguments(accelerator_config={"dispatch_batches": False})'
         )
     if type(shard) is not DataLoaderShard or base is None:
         raise ValueError(
             f"a prepared loader of type {type(shard).__name__} has no position: give accelerator.prepare a "
-            "torch.utils.data.DataLoader, with an Accelerator that places its batches"
+            "torch.utils.data.DataLoader, with an Accelerator that places its batches. A get_train_dataloader of "
+            "a Trainer returns self.accelerator.prepare(loader)"
         )
     if shard.use_stateful_dataloader:
         raise ValueError(
