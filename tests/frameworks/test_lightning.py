@@ -265,6 +265,10 @@ def test_a_second_module_needs_a_job_of_its_own(tmp_path):
     [
         ({"callbacks": lambda: [StochasticWeightAveraging(1e-2)]}, "in a submodule"),
         ({"callbacks": lambda: [Finetuning()]}, "configure_optimizers"),
+        (
+            {"callbacks": lambda: [Checkpoint("other")]},
+            "2 Checkpoint callbacks, for \\['other', 'fit'\\]: keep one",
+        ),
         ({"reload_dataloaders_every_n_epochs": 1}, "set_epoch"),
         ({"train": lambda: CombinedLoader([torch_loader(), torch_loader()], "max_size")}, "min_size"),
     ],

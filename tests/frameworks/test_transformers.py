@@ -347,6 +347,13 @@ def test_a_setting_that_the_adapter_cannot_follow_is_refused(tmp_path, settings,
         fit.train()
 
 
+def test_a_second_attach_is_refused(tmp_path):
+    fit = Fit(tmp_path)
+    fit.before_training = lambda trainer: holdfast.integrations.transformers.attach(trainer, "other")
+    with pytest.raises(ValueError, match="attach was called twice"):
+        fit.train()
+
+
 def test_a_checkpoint_of_the_trainer_is_refused_where_there_is_none(tmp_path):
     fit = Fit(tmp_path)
     fit.before_training = lambda trainer: trainer.train(resume_from_checkpoint=True)

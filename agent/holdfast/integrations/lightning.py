@@ -353,6 +353,11 @@ def _require_support(trainer: pl.Trainer, module: pl.LightningModule) -> None:
                 "MetricTracker in the module is not supported: it adds metrics while it trains, so that a new "
                 "module does not fit the checkpoint; create it outside the module"
             )
+    jobs = [
+        each.job for each in trainer.callbacks if isinstance(each, Checkpoint) and not each.is_from_environment
+    ]
+    if len(jobs) > 1:
+        raise ValueError(f"Trainer(callbacks=...): {len(jobs)} Checkpoint callbacks, for {jobs}: keep one")
     for callback in trainer.callbacks:
         for kind in type(callback).__mro__:
             if (instead := _NOT_SUPPORTED.get(kind.__name__)) is not None:

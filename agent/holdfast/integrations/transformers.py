@@ -56,6 +56,8 @@ def attach(trainer: Any, job: str, **settings: Any) -> TrainerAdapter:
         ValueError: a kind of training, or an option of the Trainer, that is not supported; names the way out.
     """
     _require_supported(trainer)
+    if isinstance(getattr(trainer.train, "__self__", None), TrainerAdapter):
+        raise ValueError("attach was called twice for one Trainer: drop one call")
     reject_restore_in_place(settings, "the Trainer")
     return TrainerAdapter(trainer, job, settings)
 
