@@ -88,7 +88,7 @@ def die_unsealed() -> None:
             )
             die()
 
-    before(completion_marker, "marker", act)
+    before(completion_marker, "write_marker", act)
 
 
 def end_at_once(end: str) -> None:
