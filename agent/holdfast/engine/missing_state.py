@@ -126,7 +126,8 @@ def _unsaved_metrics(objects: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_unsaved(module: torch.nn.Module, kind: type) -> bool:
-    return isinstance(module, kind) and not all(getattr(module, "_persistent", {}).values())
+    states = getattr(module, "metric_state", {})
+    return isinstance(module, kind) and bool(states.keys() - module.state_dict().keys())
 
 
 def _tensors(item: Any) -> Iterator[torch.Tensor]:
