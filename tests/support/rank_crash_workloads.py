@@ -33,6 +33,7 @@ from holdfast.persist.persister import Persister
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Lineage, local, open_store
 from holdfast.system.files import Files
+from holdfast.torch_internals import default_store
 
 if TYPE_CHECKING:
     from tests.support.fork_server import WorkloadChannel
@@ -162,6 +163,9 @@ class CrashingTrainer:
 def chatter(stage: WorkloadChannel, rank: int, after: int, vote_bytes: int) -> list[str]:
     """Two lanes and a main thread talk without end; rank `rank` dies after so much of it. How that ended."""
     group, talked, ends = SideGroup(), itertools.count(1), []
+    meeting = default_store()  # files, so that the death of a rank that is through does not end another's wait
+    meeting.set(f"connected {group.rank}", b"")
+    meeting.wait([f"connected {each}" for each in range(group.world_size)])
 
     def talks() -> None:
         if next(talked) == after and group.rank == rank:
