@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
+import typing
 from urllib.parse import quote
 
 import pytest
@@ -43,8 +45,10 @@ def fields_of(endpoint):
         for mark in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(mark, params.Form):
                 yield mark.alias or name
-            elif isinstance(mark, params.Depends) and inspect.isfunction(mark.dependency):
-                yield from fields_of(mark.dependency)
+            elif isinstance(mark, params.Depends):
+                dependency = mark.dependency or typing.get_args(parameter.annotation)[0]
+                if inspect.isfunction(dependency) or dataclasses.is_dataclass(dependency):
+                    yield from fields_of(dependency)
 
 
 FORMS = {

@@ -32,6 +32,7 @@ def agent(served: Served, request: pytest.FixtureRequest) -> FakeAgent:
 def live(open_page: Open, agent: FakeAgent, **options: object) -> Page:
     page = open_page(f"/jobs/{agent.job}", **options)
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
+    expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")  # nothing moves any more
     return page
 
 
