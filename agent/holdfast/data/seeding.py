@@ -83,26 +83,26 @@ def preserved_random_state() -> Iterator[None]:
     if torch.utils.data.get_worker_info() is not None:
         yield  # the state of a worker does not matter
         return
-    python, of_torch = random.getstate(), torch.get_rng_state()
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
     numpy = sys.modules.get("numpy")
     if numpy:
-        ours, theirs = _own_numpy_generator(), numpy.random.get_bit_generator()
-        of_numpy = numpy.random.get_state(legacy=False)
-        numpy.random.set_bit_generator(ours)  # to write a state into `theirs` afterwards would take 25 µs
+        generator, numpy_state = numpy.random.get_bit_generator(), numpy.random.get_state(legacy=False)
+        numpy.random.set_bit_generator(_sample_generator())  # writing a state back would take 25 µs
     try:
         yield
     finally:
-        random.setstate(python)
-        torch.set_rng_state(of_torch)
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
         if numpy:
-            numpy.random.set_bit_generator(theirs)
-            # normals are drawn in pairs, and the second one is not in the generator; nested calls share `ours`
-            if of_numpy["has_gauss"] or theirs is ours:
-                numpy.random.set_state(of_numpy)
+            numpy.random.set_bit_generator(generator)
+            # NumPy keeps the second of two normals outside the generator; and nested calls share one generator
+            if numpy_state["has_gauss"] or generator is _sample_generator():
+                numpy.random.set_state(numpy_state)
 
 
 @functools.cache
-def _own_numpy_generator() -> Any:
+def _sample_generator() -> Any:
+    """The generator of NumPy's global functions while a sample is read."""
     import numpy
 
     return numpy.random.MT19937()

@@ -139,7 +139,7 @@ async def remove(session: AsyncSession, name: str, *, who: str, now: float) -> i
 
 @transaction
 async def set_admin(session: AsyncSession, name: str, admin: bool, *, who: str, now: float) -> None:
-    """Raises UnknownPerson, and NotPossible for the last server administrator."""
+    """Make a person an administrator, or not. Raises UnknownPerson; NotPossible for the last one."""
     person = await _locked(session, name)
     if person.admin == admin:
         return

@@ -188,7 +188,12 @@ def _require_same_target(known: Order, checkpoint: str | None, iteration: int | 
 
 @job_transaction
 async def cancel_restore(session: AsyncSession, job: str, order: str, *, who: str, now: float) -> Order:
-    """Raises UnknownJob, UnknownOrder; NotCancellable: the agent restores, or the order has ended."""
+    """Cancel an order.
+
+    Raises:
+        UnknownJob, UnknownOrder.
+        NotCancellable: the agent restores, or the order has ended.
+    """
     row = await find_job(session, job)
     before = (await restore_orders.find(session, job, order)).state
     cancelled = await restore_orders.cancel(session, row, order, who=who, now=now)
@@ -273,7 +278,11 @@ def _label(label: str | None) -> str | None:
 
 
 async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:
-    """Return the checkpoint that a restore to an iteration uses. Raises CheckpointNotFound."""
+    """Return the checkpoint that a restore to an iteration uses.
+
+    Raises:
+        CheckpointNotFound: there is none; with the nearest earlier one.
+    """
     async with read_job(db, job) as (session, row):
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
 

@@ -87,8 +87,9 @@ class ServerMetrics:
         self._batches = counter("holdfast_ingest_batches_total", "Batches received", ["result"])
         self._samples = counter("holdfast_ingest_samples_total", "Samples stored")
         self._events = counter("holdfast_ingest_events_total", "Events stored")
-        unknown = "Events of unknown types, which were ignored"
-        self._unknown = counter("holdfast_ingest_unknown_events_total", unknown)
+        self._unknown = counter(
+            "holdfast_ingest_unknown_events_total", "Events of unknown types, which were ignored"
+        )
         self._seconds = histogram("holdfast_ingest_duration_seconds", "Time from receiving a batch to its commit")
         self._requests = counter(
             "holdfast_http_requests_total", "Requests answered", ["method", "route", "status"]
@@ -98,10 +99,12 @@ class ServerMetrics:
             "Time from a request to the end of its response, without long polls and streams",
             ["method", "route"],
         )
-        tried = "Attempts to deliver a message"
-        self._deliveries = counter("holdfast_alert_deliveries_total", tried, ["channel", "result"])
-        scrubbed = "Checkpoints that scrubs reported, by what they found"
-        self._scrubs = counter("holdfast_checkpoint_scrubs_total", scrubbed, ["result"])
+        self._deliveries = counter(
+            "holdfast_alert_deliveries_total", "Attempts to deliver a message", ["channel", "result"]
+        )
+        self._scrubs = counter(
+            "holdfast_checkpoint_scrubs_total", "Checkpoints that scrubs reported, by what they found", ["result"]
+        )
 
     @contextmanager
     def ingesting(self) -> Iterator[None]:
@@ -158,8 +161,12 @@ class ServerMetrics:
 
 def _of_jobs(registry: CollectorRegistry, jobs: Sequence[JobSummary]) -> None:
     status = Gauge("holdfast_job_status", "1 for the status the job has", ["job", "status"], registry=registry)
-    name = "holdfast_job_last_durable_timestamp_seconds"
-    durable = Gauge(name, "When the last checkpoint became durable", ["job"], registry=registry)
+    durable = Gauge(
+        "holdfast_job_last_durable_timestamp_seconds",
+        "When the last checkpoint became durable",
+        ["job"],
+        registry=registry,
+    )
     for job in jobs:
         status.labels(job.job, job.status).set(1)
         if job.last_durable is not None:

@@ -78,8 +78,7 @@ def _newest(values: Sequence[float]) -> float:
     It is nan if the last measured value is older than twice the usual distance between measured values.
     """
     places = [place for place, value in enumerate(values) if not math.isnan(value)]
-    is_mostly_finite = 2 * sum(map(math.isfinite, values)) > len(values)
-    if not places or is_mostly_finite:
+    if not places or 2 * sum(map(math.isfinite, values)) > len(values):  # none measured, or not sparse
         return values[-1]
     usual = max((after - before for before, after in pairwise(places)), default=RECENT_ITERATIONS)
     return values[places[-1]] if len(values) - 1 - places[-1] <= 2 * usual else NAN

@@ -138,9 +138,10 @@ def settled(page: Page) -> None:
     """What fills itself is filled."""
     if page.locator("#timeline").count():
         expect(page.locator("#timeline")).to_have_attribute("data-state", "drawn")
-        for panel in ("goodput", "stalls"):
+        for panel in ("goodput", "stalls", "attempts"):
             page.locator(f"#{panel}").scroll_into_view_if_needed()
             expect(page.locator(f"#{panel} .panel-head")).to_be_visible()
+        page.locator("#restore-points").scroll_into_view_if_needed()
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1440), ("dark", 390)])
@@ -203,8 +204,6 @@ def test_no_page_has_a_violation(open_page: Open, busy: Served, theme: str, widt
 def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme: str, width: int) -> None:
     page = open_page(JOB, theme=theme, width=width, expected=("ERR_INTERNET_DISCONNECTED", "Failed to fetch"))
     settled(page)
-    page.evaluate("document.querySelectorAll('.button').forEach((each) => each.classList.add('htmx-request'))")
-    sound(page, "requests that are not answered yet")
     page.locator("#budget").fill("300")
     page.get_by_role("button", name="Apply budget").click()
     expect(page.locator("#budget-error")).to_be_visible()
@@ -219,6 +218,10 @@ def test_no_state_of_a_page_has_a_violation(open_page: Open, busy: Served, theme
     page.keyboard.press("Escape")
     page.evaluate("document.body.dataset.connection = 'stale'")
     sound(page, "stale")
+    page.goto(busy.url + JOB)
+    settled(page)
+    page.evaluate("document.querySelectorAll('.button').forEach((each) => each.classList.add('htmx-request'))")
+    sound(page, "requests that are not answered yet")
     page.goto(busy.url + "/")
     page.get_by_label("Select ended").check()
     sound(page, "jobs that are ticked")
