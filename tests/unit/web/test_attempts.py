@@ -39,7 +39,7 @@ def two_attempts(agent: FakeAgent, clock: FakeClock) -> FakeAgent:
 def test_the_panel_lists_the_attempts_and_how_they_ended(client: TestClient, two_attempts: FakeAgent) -> None:
     part = client.get(f"{JOB}/attempts", headers=HTMX).text
     assert "<html" not in part
-    rows = re.findall(r'<a href="/jobs/char-gpt/attempts/(\d)">.*?<td class="end"><bdi>(.*?)</bdi>', part)
+    rows = re.findall(r'<a href="/jobs/char-gpt/attempts/(\d)">.*?<td data-label="End"><bdi>(.*?)</bdi>', part)
     assert rows == [("2", "not reported"), ("1", "killed by SIGKILL")]
     assert "<html" in client.get(f"{JOB}/attempts").text
 
