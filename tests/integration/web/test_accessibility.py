@@ -42,8 +42,8 @@ PAGES = [
     f"{JOB}/checkpoints/000000000360-1?with={POINT}", f"{JOB}/checkpoints/000000000320-1",
     f"{JOB}/checkpoints/000000000280-1", "/docs",
 ]  # fmt: skip
-WIDTHS = (360, 390, 576, 720, 768, 960, 1024, 1152, 1200, 1440, 1920)
-"""Of phones, tablets and laptops; 1440 pixels at 125, 150 and 200 % are 1152, 960 and 720."""
+WIDTHS = (360, 390, 576, 720, 768, 960, 1024, 1152, 1181, 1200, 1366, 1440, 1920)
+"""Of phones, tablets and laptops, and the least for each table; 1440 at 125, 150 and 200 % is 1152, 960, 720."""
 CUT = """() => [...document.querySelectorAll("button, a, select, th, td, .button")].filter((element) =>
   element.offsetParent && getComputedStyle(element).overflowX !== "visible"
   && getComputedStyle(element).textOverflow !== "ellipsis"
@@ -93,6 +93,18 @@ def busy(served: Served) -> Served:
     started.owner, started.labels = "ada", {"team": "vision-and-language", "data": "imagenet-22k-crops"}
     labeled.train(30)
     labeled.send()
+    far = served.agent("far", started_at=time.time() - 1600)
+    far.iteration = far.last_checkpoint = 12_345_600
+    far.start()
+    for _ in range(11):
+        far.train(200)
+        far.crash(30)
+    far.interval = 10_000
+    far.train(1200)
+    made = far._checkpoint("scheduled")
+    far.open.clear()
+    far.events += [msgspec.structs.replace(made, state="failed", reason="No space left on device")] * 12
+    far.send()
     return served
 
 

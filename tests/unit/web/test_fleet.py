@@ -248,7 +248,7 @@ def test_the_goodput_of_the_fleet_is_that_of_each_job(
     agent.send()
     clock.now = agent.at + 5
     expected = client.get(f"/api/v1/jobs/{agent.job}/goodput?window=1h").json()["goodput"]
-    assert re.search(rf'data-label="Goodput, 1 h">{share(expected)}<small>of \d min', client.get("/").text)
+    assert re.search(rf'data-label="Goodput, 1 h">{share(expected)}<small><span>of \d min', client.get("/").text)
 
 
 def test_the_first_job_takes_the_place_of_the_lines_to_paste(client: TestClient, agent: FakeAgent) -> None:
