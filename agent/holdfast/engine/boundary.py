@@ -161,7 +161,13 @@ class Boundary:
             record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
 
     def report_unsaved(self) -> None:
-        """Log which iterations are in no checkpoint."""
+        """Log what is in no checkpoint."""
+        if self._training.updates > 1 and not self._training.trained:
+            logger.warning(
+                "%s: the optimizer has changed the model, but session.step() was not called: no iteration of this "
+                "attempt is in a checkpoint. Call it at the end of each iteration",
+                self._reporter.job,
+            )
         head, here = self._checkpoints.head, self._position.iteration
         kept = parse_checkpoint_id(head)[0] if head is not None else 0
         if here > kept and self._ranks.leads:

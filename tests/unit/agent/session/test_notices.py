@@ -5,6 +5,8 @@ import re
 import subprocess
 import sys
 
+import torch
+
 from tests.support.small_session import iterate, session_of
 
 
@@ -25,6 +27,16 @@ def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
     iterate(model, optimizer, session)
     session._close("interrupted")
     assert "the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0" in caplog.text
+
+
+def test_a_loop_that_never_calls_step_is_warned_at_its_end(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path)
+    with session:
+        session.resume()
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+    assert "session.step() was not called" in caplog.text
 
 
 def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
