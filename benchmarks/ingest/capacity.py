@@ -104,25 +104,35 @@ def main() -> None:
     with _cluster(options.postgresql) as cluster:
         for agents, period in zip(options.agents, options.periods, strict=True):
             with tempfile.TemporaryDirectory(prefix=".bench-capacity-", dir=options.folder) as made:
-                figures[str(agents)] = _measure(Path(made), cluster, agents, period, options.seconds)
+                figures[str(agents)] = _measure(
+                    Path(made), cluster, options.servers, agents, period, options.seconds
+                )
     print(f"figures: {json.dumps(figures)}")
 
 
-def _measure(folder: Path, cluster: object | None, agents: int, period: float, seconds: float) -> dict[str, float]:
-    ours, port = HoldfastPeer(), free_port()
-    store = Store(folder, cluster)
-    command = [*ours.command(folder, port)[:-1], store.url]
-    environment = ours.environment(folder, port)
-    with (
-        running(command, port=port, ready=ours.ready, log=folder / "log", environment=environment) as server,
-        _reporting(port, ours.token, agents, period) as pipe,
-    ):
-        settle([server])
+def _measure(
+    folder: Path, cluster: object | None, count: int, agents: int, period: float, seconds: float
+) -> dict[str, float]:
+    ours, store = HoldfastPeer(), Store(folder, cluster)
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for port in [free_port() for _ in range(count)]:
+            command = [*ours.command(folder, port)[:-1], store.url]
+            environment = ours.environment(folder, port)
+            log = folder / f"log-{port}"
+            servers.append(
+                stack.enter_context(
+                    running(command, port=port, ready=ours.ready, log=log, environment=environment)
+                )
+            )
+        ports = [server.port for server in servers]
+        pipe = stack.enter_context(_reporting(ports, ours.token, agents, period))
+        settle(servers)
         pipe.send(seconds)
         pipe.recv()  # all report
-        before = _usage(server, store)
+        before = _usage(servers, store)
         reported: Reported = pipe.recv()
-        after = _usage(server, store)
+        after = _usage(servers, store)
     return _row(agents, period, reported, before, after)
 
 
@@ -153,8 +163,9 @@ def _row(agents: int, period: float, reported: Reported, before: Usage, after: U
     return found
 
 
-def _usage(server: BenchmarkServer, store: Store) -> Usage:
-    return Usage(server.cpu_seconds(), store.cpu_seconds(), server.pss_bytes(), store.stored_bytes())
+def _usage(servers: list[BenchmarkServer], store: Store) -> Usage:
+    seconds = sum(server.cpu_seconds() for server in servers)
+    return Usage(seconds, store.cpu_seconds(), sum(server.pss_bytes() for server in servers), store.stored_bytes())
 
 
 def _ended_children_seconds(pid: int) -> float:
@@ -183,11 +194,11 @@ def _cluster(wanted: bool) -> Iterator[object | None]:
 
 
 @contextlib.contextmanager
-def _reporting(port: int, token: str, agents: int, period: float) -> Iterator[Connection]:
+def _reporting(ports: list[int], token: str, agents: int, period: float) -> Iterator[Connection]:
     """Start the agents; the pipe takes the seconds to measure and gives what was reported."""
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=_agents, args=(there, port, token, agents, period)
+        target=_agents, args=(there, ports, token, agents, period)
     )
     process.start()
     there.close()
@@ -200,14 +211,14 @@ def _reporting(port: int, token: str, agents: int, period: float) -> Iterator[Co
         process.kill()
 
 
-def _agents(pipe: Connection, port: int, token: str, agents: int, period: float) -> None:
-    asyncio.run(_Fleet(port, token, agents, period).run(pipe))
+def _agents(pipe: Connection, ports: list[int], token: str, agents: int, period: float) -> None:
+    asyncio.run(_Fleet(ports, token, agents, period).run(pipe))
 
 
 class _Fleet:
-    def __init__(self, port: int, token: str, agents: int, period: float) -> None:
-        self._agents = [_Agent(self, number) for number in range(agents)]
-        self.port, self.token, self.period = port, token, period
+    def __init__(self, ports: list[int], token: str, agents: int, period: float) -> None:
+        self._agents = [_Agent(self, number, ports[number % len(ports)]) for number in range(agents)]
+        self.token, self.period = token, period
         self.batches = self.samples = self.put_off = 0
         self.starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
@@ -235,8 +246,8 @@ class _Fleet:
 class _Agent:
     """An agent with two connections, one of which waits for orders."""
 
-    def __init__(self, fleet: _Fleet, number: int) -> None:
-        self._fleet, self._job = fleet, f"job-{number:05d}"
+    def __init__(self, fleet: _Fleet, number: int, port: int) -> None:
+        self._fleet, self._job, self._port = fleet, f"job-{number:05d}", port
         self._iteration = self._sequence = 0
         self._random = random.Random(number)
         self._checkpointed_at = 0.0
@@ -244,7 +255,7 @@ class _Agent:
 
     async def start(self) -> None:
         async with self._fleet.starting:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
+            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
             now = time.time()
             await self._post(
                 "control",
@@ -312,7 +323,7 @@ class _Agent:
         self._fleet.samples += 0 if samples is None else len(samples.iteration) * len(METRICS)
 
     async def _poll(self) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._fleet.port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         while True:
             await self._ask("GET", f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}", reader, writer)
 
@@ -339,10 +350,13 @@ def _options() -> argparse.Namespace:
     add("--periods", type=_numbers, default=[1, 5, 30], help="seconds between the batches of an agent, for each")
     add("--seconds", type=float, default=60.0, help="to measure")
     add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
+    add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")
     add("--folder", type=Path, default=Path.cwd(), help="where databases are, on the disk meant")
     options = parser.parse_args()
     if len(options.agents) != len(options.periods):
         parser.error("--agents and --periods: give as many periods as numbers of agents")
+    if options.servers > 1 and not options.postgresql:
+        parser.error("--servers: several servers need --postgresql")
     return options
 
 

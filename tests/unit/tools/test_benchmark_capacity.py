@@ -22,7 +22,7 @@ class RecordingAgent(_Agent):
 
 def test_every_batch_goes_on_after_the_one_before():
     async def report() -> list[bytes]:
-        agent = RecordingAgent(_Fleet(port=1, token="secret", agents=0, period=1), 7)
+        agent = RecordingAgent(_Fleet(ports=[1], token="secret", agents=0, period=1), 7, 1)
         agent.bodies, agent._reader, agent._writer = [], None, None
         for steps in (3, 4):
             await agent._post("samples", [], agent._samples(steps))
