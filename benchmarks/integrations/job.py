@@ -74,7 +74,6 @@ class UpdateLog:
         self._file = path.open("a", buffering=1)
         self._samples: list[int] = []
         self._losses: list[str] = []
-        self._write(event="started")
 
     def batch(self, loss: float, samples: torch.Tensor | list[int]) -> None:
         """Record a batch that was trained on."""

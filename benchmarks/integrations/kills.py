@@ -77,6 +77,7 @@ def run(
     mid_epoch = [number for number in range(2, per_epoch * epochs) if number % per_epoch]
     targets = sorted(rng.sample(mid_epoch, kills))
     while True:
+        _append(log, "started")
         with (folder / "output.txt").open("ab") as output:
             process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
@@ -88,8 +89,12 @@ def run(
             time.sleep(rng.uniform(0, UPDATE_SECONDS))
         finally:
             _kill(process)
-        with log.open("a") as file:
-            file.write(json.dumps({"event": "killed", "at": time.time()}) + "\n")
+        _append(log, "killed")
+
+
+def _append(log: Path, event: str) -> None:
+    with log.open("a") as file:
+        file.write(json.dumps({"event": event, "at": time.time()}) + "\n")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -13,8 +13,9 @@ from holdfast.telemetry.reporter import Reporter
 
 OVER_BUDGET = 1.1
 """Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
-PAUSED_CHECKPOINTS = 20
-"""Checkpoints that are not compressed after one for which compression did not pay."""
+FIRST_PAUSE, LONGEST_PAUSE = 20, 640
+"""Checkpoints that are not compressed after one for which compression did not pay: twice as many each time, until
+as many were compressed as the last pause left out."""
 
 
 class Compression:
@@ -22,7 +23,9 @@ class Compression:
 
     def __init__(self, enabled: bool, controller: Controller, reporter: Reporter) -> None:
         self._enabled, self._controller, self._reporter = enabled, controller, reporter
-        self._paused_left = 0
+        self._pause = self._paused_left = 0
+        self._compressed = 0
+        """Checkpoints that were compressed since the last pause."""
 
     def begin(self) -> bool:
         """Return whether the checkpoint that begins now is compressed."""
@@ -35,10 +38,14 @@ class Compression:
         """Pause if a compressed checkpoint took too long."""
         if self._paused_left or run.state is not RunState.DURABLE or not run.result.encode_seconds:
             return
-        if (reason := self._objection(run.result.seconds, run.result.encode_seconds)) is not None:
-            self._paused_left = PAUSED_CHECKPOINTS
-            text = f"the next {PAUSED_CHECKPOINTS} checkpoints are not compressed: {reason}"
-            self._reporter.notice("info", "compression", text)
+        if (reason := self._objection(run.result.seconds, run.result.encode_seconds)) is None:
+            self._compressed += 1
+            return
+        has_paid = self._compressed >= self._pause
+        self._pause = FIRST_PAUSE if has_paid else min(2 * self._pause, LONGEST_PAUSE)
+        self._paused_left, self._compressed = self._pause, 0
+        text = f"the next {self._pause} checkpoints are not compressed: {reason}"
+        self._reporter.notice("info", "compression", text)
 
     def _objection(self, persist_seconds: float, encode_seconds: float) -> str | None:
         profile, plan = self._controller.profile, self._controller.plan

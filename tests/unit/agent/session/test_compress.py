@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import restore
-from holdfast.engine.compression import PAUSED_CHECKPOINTS, Compression
+from holdfast.engine.compression import FIRST_PAUSE, Compression
 from holdfast.pacing import Controller, FixedInterval, PacingSettings
 from holdfast.protocol.messages import Checkpoint, checkpoint_id
 from holdfast.snapshot.checkpoint_run import RunState, WriteResult
@@ -87,13 +87,24 @@ def test_compression_goes_on_while_a_checkpoint_is_durable_before_the_next_is_du
 def test_compression_pauses_for_some_checkpoints_if_it_would_lengthen_the_interval():
     judged = Judged()
     judged.settle(12.0, 8.0)
-    assert judged.begin(PAUSED_CHECKPOINTS + 1) == PAUSED_CHECKPOINTS * [False] + [True]
+    assert judged.begin(FIRST_PAUSE + 1) == FIRST_PAUSE * [False] + [True]
     ((level, code, text),) = judged.notices
     assert (level, code) == ("info", "compression")
     assert text == (
         "the next 20 checkpoints are not compressed: encoding took 8 s of the 12 s until one was durable, and "
         "allows one every 12 iterations at most, without it every 4 iterations"
     )
+
+
+def test_each_pause_is_twice_as_long_until_compression_has_paid_for_as_many_checkpoints():
+    judged = Judged()
+    for expected in (20, 40, 80):
+        judged.settle(12.0, 8.0)
+        assert judged.begin(expected + 1) == expected * [False] + [True]
+    for _ in range(80):
+        judged.settle(8.0, 6.0)
+    judged.settle(12.0, 8.0)
+    assert judged.begin(FIRST_PAUSE + 1) == FIRST_PAUSE * [False] + [True]
 
 
 def test_a_slow_store_alone_does_not_pause_compression():
