@@ -252,10 +252,10 @@ class _Agent:
         self._random = random.Random(number)
         self._checkpointed_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def start(self) -> None:
         async with self._fleet.starting:
-            self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
             now = time.time()
             await self._post(
                 "control",
@@ -314,7 +314,7 @@ class _Agent:
                 sent_at=time.time(), iteration=self._iteration, lineage=1, samples=samples, events=events,
             )
         )  # fmt: skip
-        while (status := await self._ask("POST", "/api/v1/ingest", self._reader, self._writer, body)) in PUT_OFF:
+        while (status := await self._ask("POST", "/api/v1/ingest", body)) in PUT_OFF:
             self._fleet.put_off += 1
             await asyncio.sleep(RETRY_SECONDS)
         if status != 200:
@@ -323,18 +323,26 @@ class _Agent:
         self._fleet.samples += 0 if samples is None else len(samples.iteration) * len(METRICS)
 
     async def _poll(self) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         while True:
-            await self._ask("GET", f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}", reader, writer)
+            await self._ask("GET", f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}")
 
-    async def _ask(
-        self, method: str, path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: bytes = b""
-    ) -> int:
+    async def _ask(self, method: str, path: str, body: bytes = b"") -> int:
+        """Return the status of the answer. Each method has a connection, made anew where the server closed it."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
             f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        writer.write(head.encode() + body)
+        try:
+            return await self._exchange(method, head.encode() + body)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self._connections.pop(method, None)
+            return await self._exchange(method, head.encode() + body)
+
+    async def _exchange(self, method: str, request: bytes) -> int:
+        if method not in self._connections:
+            self._connections[method] = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._connections[method]
+        writer.write(request)
         await writer.drain()
         answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
         lengths = [int(line.partition(":")[2]) for line in answer if line.startswith("content-length:")]

@@ -15,7 +15,7 @@ class RecordingAgent(_Agent):
 
     bodies: list[bytes]
 
-    async def _ask(self, method, path, reader, writer, body=b""):
+    async def _ask(self, method, path, body=b""):
         self.bodies.append(body)
         return 200
 
@@ -23,7 +23,7 @@ class RecordingAgent(_Agent):
 def test_every_batch_goes_on_after_the_one_before():
     async def report() -> list[bytes]:
         agent = RecordingAgent(_Fleet(ports=[1], token="secret", agents=0, period=1), 7, 1)
-        agent.bodies, agent._reader, agent._writer = [], None, None
+        agent.bodies = []
         for steps in (3, 4):
             await agent._post("samples", [], agent._samples(steps))
         await agent._post("control", agent._checkpoint())
