@@ -45,6 +45,8 @@ POLL_SECONDS = 60
 METRICS = ("loss", "learning_rate", "grad_norm")
 CHECKPOINT_BYTES = 1_500_000_000
 STARTS_AT_ONCE = 32
+OTHER_FILES = 1000
+"""Open files beside the two connections of each agent."""
 PUT_OFF, RETRY_SECONDS = (429, 503), 1.0
 """Statuses with which a server that is overloaded puts a batch off; its agent sends it again."""
 
@@ -96,7 +98,7 @@ class Store:
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    _allow_files(2 * max(options.agents) + OTHER_FILES)
     figures = {}
     print(
         "  agents  every s  batches/s  samples/s  CPU cores  PostgreSQL's  ms a batch  memory MB  bytes a sample"
@@ -108,6 +110,14 @@ def main() -> None:
                     Path(made), cluster, options.servers, agents, period, options.seconds
                 )
     print(f"figures: {json.dumps(figures)}")
+
+
+def _allow_files(count: int) -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, most),) * 2)
+    except (ValueError, PermissionError):
+        sys.exit(f"two connections an agent need {count:,} open files, and {most:,} are allowed: see `ulimit -Hn`")
 
 
 def _measure(
@@ -335,7 +345,8 @@ class _Agent:
         try:
             return await self._exchange(method, head.encode() + body)
         except (asyncio.IncompleteReadError, ConnectionError):
-            self._connections.pop(method, None)
+            if method in self._connections:
+                self._connections.pop(method)[1].close()
             return await self._exchange(method, head.encode() + body)
 
     async def _exchange(self, method: str, request: bytes) -> int:
