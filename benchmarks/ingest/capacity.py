@@ -45,8 +45,10 @@ POLL_SECONDS = 60
 METRICS = ("loss", "learning_rate", "grad_norm")
 CHECKPOINT_BYTES = 1_500_000_000
 STARTS_AT_ONCE = 32
+KEEP_ALIVE_SECONDS = 5
+"""After which the server closes an idle connection. An agent that reports less often closes its own before."""
 OTHER_FILES = 1000
-"""Open files beside the two connections of each agent."""
+"""Open files beside the connections of agents."""
 PUT_OFF, RETRY_SECONDS = (429, 503), 1.0
 """Statuses with which a server that is overloaded puts a batch off; its agent sends it again."""
 
@@ -98,7 +100,13 @@ class Store:
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    _allow_files(2 * max(options.agents) + OTHER_FILES)
+    _allow_files(
+        max(
+            agents * (1 + (period <= KEEP_ALIVE_SECONDS))
+            for agents, period in zip(options.agents, options.periods, strict=True)
+        )
+        + OTHER_FILES
+    )
     figures = {}
     print(
         "  agents  every s  batches/s  samples/s  CPU cores  PostgreSQL's  ms a batch  memory MB  bytes a sample"
@@ -117,7 +125,7 @@ def _allow_files(count: int) -> None:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, most),) * 2)
     except (ValueError, PermissionError):
-        sys.exit(f"two connections an agent need {count:,} open files, and {most:,} are allowed: see `ulimit -Hn`")
+        sys.exit(f"the agents need {count:,} open files, and {most:,} are allowed: see `ulimit -Hn`")
 
 
 def _measure(
@@ -327,6 +335,8 @@ class _Agent:
         while (status := await self._ask("POST", "/api/v1/ingest", body)) in PUT_OFF:
             self._fleet.put_off += 1
             await asyncio.sleep(RETRY_SECONDS)
+        if self._fleet.period > KEEP_ALIVE_SECONDS:
+            self._close("POST")
         if status != 200:
             raise RuntimeError(f"the server refused a batch with status {status}")
         self._fleet.batches += 1
@@ -345,9 +355,12 @@ class _Agent:
         try:
             return await self._exchange(method, head.encode() + body)
         except (asyncio.IncompleteReadError, ConnectionError):
-            if method in self._connections:
-                self._connections.pop(method)[1].close()
+            self._close(method)
             return await self._exchange(method, head.encode() + body)
+
+    def _close(self, method: str) -> None:
+        if method in self._connections:
+            self._connections.pop(method)[1].close()
 
     async def _exchange(self, method: str, request: bytes) -> int:
         if method not in self._connections:
