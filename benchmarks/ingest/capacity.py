@@ -49,8 +49,9 @@ KEPT_SECONDS = 5
 """An agent that reports less often closes its connection in between, so that 10,000 need fewer open files."""
 OTHER_FILES = 1000
 """Open files beside the connections of agents."""
-PUT_OFF, RETRY_SECONDS = (429, 503), 1.0
-"""Statuses with which a server that is overloaded puts a batch off; its agent sends it again."""
+UNREACHED = 0
+PUT_OFF, RETRY_SECONDS = (429, 503, UNREACHED), 1.0
+"""Statuses of batches that an agent sends again, because the server is overloaded or the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,19 +345,21 @@ class _Agent:
 
     async def _poll(self) -> None:
         while True:
-            await self._ask("GET", f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}")
+            path = f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}"
+            if await self._ask("GET", path) == UNREACHED:
+                await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> int:
-        """Return the status of the answer. Each method has a connection, made anew where the server closed it."""
+        """Return the status of the answer. Each method has a connection, made anew where it is lost."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
             f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         try:
             return await self._exchange(method, head.encode() + body)
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, OSError):
             self._close(method)
-            return await self._exchange(method, head.encode() + body)
+            return UNREACHED
 
     def _close(self, method: str) -> None:
         if method in self._connections:
@@ -379,7 +382,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench-capacity", description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--agents", type=_numbers, default=[100, 1000, 10_000], help="numbers of agents, one after the other")
-    add("--periods", type=_numbers, default=[1, 5, 30], help="seconds between the batches of an agent, for each")
+    add("--periods", type=_numbers, default=[1, 5, 60], help="seconds between the batches of an agent, for each")
     add("--seconds", type=float, default=60.0, help="to measure")
     add("--postgresql", action="store_true", help="on a PostgreSQL of its own, instead of SQLite")
     add("--servers", type=int, default=1, help="servers that share the PostgreSQL and the agents")
