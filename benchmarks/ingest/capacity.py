@@ -346,7 +346,7 @@ class _Agent:
     async def _poll(self) -> None:
         while True:
             path = f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}"
-            if await self._ask("GET", path) == UNREACHED:
+            if await self._ask("GET", path) not in (200, 204, 304):
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> int:

@@ -16,6 +16,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.engine.interfaces import DBAPIConnection, Dialect
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as NoConnectionLeft
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
@@ -28,6 +29,8 @@ from holdfast_server.db.units import GROUP_UNITS, T, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READERS = 4
+READER_SECONDS = 30.0
+"""Longest wait for one of them."""
 CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log, 16 MB, before a checkpoint moves them to the database: most pages that a batch
 changes the next one changes again, and the commit during a checkpoint waits for two more fsyncs."""
@@ -92,7 +95,7 @@ class SqliteBackend:
     async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         # reuse the connection that was used last: its cache is warm, and the others stay small
         readers = create_async_engine(
-            self.url, pool_size=READERS, max_overflow=0, pool_timeout=30, pool_use_lifo=True
+            self.url, pool_size=READERS, max_overflow=0, pool_timeout=READER_SECONDS, pool_use_lifo=True
         )
         _configure(readers.sync_engine, begin="BEGIN")
         try:
@@ -131,8 +134,8 @@ class SqliteBackend:
         self._queue.put_nowait(unit)
 
     def unavailable(self, error: Exception) -> bool:
-        """Return False: errors of a file are reported as they are."""
-        return False
+        """Return whether too many reads wait: errors of a file are reported as they are."""
+        return isinstance(error, NoConnectionLeft)
 
     async def leads(self) -> bool:
         return True

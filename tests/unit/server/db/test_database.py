@@ -12,7 +12,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
 from holdfast_migrations import NotOurDatabase
 from holdfast_server import models
 from holdfast_server.core.settings import ServerSettings, database_url, default_database, is_loopback
-from holdfast_server.db import Database, DatabaseBusy, DatabaseClosed, DatabaseInUse, DatabaseUnavailable
+from holdfast_server.db import (
+    Database,
+    DatabaseBusy,
+    DatabaseClosed,
+    DatabaseInUse,
+    DatabaseUnavailable,
+    sqlite,
+)
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE
 
 LEAVES = "BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END"
@@ -230,6 +237,21 @@ def test_more_than_can_wait_is_sent_away(database, monkeypatch):
         return await jobs(database)
 
     assert run(database, scenario) == 3
+
+
+@ON_SQLITE
+def test_a_read_that_finds_no_free_connection_says_that_the_database_is_busy(database, monkeypatch):
+    monkeypatch.setattr(sqlite, "READERS", 1)
+    monkeypatch.setattr(sqlite, "READER_SECONDS", 0.01)
+
+    async def scenario(database):
+        async with database.read() as session:
+            await session.scalar(text("SELECT 1"))
+            with pytest.raises(DatabaseUnavailable, match="does not answer"):
+                await jobs(database)
+        assert await jobs(database) == 0
+
+    run(database, scenario)
 
 
 def test_nothing_is_stored_after_closing(database):
