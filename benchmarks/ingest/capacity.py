@@ -35,6 +35,7 @@ from holdfast.protocol.messages import (
     Samples,
     checkpoint_id,
 )
+from holdfast.server_link.http_client import Backoff
 
 from .peers import HoldfastPeer
 from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
@@ -50,7 +51,7 @@ KEPT_SECONDS = 5
 OTHER_FILES = 1000
 """Open files beside the connections of agents."""
 UNREACHED = 0
-PUT_OFF, RETRY_SECONDS = (429, 503, UNREACHED), 1.0
+PUT_OFF, RETRY_SECONDS = (429, 503, UNREACHED), 2.0
 """Statuses of batches that an agent sends again, because the server is overloaded or the connection was lost."""
 
 
@@ -333,9 +334,10 @@ class _Agent:
                 sent_at=time.time(), iteration=self._iteration, lineage=1, samples=samples, events=events,
             )
         )  # fmt: skip
+        backoff = Backoff()
         while (status := await self._ask("POST", "/api/v1/ingest", body)) in PUT_OFF:
             self._fleet.put_off += 1
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(backoff.next_seconds(RETRY_SECONDS))
         if self._fleet.period > KEPT_SECONDS:
             self._close("POST")
         if status != 200:

@@ -45,6 +45,8 @@ DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """Longer than agents and proxies keep an idle connection: the server must not close it under a request."""
+COLLECT_AFTER = (20_000, 50, 100)
+"""Thresholds of garbage collection. Long polls are no garbage, and have hundreds of objects each."""
 HEADER_SECONDS = 20.0
 """Time limit for the header of a request: a slow connection holds a file descriptor and memory."""
 EXIT_USAGE = 2
@@ -109,6 +111,7 @@ class _Server(uvicorn.Server):
             # them again and again would delay requests.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*COLLECT_AFTER)
             if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
                 await self._print_sign_in()
             print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)
