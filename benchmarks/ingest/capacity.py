@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from holdfast.protocol.messages import (
     Samples,
     checkpoint_id,
 )
-from holdfast.server_link.http_client import Backoff
+from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff
 
 from .peers import HoldfastPeer
 from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, tree
@@ -50,9 +51,10 @@ KEPT_SECONDS = 5
 """An agent that reports less often closes its connection in between, so that 10,000 need fewer open files."""
 OTHER_FILES = 1000
 """Open files beside the connections of agents."""
-UNREACHED = 0
-PUT_OFF, RETRY_SECONDS = (429, 503, UNREACHED), 2.0
-"""Statuses of batches that an agent sends again, because the server is overloaded or the connection was lost."""
+NO_ANSWER = 0
+PUT_OFF = (429, 503, NO_ANSWER)
+"""Statuses of batches that an agent sends again, because the server is overloaded or does not answer."""
+RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def _allow_files(count: int) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, most),) * 2)
-    except (ValueError, PermissionError):
+    except ValueError:
         sys.exit(f"the agents need {count:,} open files, and {most:,} are allowed: see `ulimit -Hn`")
 
 
@@ -136,7 +138,8 @@ def _measure(
     ours, store = HoldfastPeer(), Store(folder, cluster)
     with contextlib.ExitStack() as stack:
         servers = []
-        for port in [free_port() for _ in range(count)]:
+        for _ in range(count):
+            port = free_port()
             command = [*ours.command(folder, port)[:-1], store.url]
             environment = ours.environment(folder, port)
             log = folder / f"log-{port}"
@@ -251,7 +254,7 @@ class _Fleet:
         pipe.send("all report")
         began, batches, samples, put_off = time.monotonic(), self.batches, self.samples, self.put_off
         await asyncio.sleep(seconds)
-        for task in tasks:
+        for task in (*tasks, *(poll for agent in self._agents for poll in agent.tasks)):
             if task.done():
                 task.result()  # it ended with an error
         pipe.send(
@@ -271,7 +274,8 @@ class _Agent:
         self._iteration = self._sequence = 0
         self._random = random.Random(number)
         self._checkpointed_at = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._backoff = Backoff()
         self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
 
     async def start(self) -> None:
@@ -284,7 +288,7 @@ class _Agent:
                     LineageStarted(at=now, iteration=0, lineage=1),
                 ],
             )
-            self._tasks.append(asyncio.create_task(self._poll()))
+            self.tasks.append(asyncio.create_task(self._poll()))
 
     async def report(self) -> None:
         """Report every `period` seconds; where the server is slower, the next batch has more samples."""
@@ -334,12 +338,12 @@ class _Agent:
                 sent_at=time.time(), iteration=self._iteration, lineage=1, samples=samples, events=events,
             )
         )  # fmt: skip
-        backoff = Backoff()
         while (status := await self._ask("POST", "/api/v1/ingest", body)) in PUT_OFF:
             self._fleet.put_off += 1
-            await asyncio.sleep(backoff.next_seconds(RETRY_SECONDS))
-        if self._fleet.period > KEPT_SECONDS:
-            self._close("POST")
+            self._close_if_rare()
+            await asyncio.sleep(self._backoff.next_seconds(RETRY_SECONDS))
+        self._backoff.reset()
+        self._close_if_rare()
         if status != 200:
             raise RuntimeError(f"the server refused a batch with status {status}")
         self._fleet.batches += 1
@@ -348,24 +352,34 @@ class _Agent:
     async def _poll(self) -> None:
         while True:
             path = f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}"
-            if await self._ask("GET", path) not in (200, 204, 304):
+            if (status := await self._ask("GET", path)) in PUT_OFF:
                 await asyncio.sleep(RETRY_SECONDS)
+            elif status not in (200, 204):
+                raise RuntimeError(f"the server answered a long poll with status {status}")
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> int:
-        """Return the status of the answer. Each method has a connection, made anew where it is lost."""
+        """Return the status of the answer. Each method has a connection, made anew if the server closed it."""
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
             f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        try:
-            return await self._exchange(method, head.encode() + body)
-        except (asyncio.IncompleteReadError, OSError):
-            self._close(method)
-            return UNREACHED
+        for _ in range(1 + (method in self._connections)):
+            try:
+                async with asyncio.timeout(REQUEST_SECONDS + (POLL_SECONDS if method == "GET" else 0)):
+                    return await self._exchange(method, head.encode() + body)
+            except (asyncio.IncompleteReadError, OSError) as error:  # TimeoutError is an OSError
+                if getattr(error, "errno", None) == errno.EMFILE:
+                    raise
+                self._close(method)
+        return NO_ANSWER
 
     def _close(self, method: str) -> None:
-        if method in self._connections:
-            self._connections.pop(method)[1].close()
+        if connection := self._connections.pop(method, None):
+            connection[1].close()
+
+    def _close_if_rare(self) -> None:
+        if self._fleet.period > KEPT_SECONDS:
+            self._close("POST")
 
     async def _exchange(self, method: str, request: bytes) -> int:
         if method not in self._connections:
@@ -392,8 +406,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if len(options.agents) != len(options.periods):
         parser.error("--agents and --periods: give as many periods as numbers of agents")
-    if options.servers > 1 and not options.postgresql:
-        parser.error("--servers: several servers need --postgresql")
+    if options.servers < 1 or (options.servers > 1 and not options.postgresql):
+        parser.error("--servers: at least 1, and several need --postgresql")
     return options
 
 

@@ -77,16 +77,16 @@ HEAD = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     names = [module.name for module in pkgutil.iter_modules(jobs.__path__)]
-    default = [*(name for name in names if _version(name)), OVERHEAD]
     parser.add_argument(
-        "--only", choices=[*names, OVERHEAD], nargs="*", default=default,
-        help="scripts to run, and `overhead`; without it, all whose framework is installed",
+        "--only", choices=[*names, OVERHEAD], nargs="*",
+        help="scripts to run, and `overhead`; default: all whose framework is installed, and `overhead`",
     )  # fmt: skip
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1, help="seed of the updates after which a kill comes")
     args = parser.parse_args()
-    if left_out := [name for name in names if args.only is default and name not in default]:
-        print(f"left out, because not installed here: {', '.join(left_out)}", flush=True)
+    if args.only is None:
+        args.only = [*(name for name in names if _version(name)), OVERHEAD]
+        print(f"not installed here: {', '.join(set(names) - set(args.only)) or 'nothing'}", flush=True)
     started, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         for script in [name for name in args.only if name != OVERHEAD]:

@@ -45,8 +45,8 @@ DASHBOARD = "holdfast_web"
 SHUTDOWN_SECONDS = 5
 KEEP_ALIVE_SECONDS = 75
 """Longer than agents and proxies keep an idle connection: the server must not close it under a request."""
-COLLECT_AFTER = (20_000, 50, 100)
-"""Thresholds of garbage collection. Long polls are no garbage, and have hundreds of objects each."""
+COLLECT_AFTER = (20_000, 50, 10)
+"""Thresholds of the garbage collector, which would scan the hundreds of objects of each long poll too often."""
 HEADER_SECONDS = 20.0
 """Time limit for the header of a request: a slow connection holds a file descriptor and memory."""
 EXIT_USAGE = 2

@@ -161,13 +161,7 @@ class Boundary:
             record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
 
     def report_unsaved(self) -> None:
-        """Log what is in no checkpoint."""
-        if self._training.updates > 1 and not self._training.trained:
-            logger.warning(
-                "%s: the optimizer has changed the model, but session.step() was not called: no iteration of this "
-                "attempt is in a checkpoint. Call it at the end of each iteration",
-                self._reporter.job,
-            )
+        """Log which iterations are in no checkpoint."""
         head, here = self._checkpoints.head, self._position.iteration
         kept = parse_checkpoint_id(head)[0] if head is not None else 0
         if here > kept and self._ranks.leads:
@@ -175,6 +169,15 @@ class Boundary:
             logger.warning(
                 "%s: the iterations after %s are in no checkpoint: the next attempt %s",
                 *(self._reporter.job, f"{kept:,}", where),
+            )
+
+    def report_uncounted(self) -> None:
+        """Warn about a loop that has ended without ever calling `step`."""
+        if self._training.updates and not self._training.trained and self._ranks.leads:
+            logger.warning(
+                "%s: optimizer.step() ran, but session.step() was never called, so no checkpoint was taken: call "
+                "it at the end of each iteration",
+                self._reporter.job,
             )
 
     def settings_changed(self) -> None:

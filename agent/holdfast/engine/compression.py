@@ -13,9 +13,9 @@ from holdfast.telemetry.reporter import Reporter
 
 OVER_BUDGET = 1.1
 """Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
-FIRST_PAUSE, LONGEST_PAUSE = 20, 640
-"""Checkpoints that are not compressed after one for which compression did not pay: twice as many each time, until
-as many were compressed as the last pause left out."""
+FIRST_PAUSE, LONGEST_PAUSE = 20, 160
+"""Checkpoints that are not compressed after one for which compression did not pay. The pause doubles each time,
+and is short again after as many compressed checkpoints as the last pause left out."""
 
 
 class Compression:

@@ -112,7 +112,7 @@ class Backoff:
         self._failures = 0
 
     def next_seconds(self, at_least: float = 0.0) -> float:
-        """Return the wait after one more failure: more than `at_least`, which the server asked for."""
+        """Return the wait after one more failure: `at_least`, plus jitter that grows with each failure."""
         ceiling: float = min(self._longest_seconds, FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return at_least + self._random.uniform(0, max(at_least / 10, ceiling))

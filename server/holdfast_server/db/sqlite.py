@@ -29,8 +29,8 @@ from holdfast_server.db.units import GROUP_UNITS, T, WriteUnit, run_unit
 
 BUSY_TIMEOUT_MILLISECONDS = 5000
 READERS = 4
-READER_SECONDS = 30.0
-"""Longest wait for one of them."""
+READER_SECONDS = 10.0
+"""Longest wait for one of them; shorter than the requests of agents, so that they get the answer."""
 CHECKPOINT_PAGES = 4000
 """Pages in the write-ahead log, 16 MB, before a checkpoint moves them to the database: most pages that a batch
 changes the next one changes again, and the commit during a checkpoint waits for two more fsyncs."""
@@ -134,7 +134,7 @@ class SqliteBackend:
         self._queue.put_nowait(unit)
 
     def unavailable(self, error: Exception) -> bool:
-        """Return whether too many reads wait: errors of a file are reported as they are."""
+        """Return whether no read connection was free in time; other errors of SQLite are reported as they are."""
         return isinstance(error, NoConnectionLeft)
 
     async def leads(self) -> bool:

@@ -1,10 +1,12 @@
 """What a script is told that trains beside its checkpoints, or whose end no checkpoint holds."""
 
+import contextlib
 import logging
 import re
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from tests.support.small_session import iterate, session_of
@@ -29,14 +31,18 @@ def test_at_the_end_it_is_said_what_no_checkpoint_holds(tmp_path, caplog):
     assert "the iterations after 0 are in no checkpoint: the next attempt starts at iteration 0" in caplog.text
 
 
-def test_a_loop_that_never_calls_step_is_warned_at_its_end(tmp_path, caplog):
+@pytest.mark.parametrize("error", [None, ZeroDivisionError])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_loop_that_never_calls_step_is_warned_at_its_end(tmp_path, caplog, resumes, error):
     model, optimizer, session = session_of(tmp_path)
-    with session:
-        session.resume()
-        for _ in range(2):
-            model(torch.ones(1, 4)).sum().backward()
-            optimizer.step()
-    assert "session.step() was not called" in caplog.text
+    with pytest.raises(error) if error else contextlib.nullcontext(), session:
+        if resumes:
+            session.resume()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        if error:
+            raise error
+    assert ("session.step() was never called" in caplog.text) is (error is None)
 
 
 def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):

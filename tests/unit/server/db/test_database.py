@@ -240,7 +240,7 @@ def test_more_than_can_wait_is_sent_away(database, monkeypatch):
 
 
 @ON_SQLITE
-def test_a_read_that_finds_no_free_connection_says_that_the_database_is_busy(database, monkeypatch):
+def test_a_read_that_finds_no_free_connection_in_time_is_refused_as_unavailable(database, monkeypatch):
     monkeypatch.setattr(sqlite, "READERS", 1)
     monkeypatch.setattr(sqlite, "READER_SECONDS", 0.01)
 
