@@ -1,5 +1,6 @@
 """The same run of a logger over restarts and restores, and no step twice."""
 
+import contextlib
 import os
 import re
 import struct
@@ -112,6 +113,24 @@ def test_an_offline_wandb_run_goes_on_after_a_kill_and_a_restore_begins_one_in_i
     runs = fragments(tmp_path)
     assert runs[branch] == [*restored[1:], *again]
     assert len(runs) == 2
+
+
+@pytest.mark.parametrize(("message", "tries"), [("run ID abc is in use", 2), ("no such project", 1)])
+def test_a_wandb_run_is_awaited_while_the_service_has_it_in_use(monkeypatch, message, tries):
+    import holdfast.integrations.wandb as bridge
+
+    tried = []
+
+    def init(**arguments):
+        tried.append(arguments)
+        if len(tried) == 1:
+            raise RuntimeError(message)
+        return "the run"
+
+    monkeypatch.setattr(bridge.wandb, "init", init)
+    with pytest.raises(RuntimeError, match=message) if tries == 1 else contextlib.nullcontext():
+        assert bridge._init({"id": "abc"}) == "the run"
+    assert tried == tries * [{"id": "abc"}]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow", "ignore::sqlalchemy.exc.SADeprecationWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from holdfast.session import Session
 
 BLOCK_BYTES = 32768
 """Size of a block in the file of an offline run, which has the log format of LevelDB after a header of 7 bytes."""
+IN_USE_SECONDS, RETRY_SECONDS = 30.0, 0.2
 
 
 class WandbRun(LoggerRun):
@@ -47,7 +49,7 @@ class WandbRun(LoggerRun):
         if known is not None and known[1] != lineage:
             self._run = self._branch(known[0], iteration, lineage)
         else:
-            self._run = wandb.init(**{**arguments, "resume": "allow"} | ({"id": known[0]} if known else {}))
+            self._run = _init({**arguments, "resume": "allow"} | ({"id": known[0]} if known else {}))
         self._lineage, self._seen = lineage, self._run.starting_step - 1
         if self._run.disabled:
             return
@@ -78,6 +80,18 @@ class WandbRun(LoggerRun):
             f"{arguments['group']}, since run {run_id} could not be forked: {reason}",
         )
         return run
+
+
+def _init(arguments: dict[str, Any]) -> Any:
+    """Call `wandb.init`, again while a service of W&B that outlives a killed process still has its run in use."""
+    until = time.monotonic() + IN_USE_SECONDS
+    while True:
+        try:
+            return wandb.init(**arguments)
+        except Exception as error:  # of a private type
+            if "is in use" not in str(error) or time.monotonic() >= until:
+                raise
+            time.sleep(RETRY_SECONDS)
 
 
 def last_step(file: Path) -> int:
