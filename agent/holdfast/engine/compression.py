@@ -14,8 +14,8 @@ from holdfast.telemetry.reporter import Reporter
 OVER_BUDGET = 1.1
 """Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""
 FIRST_PAUSE, LONGEST_PAUSE = 20, 160
-"""Checkpoints that are not compressed after one for which compression did not pay. The pause doubles each time,
-and is short again after as many compressed checkpoints as the last pause left out."""
+"""Checkpoints that are not compressed after one for which compression did not pay. The pause doubles, unless at
+least as many checkpoints were compressed before it as the last pause left out."""
 
 
 class Compression:

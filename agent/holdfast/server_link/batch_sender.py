@@ -125,7 +125,7 @@ class BatchSender:
         if self._silenced:
             self._outbox.discard_own()
             return
-        self._samples_at = 0.0  # the last chance
+        self._samples_at = 0.0  # also if the server has put samples off: this is the last chance
         # Leave some time for the disk.
         send_until = monotonic() + 0.8 * (self._close_at - monotonic())
         try:

@@ -1041,6 +1041,28 @@ def test_a_server_that_takes_no_samples_still_gets_what_happened(
     assert server.in_order
 
 
+def test_samples_that_the_server_put_off_are_sent_once_more_at_the_end(
+    server: IngestServer, links: Callable[..., ServerConnection]
+) -> None:
+    def later(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
+        if batch.lane == "control":
+            return False
+        server.answer = None
+        handler.send_response(429)
+        handler.send_header("Retry-After", "600")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return True
+
+    server.answer = later
+    link = links(server)
+    link.start()
+    sample(link, 1)
+    server.wait(lambda: server.answer is None)
+    link.close()
+    assert server.iterations == [1]
+
+
 def test_requests_and_polls_are_made_by_two_threads_and_no_others(
     server: IngestServer, links: Callable[..., ServerConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
