@@ -49,8 +49,6 @@ CHECKPOINT_BYTES = 1_500_000_000
 STARTS_AT_ONCE = 32
 KEPT_SECONDS = 5
 """An agent that reports less often closes its connection in between, so that 10,000 need fewer open files."""
-OTHER_FILES = 1000
-"""Open files beside the connections of agents."""
 NO_ANSWER = 0
 PUT_OFF = (429, 503, NO_ANSWER)
 """Statuses of batches that an agent sends again, because the server is overloaded or does not answer."""
@@ -104,13 +102,7 @@ class Store:
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
-    _allow_files(
-        max(
-            agents * (1 + (period <= KEPT_SECONDS))
-            for agents, period in zip(options.agents, options.periods, strict=True)
-        )
-        + OTHER_FILES
-    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {}
     print(
         "  agents  every s  batches/s  samples/s  CPU cores  PostgreSQL's  ms a batch  memory MB  bytes a sample"
@@ -122,14 +114,6 @@ def main() -> None:
                     Path(made), cluster, options.servers, agents, period, options.seconds
                 )
     print(f"figures: {json.dumps(figures)}")
-
-
-def _allow_files(count: int) -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(count, most),) * 2)
-    except ValueError:
-        sys.exit(f"the agents need {count:,} open files, and {most:,} are allowed: see `ulimit -Hn`")
 
 
 def _measure(
@@ -363,13 +347,13 @@ class _Agent:
             f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._fleet.token}\r\n"
             f"Content-Type: application/msgpack\r\nAccept: */*\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        for _ in range(1 + (method in self._connections)):
+        for _ in range(2 if method in self._connections else 1):
             try:
                 async with asyncio.timeout(REQUEST_SECONDS + (POLL_SECONDS if method == "GET" else 0)):
                     return await self._exchange(method, head.encode() + body)
             except (asyncio.IncompleteReadError, OSError) as error:  # TimeoutError is an OSError
                 if getattr(error, "errno", None) == errno.EMFILE:
-                    raise
+                    raise  # too few open files are allowed here: see `ulimit -Hn`
                 self._close(method)
         return NO_ANSWER
 
