@@ -9,23 +9,20 @@ also has its completion marker: see `persist.completion_marker`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import resource
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.system.files import Files
 from holdfast.system.host_memory import can_share
 
 SLOT_COUNT = 64
 """Slots for all ranks of a machine, several per rank; an unused slot takes no memory."""
 DESCRIPTOR_SHARE = 4
 """Slots may use one in this many of the descriptors that the supervisor may open."""
-CLAIM_TIMEOUT_SECONDS, CLAIM_POLL_SECONDS = 5.0, 0.002
-"""Timeout and polling interval for the claim lock, which a process holds for about a millisecond."""
 _MEMORY, _MARKER, _CLAIM = "slot-{}.memory", "slot-{}.marker", "slot-{}.claim"
 _CLAIM_LOCK = "slots.lock"
 
@@ -95,38 +92,11 @@ def claim(folder: Path, first: Sequence[int], count: int, *, unmarked: bool = Tr
     empty = [slot for slot in found.values() if unmarked and not slot.marker.exists()]
     wanted = [*(found[number] for number in first if number in found), *empty]
     claimed: list[SharedBuffer] = []
-    with _claim_lock(folder) as has_lock:
+    with contextlib.suppress(OSError), Files().lock(folder / _CLAIM_LOCK):  # none without the lock
         for slot in dict.fromkeys(wanted):
-            if has_lock and len(claimed) < count and slot.claim():
+            if len(claimed) < count and slot.claim():
                 claimed.append(slot)
     return claimed
-
-
-@contextlib.contextmanager
-def _claim_lock(folder: Path) -> Iterator[bool]:
-    """Hold the lock between processes that claim slots; yield False when it cannot be taken."""
-    try:
-        fd = os.open(folder / _CLAIM_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield False
-        return
-    deadline = time.monotonic() + CLAIM_TIMEOUT_SECONDS
-    try:
-        while not (has_lock := _locked(fd)) and time.monotonic() < deadline:
-            time.sleep(CLAIM_POLL_SECONDS)
-        yield has_lock
-    finally:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile shares the lock
-        os.close(fd)
-
-
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _process_identity(pid: int) -> str:
