@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import math
 import time
@@ -125,7 +126,9 @@ def _copied(iteration: Iteration, metrics: Mapping[str, Any]) -> tuple[Iteration
     for name, value in metrics.items():
         if isinstance(value, torch.Tensor) and value.is_cuda:
             event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
-            value = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value.detach(), non_blocking=True)
+            with contextlib.suppress(Exception):  # a tensor of another package; `_number` reads it
+                copy = torch.empty_like(value, device="cpu", pin_memory=True)
+                value = copy.copy_(value.detach(), non_blocking=True)
         values[name] = value
     if event is not None:
         event.record()
@@ -143,34 +146,20 @@ class MetricReader:
         self._pending: collections.deque[tuple[Iteration, dict[str, Any], Any]] = collections.deque()
         """With the event that its copies arrive with; None: there are none; _NUMBERS: all are numbers already."""
         self._warned: set[str] = set()
-        self._newest: dict[str, tuple[Iteration, Any]] = {}
-        """The newest value of each metric that is a number, or a tensor on a device, by name."""
-
-    def keep(self, iteration: Iteration, metrics: Mapping[str, Any]) -> None:
-        """Keep metrics for the next checkpoint, where no server gets them.
-
-        One on a device is read when the checkpoint begins: a loop that changes it in place until then gets the
-        later value.
-        """
-        for name, value in metrics.items():
-            if type(value) is torch.Tensor and value.device.type != "cpu" and value.numel() == 1:
-                value = value.detach()
-            elif type(value) is not float:
-                value = self._number(name, value)
-            self._newest[name] = iteration, value
+        self._newest: dict[str, tuple[Iteration, float]] = {}
+        """The newest value of each metric that `ready` has given out, by name."""
 
     def newest(self, lineage: int) -> Callable[[], dict[str, LoggedMetric]]:
         """Return a function that returns the newest finite value of each metric up to now, of this lineage.
 
         It may be called on any thread, and waits for the device.
         """
-        kept = [(iteration, {name: value}) for name, (iteration, value) in self._newest.items()]
-        copies = [_copied(iteration, values) for iteration, values in kept if iteration.lineage == lineage]
-        pending = [each for each in self._pending if each[0].lineage == lineage]
+        noted = [(iteration, {name: number}, _NUMBERS) for name, (iteration, number) in self._newest.items()]
+        known = [each for each in (*noted, *self._pending) if each[0].lineage == lineage]
 
         def read() -> dict[str, LoggedMetric]:
             found: dict[str, LoggedMetric] = {}
-            for iteration, values, event in (*copies, *pending):
+            for iteration, values, event in known:
                 if event is not None and event is not _NUMBERS:
                     event.synchronize()
                 for name, value in values.items():

@@ -52,12 +52,10 @@ class IterationMetrics:
         measured = self.clock.end(position.iteration, position.lineage)
         if measured is None:
             return
+        self._metrics.add(measured, metrics)
+        self.send_samples(wait=False)
         if self._reporter.has_server:
-            self._metrics.add(measured, metrics)
-            self.send_samples(wait=False)
             self._reporter.stalls(measured)
-        else:
-            self._metrics.keep(measured, metrics)
         if self.rank_reporter is not None:
             self.rank_reporter.add(measured)
         self._unlearned.append((measured, self.in_flight))
@@ -124,11 +122,7 @@ class IterationMetrics:
 
         Without those that cannot be read: a checkpoint does not fail for its metrics.
         """
-        try:
-            read = self._metrics.newest(self._reporter.position.lineage)
-        except Exception as error:  # a tensor of another package may raise anything
-            logger.debug("a checkpoint records no metrics: %s", error)
-            return dict
+        read = self._metrics.newest(self._reporter.position.lineage)
 
         def newest() -> dict[str, LoggedMetric]:
             try:

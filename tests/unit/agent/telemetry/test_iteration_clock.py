@@ -76,18 +76,19 @@ def test_the_newest_metrics_include_those_that_wait_to_be_sent():
 
 def test_the_newest_metrics_are_those_of_the_moment_and_of_the_lineage():
     reader = MetricReader()
-    reader.keep(iteration(1), {"loss": 3.0})
+    reader.add(iteration(1), {"loss": 3.0})
+    assert reader.ready()
     read = reader.newest(1)
-    reader.keep(iteration(2), {"loss": 2.0})
+    reader.add(iteration(2), {"loss": 2.0})
+    assert reader.ready()
     assert read() == {"loss": LoggedMetric(value=3.0, iteration=1)}
     assert reader.newest(2)() == {}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("how", ["add", "keep"])
-def test_a_metric_on_a_device_is_read_without_making_the_loop_wait(how):
+def test_a_metric_on_a_device_is_read_without_making_the_loop_wait():
     reader = MetricReader()
     for number in (1, 2):
-        getattr(reader, how)(iteration(number), {"loss": torch.full((), float(number), device="cuda")})
+        reader.add(iteration(number), {"loss": torch.full((), float(number), device="cuda")})
     read = reader.newest(1)
     assert read() == {"loss": LoggedMetric(value=2.0, iteration=2)}
