@@ -21,7 +21,7 @@ from holdfast.pacing.overhead_samples import (
 from holdfast.pacing.planner import plan
 from holdfast.pacing.policy import format_iterations, percent
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_from_json, settings_to_json
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_to_json
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""
@@ -219,7 +219,7 @@ class Controller:
         self._measured.saved, self._measured.cost_seconds = saved, saved.cost_seconds
         self._replan()
         interval = state.get("interval")
-        same = settings_from_json(state.get("settings")) == self._settings
+        same = state.get("settings") == settings_to_json(self._settings)
         if same and self._settings.every is None and isinstance(interval, int) and interval > 0:
             reason = f"every {format_iterations(interval)}, as before the restart, until measured again"
             self._set_interval(interval, reason)

@@ -102,14 +102,3 @@ def settings_to_json(settings: PacingSettings) -> dict[str, object]:
     if isinstance(settings.every, timedelta):
         values |= {"every": None, "interval_seconds": settings.every.total_seconds()}
     return values
-
-
-def settings_from_json(saved: object) -> PacingSettings | None:
-    """Restore settings from a dictionary and ignore unknown keys; `None` if `saved` is not a dictionary."""
-    if not isinstance(saved, dict):
-        return None
-    known = {key: value for key, value in saved.items() if key in PacingSettings.__dataclass_fields__}
-    if isinstance(seconds := saved.get("interval_seconds"), int | float):
-        with contextlib.suppress(ValueError):
-            known["every"] = interval_time(seconds)
-    return PacingSettings(**known)

@@ -10,14 +10,15 @@ import os
 import platform
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal
 
 from holdfast.distributed.error_transport import printable
-from holdfast.pacing import Controller, IntervalPlan, Profile
+from holdfast.pacing import Controller, IntervalPlan
 from holdfast.pacing.policy import duration, format_interval, percent
+from holdfast.pacing.profile import to_json
 from holdfast.protocol import messages
 from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, ConfigurationSection
 from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
@@ -81,7 +82,7 @@ class Reporter:
 
     @property
     def has_server(self) -> bool:
-        """A server is configured; reports of every iteration are not built without one."""
+        """A server is configured; reports that cost time to build are not built without one."""
         return self.link.has_server
 
     def event(self, event: messages.Event) -> None:
@@ -241,7 +242,7 @@ class Reporter:
                 measured_window_iterations=controller.measured_window_iterations,
                 reason=plan.reason if plan else "measuring the first iterations",
                 pending=plan.pending if plan else "",
-                profile=_measured(profile) if profile else {},
+                profile=to_json(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
             )
@@ -380,8 +381,3 @@ def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
     if kind in DATA_STALLS:
         return max(0.05, 0.2 * iteration_seconds)
     return max(0.005, 0.01 * iteration_seconds)
-
-
-def _measured(profile: Profile) -> dict[str, float]:
-    values = {field.name: getattr(profile, field.name) for field in fields(profile)}
-    return {name: float(value) for name, value in values.items() if value is not None and math.isfinite(value)}
