@@ -162,7 +162,7 @@ class BatchSender:
             if isinstance(reason, AttemptFenced) and self._outbox.owns(sealed):
                 self.is_fenced = True
                 return False
-            self._outbox.rejected(sealed, payload)
+            self._outbox.acknowledged(sealed)
             self._log_rejection(str(reason))
             self._note_contact()
         except RequestFailed as reason:
@@ -216,7 +216,7 @@ class BatchSender:
             self._rejection_logged = True
             log.log(
                 self._warning,
-                "%s rejected a batch of reports, which is set aside: %s",
+                "%s rejected a batch of reports, which is dropped: %s",
                 self._client.server,
                 reason,
             )

@@ -137,13 +137,8 @@ class EventQueue:
         return pending + len(self._events) > 0
 
     def acknowledged(self, sealed: SealedBatch) -> None:
+        """Remove a batch that the server has accepted, or will never accept."""
         self._remove(sealed)
-
-    def rejected(self, sealed: SealedBatch, payload: bytes) -> None:
-        """Set a batch aside that the server will never accept."""
-        self._remove(sealed)
-        if self._spool is not None:
-            self._spool.set_aside(sealed.key, payload)
 
     def owns(self, sealed: SealedBatch) -> bool:
         """Return whether a batch is of this attempt, not of an earlier one."""

@@ -17,8 +17,6 @@ log = logging.getLogger("holdfast")
 
 LIMIT_BYTES = 64 * 1024 * 1024
 SUFFIX = ".batch"
-REJECTED_SUFFIX = ".refused"
-MAX_REJECTED_FILES = 20
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,17 +71,6 @@ class Spool:
             size = path.stat().st_size
             path.unlink()
             self._used_bytes -= size
-
-    def set_aside(self, key: BatchKey, payload: bytes) -> None:
-        """Keep a rejected batch for diagnosis; only the newest few are kept."""
-        path = self._directory / key.filename
-        with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            aside = path.with_suffix(REJECTED_SUFFIX)
-            aside.write_bytes(payload)
-            self.remove(key)
-            for old in sorted(self._directory.glob(f"*{REJECTED_SUFFIX}"))[:-MAX_REJECTED_FILES]:
-                old.unlink()
 
     def left_by_others(self, uid: str, rank: int) -> list[BatchKey]:
         """Return the batches of earlier attempts, oldest first. Rank 0 sends them for all ranks."""

@@ -603,7 +603,7 @@ def test_retry_after_is_honoured(server: IngestServer, links: Callable[..., Serv
 
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
-def test_a_refused_batch_is_set_aside_and_life_goes_on(
+def test_a_refused_batch_is_dropped_and_life_goes_on(
     status: int,
     server: IngestServer,
     links: Callable[..., ServerConnection],
@@ -626,7 +626,7 @@ def test_a_refused_batch_is_set_aside_and_life_goes_on(
     link.event(notice("more poison"))
     link.close()
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
-    assert len(list(tmp_path.glob("*.refused"))) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_wrong_token_is_told_once_and_not_tried_at_speed(
@@ -828,7 +828,7 @@ def test_a_spool_that_cannot_be_written_costs_a_warning_only(
     assert any("Cannot store unsent reports" in record.getMessage() for record in caplog.records)
 
 
-def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
+def test_a_damaged_spool_file_is_removed_when_the_server_refuses_it(
     server: IngestServer, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
     (tmp_path / "00000001.old.0.000000000001.batch").write_bytes(b"\xc1 rubbish")
@@ -839,7 +839,7 @@ def test_a_damaged_spool_file_is_set_aside_when_the_server_refuses_it(
     link.event(notice("good"))
     server.wait(lambda: server.messages == ["good"])
     link.close()
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".refused"]
+    assert [path.name for path in tmp_path.iterdir()] == ["what is this"]
 
 
 def test_samples_are_thinned_and_counted_when_nobody_takes_them(
