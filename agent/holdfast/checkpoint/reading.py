@@ -178,7 +178,6 @@ def read(
     pace: Pace | None = None,
     sink: Callable[[FileRange], None] | None = None,
     progress: Progress | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
     """Read and verify `ranges`.
 
@@ -190,7 +189,6 @@ def read(
         pace: called with a number of bytes before they are read, and may wait.
         sink: called with each range once it is verified, on any of the threads.
         progress: called between blocks.
-        meanwhile: called on this thread while the others read, for work that needs none of the bytes.
 
     Raises:
         DamagedCheckpoint: names the file and the range that differs.
@@ -202,7 +200,7 @@ def read(
         return open_whole(store, job, checkpoint, file, from_disk=not keep)
 
     work = _Reading(list(ranges), open_file or open_in_store, keep, pace, sink)
-    work.run(threads or store.read_threads, progress, meanwhile)
+    work.run(threads or store.read_threads, progress)
 
 
 def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_disk: bool) -> FileReader:
@@ -262,13 +260,13 @@ class _Reading:
         self._failure: BaseException | None = None
         try:
             for each in ranges if keep else ():
-                each.reserve()  # before threads start: `meanwhile` may use all memory while they read
+                each.reserve()  # before threads start: a load that does not fit fails before it reads
         except MemoryError:
             for file in {each.file.name: each.file for each in ranges}.values():
                 open_file(file).close()  # DamagedCheckpoint where a file is smaller than its manifest says
             raise
 
-    def run(self, threads: int, progress: Progress | None, meanwhile: Callable[[], None]) -> None:
+    def run(self, threads: int, progress: Progress | None) -> None:
         helpers = io_pool.submit_helpers(self._work, min(threads, self._count) - 1)
 
         def report() -> None:
@@ -277,7 +275,6 @@ class _Reading:
 
         try:
             report()
-            meanwhile()
             while self._read_next():
                 report()
             helpers = [helper for helper in helpers if not helper.cancel()]

@@ -40,7 +40,6 @@ def read_repairing(
     keep: bool = True,
     sink: Callable[[FileRange], None] | None = None,
     progress: Progress | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
     **options: Any,
 ) -> list[str]:
     """Read and verify `ranges` as `reading.read` does, and repair damaged files in memory where parity allows it.
@@ -53,13 +52,6 @@ def read_repairing(
     done: set[int] = set()
     repaired: dict[str, RepairedFile] = {}
     total_bytes = sum(each.end - each.start for each in ranges)
-    is_prepared = False
-
-    def prepare() -> None:
-        nonlocal is_prepared
-        if not is_prepared:
-            meanwhile()
-            is_prepared = True
 
     def deliver(each: FileRange) -> None:
         if sink is not None:
@@ -80,7 +72,7 @@ def read_repairing(
         try:
             reading.read(
                 *(store, job, checkpoint, left),
-                open_file=open_file, keep=keep, sink=deliver, progress=advance, meanwhile=prepare, **options,
+                open_file=open_file, keep=keep, sink=deliver, progress=advance, **options,
             )  # fmt: skip
         except DamagedCheckpoint as damage:
             file = _repairable(damage, left)

@@ -240,7 +240,6 @@ def load(
     regions: Regions | None = None,
     buffer: memoryview | None = None,
     progress: Progress | None = None,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> LoadedCheckpoint:
     """Read and verify a checkpoint for one rank.
 
@@ -255,7 +254,6 @@ def load(
         buffer: page-aligned memory to read into, as far as it suffices. The result then has `borrowed` set. A load
             that must allocate its memory takes twice as long.
         progress: called between blocks; by default a long load is logged.
-        meanwhile: called on this thread while others read.
     """
     found, source, _ = read_manifest_or_copy(store, job, checkpoint)
     saved = saved_rank(found, rank)
@@ -263,20 +261,12 @@ def load(
     ranges = _ranges(found, wanted)
     if buffer is not None:
         assign_buffer(buffer, ranges)
-    stored: list[tuple[fmt.Tensor, torch.Tensor]] = []
-
-    def prepare() -> None:
-        for each in ranges:
-            stored.extend(_tensors_in(each.reserve(), each.start, each.tensors))
-        meanwhile()
-
     repaired = _manifest_damage(source) + read_repairing(
-        *(store, job, checkpoint, ranges),
-        progress=progress or _log_progress(checkpoint),
-        meanwhile=prepare,
+        store, job, checkpoint, ranges, progress=progress or _log_progress(checkpoint)
     )
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)
+    stored = [pair for each in ranges for pair in _tensors_in(each.reserve(), each.start, each.tensors)]
     tensors = _assembled(stored, wanted)
     return LoadedCheckpoint(checkpoint, found, tensors, saved, buffer is not None, tuple(repaired))
 

@@ -338,7 +338,6 @@ class Training:
             rank=self._ranks.rank,
             regions=self.regions,
             buffer=room,
-            meanwhile=self.registry.populate_memory,
         )
 
     def check(self, manifest: Manifest) -> None:

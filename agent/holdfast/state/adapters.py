@@ -32,7 +32,7 @@ from holdfast.state.tree import (
 )
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import Stateful, has_plain_state, require_attributes
-from holdfast.system.host_memory import copies_of, copy_plain, is_plain, one_thread_for, populate
+from holdfast.system.host_memory import copies_of, copy_plain, is_plain, one_thread_for
 from holdfast.torch_internals import metadata_of, only_copies, own_buffers, with_metadata
 
 logger = logging.getLogger("holdfast")
@@ -77,9 +77,6 @@ class StateAdapter:
         objects.
         """
         self._item.load_state_dict(decode(tree, tensors, copy=True))
-
-    def populate_memory(self) -> None:
-        """Touch the memory that `load` will copy into, without changing its contents."""
 
 
 class VariablesAdapter(StateAdapter):
@@ -226,11 +223,6 @@ class ModuleAdapter(StateAdapter):
                 "it, set it after session.resume()",
                 *(self.keyword, len(changed), changed[0]),
             )
-
-    def populate_memory(self) -> None:
-        for tensor in map(local, self._item.parameters()):
-            if is_plain(tensor) and tensor.nbytes >= SMALL_BYTES:
-                populate(tensor.data_ptr(), tensor.nbytes)
 
     def _buffers(self) -> dict[str, torch.Tensor]:
         return dict(self._item.named_buffers(remove_duplicate=False))

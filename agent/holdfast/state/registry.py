@@ -262,11 +262,6 @@ class Registry:
             if keyword in differed and isinstance(item, StatefulGenerator):
                 item.branch(key)
 
-    def populate_memory(self) -> None:
-        """Touch the memory that `apply` will copy into, so that page faults happen earlier."""
-        for adapter in self._adapters.values():
-            adapter.populate_memory()
-
     def _walk(self) -> _WatchedEncoding:
         """Encode in full all objects that can be watched from here on."""
         if is_sharding_in_use():

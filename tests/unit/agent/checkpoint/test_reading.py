@@ -166,11 +166,13 @@ def test_all_memory_is_there_before_the_first_byte_is_read(tmp_path, small_block
     wanted = list(reading.ranges_to_load(written.manifest, file))
     memories = []
 
-    def look():
-        memories.extend(run.memory for run in wanted)
-        looked.set()
+    def look(done_bytes, total_bytes):
+        if not looked.is_set():
+            assert done_bytes == 0
+            memories.extend(run.memory for run in wanted)
+            looked.set()
 
-    reading.read(store, "job", written.id, wanted, meanwhile=look)
+    reading.read(store, "job", written.id, wanted, progress=look)
     assert len(wanted) > 1
     assert None not in memories
     assert [run.memory for run in wanted] == memories
