@@ -67,43 +67,6 @@ def ordered(store: Store, job: str) -> list[Lineage]:
     return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-REPORTED_RESTORES:]
 
 
-class Patience:
-    """Asks a store that is away again, until it has been for so long that waiting any longer makes no sense."""
-
-    def __init__(
-        self,
-        tell: Callable[[OSError], None],
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._tell, self._clock, self._wait = tell, clock, wait
-        self._backoff = Backoff()
-        self._until: float | None = None
-        self._has_warned = False
-
-    def ask(self, question: Callable[[], T]) -> T:
-        """The answer, or the OSError of the last try."""
-        while True:
-            try:
-                answer = question()
-            except PermissionError:  # which time does not mend
-                raise
-            except OSError as error:
-                now = self._clock()
-                self._until = now + PATIENCE_SECONDS if self._until is None else self._until
-                if now >= self._until:
-                    raise
-                if not self._has_warned:
-                    self._has_warned = True
-                    self._tell(error)
-                self._wait(min(self._until - now, self._backoff.next_seconds()))
-            else:
-                self._until = None
-                self._backoff.reset()
-                return answer
-
-
 class Startup:
     """Begins an attempt: in contact with the server, and on the checkpoint that it goes on from.
 
@@ -126,7 +89,8 @@ class Startup:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
         self._server, self._token = server, token
-        self._patience = Patience(self._warn_unavailable)
+        self._give_up_at: float | None = None
+        """When to stop asking the store, which does not answer now."""
 
     def open(self) -> None:
         """Become the newest attempt, and read the desired state before training starts."""
@@ -239,7 +203,7 @@ class Startup:
             IncompatibleCheckpoint, UnknownFormat: the best one is sound, but cannot be loaded here.
             OSError: the store has not answered for PATIENCE_SECONDS.
         """
-        self._patience = Patience(self._warn_unavailable)  # a script may retry after an error
+        self._give_up_at = None  # a script may retry after an error
         return self._start_from_order() or self._newest()
 
     def begin(self, start: Start) -> None:
@@ -387,13 +351,33 @@ class Startup:
 
     def _ask_store(self, question: Callable[[], T], kind: Any) -> T:
         """Ask the store on rank 0, and share the answer."""
-        return self._ranks.decide(lambda: self._patience.ask(question), kind)
+        return self._ranks.decide(lambda: self._patiently(question), kind)
 
     def _load(self, checkpoint: str) -> LoadedCheckpoint:
         """Load on every rank; all have verified it before any applies it."""
         store, job = self._checkpoints.store, self._checkpoints.job
         load = functools.partial(self._training.load, store, job, checkpoint)
-        return self._ranks.run_on_all(lambda: self._patience.ask(load))
+        return self._ranks.run_on_all(lambda: self._patiently(load))
+
+    def _patiently(self, question: Callable[[], T]) -> T:
+        """Ask again while the store does not answer; raise its error after PATIENCE_SECONDS without an answer."""
+        backoff = Backoff()
+        while True:
+            try:
+                answer = question()
+            except PermissionError:  # asking again does not help
+                raise
+            except OSError as error:
+                now = time.monotonic()
+                if self._give_up_at is None:
+                    self._give_up_at = now + PATIENCE_SECONDS
+                    self._warn_unavailable(error)
+                if now >= self._give_up_at:
+                    raise
+                time.sleep(min(self._give_up_at - now, backoff.next_seconds()))
+            else:
+                self._give_up_at = None
+                return answer
 
     def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
         self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))

@@ -1,5 +1,4 @@
 import errno
-import functools
 import json
 import logging
 import math
@@ -1275,6 +1274,12 @@ class Outage:
 
     def __init__(self, monkeypatch, owner, broken, until_seconds):
         self.seconds, self.pauses, self.asked = 0.0, [], 0
+        self._monkeypatch = monkeypatch
+        self.breaks(owner, broken, until_seconds)
+        time = types.SimpleNamespace(monotonic=lambda: self.seconds, sleep=self.wait)
+        monkeypatch.setattr(startup, "time", time)
+
+    def breaks(self, owner, broken, until_seconds):
         real = getattr(owner, broken)
 
         def answer(*args, **options):
@@ -1283,9 +1288,7 @@ class Outage:
                 raise OSError(errno.ESTALE, "Stale file handle")
             return real(*args, **options)
 
-        monkeypatch.setattr(owner, broken, answer)
-        patient = functools.partial(startup.Patience, clock=lambda: self.seconds, wait=self.wait)
-        monkeypatch.setattr(startup, "Patience", patient)
+        self._monkeypatch.setattr(owner, broken, answer)
 
     def wait(self, seconds):
         self.pauses.append(seconds)
@@ -1330,22 +1333,15 @@ def test_a_start_gives_a_store_up_that_stays_away_and_can_be_tried_again(store, 
     trainer.crash()
 
 
-def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(monkeypatch):
-    clock = types.SimpleNamespace(seconds=0.0)
-    answers = iter([OSError(), "one", OSError(), OSError(), "two"])
-
-    def wait(seconds):
-        clock.seconds += 29
-
-    def ask():
-        if isinstance(answer := next(answers), OSError):
-            raise answer
-        return answer
-
-    told = []
-    patience = startup.Patience(told.append, clock=lambda: clock.seconds, wait=wait)
-    assert (patience.ask(ask), patience.ask(ask)) == ("one", "two")
-    assert len(told) == 1
+def test_a_start_is_patient_anew_with_a_store_that_was_back_meanwhile(store, linked, monkeypatch):
+    Trainer(store).run(until=8).crash()
+    outage = Outage(monkeypatch, LocalStore, "checkpoints", until_seconds=20)
+    outage.breaks(reading, "read", until_seconds=45)
+    trainer = Trainer(store, **linked)
+    assert (trainer.session.resume(), trainer.session.lineage) == (6, 1)
+    assert 45 <= outage.seconds <= 60
+    assert len(notices(trainer, "store")) == 2
+    trainer.crash()
 
 
 @pytest.mark.parametrize("broken", ["records", "open_file"])
