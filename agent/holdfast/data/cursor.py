@@ -6,7 +6,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,30 +14,6 @@ from holdfast.data.loader import DataLoader
 from holdfast.data.order import stable_hash
 from holdfast.state.rng import restore_rng, rng_state
 from holdfast.system.preemption import iterate_loader
-
-
-class Cursor(Protocol):
-    """Source of batches of `session.batches`."""
-
-    @property
-    def limitation(self) -> str | None:
-        """Guarantees that this loader cannot give, as text."""
-        ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    def batches(self) -> Iterator[Any]:
-        """Iterate over the rest of the current epoch; `epoch` advances at its end."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last batch given."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
-        """Go to a position; `None` for the start."""
-        ...
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
@@ -216,6 +192,14 @@ class _CountingCursor:
         finally:
             restore_rng(now)
         return source
+
+
+Cursor = DataLoader | _StatefulCursor | _StatefulIteratorCursor | _CountingCursor
+"""Source of batches of `session.batches`.
+
+`batches` iterates over the rest of the current epoch; `epoch` advances at its end. `state_dict` returns the
+position after the last batch given, and `load_state_dict` goes to one, or to the start for `None`. `limitation`
+names the guarantees that the loader cannot give."""
 
 
 def _has_stateful_iterators(loader: Any) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
@@ -34,36 +34,6 @@ class DataPosition:
     taken: int = 0
     padded: int = 0
     """Samples given twice in all epochs so far, so that every rank got equally many."""
-
-
-class EpochOrder(Protocol):
-    """The order of one epoch."""
-
-    size: int
-
-    def at(self, places: range) -> Iterator[Any]: ...
-
-
-class SampleOrder(Protocol):
-    """Source of the order of every epoch."""
-
-    name: str
-    """Kind of the order. A position is valid only for an order of the same name."""
-    shards: int
-    """Number of ranks among which the order itself is split; it then gives one rank's part."""
-    epochs: EpochSetter
-
-    @property
-    def limitation(self) -> str | None:
-        """Guarantees that this order cannot give, as text."""
-        ...
-
-    @property
-    def size(self) -> int | None:
-        """Items per epoch; `None` if unknown in advance."""
-        ...
-
-    def draw(self, epoch: int) -> EpochOrder: ...
 
 
 class EpochSetter:
@@ -139,13 +109,16 @@ class SamplerOrder:
         self.name, self.epochs = type(source).__name__, EpochSetter(*self._parts)
         sharing = (part for part in self._parts if hasattr(part, "num_replicas") and hasattr(part, "rank"))
         self.shards = int(getattr(next(sharing, None), "num_replicas", 1))
+        """Number of ranks among which the order itself is split; it then gives one rank's part."""
 
     @property
     def size(self) -> int | None:
+        """Items per epoch; `None` if unknown in advance."""
         return len(self._source) if isinstance(self._source, Sized) else None
 
     @property
     def limitation(self) -> str | None:
+        """Guarantees that this order cannot give, as text."""
         if self.size is None:
             return (
                 f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
@@ -192,6 +165,12 @@ class _Read:
 
     def at(self, places: range) -> Iterator[Any]:
         return itertools.islice(self._source, places.start, None, places.step)
+
+
+EpochOrder = Permutation | _Listed | _Read
+"""The order of one epoch."""
+SampleOrder = IndexOrder | SamplerOrder
+"""Source of the order of every epoch. A position is valid only for an order of the same `name`."""
 
 
 class IndexedBatches:
