@@ -16,7 +16,7 @@ import math
 import sys
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import time
 from typing import Literal, Protocol
@@ -41,7 +41,6 @@ BATCH_SAMPLES, BATCH_EVENTS = 2_000, 500
 INCOMING_SAMPLES = 200_000
 """The most samples that wait for the sender; further ones are only counted."""
 WAITING_SAMPLES, WAITING_EVENTS = 40_000, 10_000
-MOST_GAPS = 100
 
 _encoder = msgspec.msgpack.Encoder()
 _UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
@@ -88,9 +87,10 @@ class EventQueue:
         self._spool = spool
         self._incoming: deque[Sample] = deque()
         self._events: deque[Event] = deque()
-        self._overflow_gaps: list[Gap] = []
+        self._overflow_gaps: dict[int, Gap] = {}
         self._waiting: list[Sample] = []
-        self._gaps: list[Gap] = []
+        self._gaps: dict[int, Gap] = {}
+        """What was dropped since the last batch of samples, by lineage."""
         self._dropped_events = 0
         self._sequences: dict[Lane, int] = {"control": 0, "samples": 0}
         self._reached = (1, 0)
@@ -103,7 +103,7 @@ class EventQueue:
         if len(self._incoming) < INCOMING_SAMPLES:
             self._incoming.append(sample)
         else:
-            _extend(self._overflow_gaps, (sample,))
+            _add_gap(self._overflow_gaps, _gap_of(sample))
 
     def event(self, event: Event) -> None:
         self._events.append(event)
@@ -179,11 +179,13 @@ class EventQueue:
             newest, _ = self._waiting[-1]
             self._reached = max(self._reached, (newest.lineage, newest.iteration))
         # A sample that overflows during the swap may be counted in neither list: one of more than 200,000.
-        dropped, self._overflow_gaps = self._overflow_gaps, []
-        self._drop(dropped)
+        overflow, self._overflow_gaps = self._overflow_gaps, {}
+        for gap in list(overflow.values()):
+            _add_gap(self._gaps, gap)
         while len(self._waiting) > WAITING_SAMPLES:
             oldest = len(self._waiting) // 2
-            self._drop(_extend([], self._waiting[:oldest:2]))
+            for sample in self._waiting[:oldest:2]:
+                _add_gap(self._gaps, _gap_of(sample))
             del self._waiting[:oldest:2]
         while len(self._events) > WAITING_EVENTS:
             self._events.popleft()
@@ -193,18 +195,6 @@ class EventQueue:
                     "More than %d events wait for the server and cannot be written to disk; dropping the oldest",
                     WAITING_EVENTS,
                 )
-
-    def _drop(self, gaps: Iterable[Gap]) -> None:
-        """Record gaps; unite each with an adjacent one of its lineage."""
-        for gap in gaps:
-            for place, other in enumerate(self._gaps):
-                if other.lineage == gap.lineage and _adjoin(other, gap):
-                    self._gaps[place] = _united(other, gap)
-                    break
-            else:
-                self._gaps.append(gap)
-            if len(self._gaps) > MOST_GAPS:
-                self._gaps[:2] = [_united(*self._gaps[:2])]
 
     def _seal_events(self) -> None:
         events = [self._events.popleft() for _ in range(min(len(self._events), BATCH_EVENTS))]
@@ -216,8 +206,8 @@ class EventQueue:
     def _seal_samples(self) -> None:
         chosen = self._waiting[:BATCH_SAMPLES]
         del self._waiting[:BATCH_SAMPLES]
-        gaps, self._gaps = self._gaps, []
-        self._seal("samples", samples=_columns(chosen), gaps=gaps)
+        gaps, self._gaps = self._gaps, {}
+        self._seal("samples", samples=_columns(chosen), gaps=list(gaps.values()))
 
     def _seal(
         self, lane: Lane, *, samples: Samples | None = None, events: Sequence[Event] = (), gaps: Sequence[Gap] = ()
@@ -293,46 +283,27 @@ def _columns(samples: Sequence[Sample]) -> Samples:
 
 def _bytes(kind: Literal["q", "d"], values: Sequence[float]) -> bytes:
     """Encode a column as little-endian numbers."""
-    try:
-        column = array(kind, values)
-    except (TypeError, OverflowError):
-        column = array(kind, map(int if kind == "q" else _number, values))
+    column = array(kind, values)
     if sys.byteorder == "big":
         column.byteswap()
     return column.tobytes()
 
 
-def _number(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
+def _add_gap(gaps: dict[int, Gap], gap: Gap) -> None:
+    """Add a gap to those by lineage. The united range may contain samples that were kept."""
+    if (known := gaps.get(gap.lineage)) is not None:
+        gap = Gap(
+            lineage=gap.lineage,
+            first_iteration=min(known.first_iteration, gap.first_iteration),
+            last_iteration=max(known.last_iteration, gap.last_iteration),
+            dropped=known.dropped + gap.dropped,
+        )
+    gaps[gap.lineage] = gap
 
 
-def _extend(gaps: list[Gap], samples: Iterable[Sample]) -> list[Gap]:
-    """Add samples to the last gap, or to a new one where the lineage changes. Return `gaps`."""
-    for at, _ in samples:
-        gap = Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
-        if gaps and gaps[-1].lineage == gap.lineage:
-            gaps[-1] = _united(gaps[-1], gap)
-        else:
-            gaps.append(gap)
-    return gaps
-
-
-def _adjoin(one: Gap, other: Gap) -> bool:
-    """Return whether two gaps overlap or have at most one kept sample between them."""
-    return one.first_iteration <= other.last_iteration + 2 and other.first_iteration <= one.last_iteration + 2
-
-
-def _united(one: Gap, other: Gap) -> Gap:
-    """Return one gap for both, on the later lineage: two lineages unite only if there are too many gaps."""
-    return Gap(
-        lineage=other.lineage,
-        first_iteration=min(one.first_iteration, other.first_iteration),
-        last_iteration=max(one.last_iteration, other.last_iteration),
-        dropped=one.dropped + other.dropped,
-    )
+def _gap_of(sample: Sample) -> Gap:
+    at, _ = sample
+    return Gap(lineage=at.lineage, first_iteration=at.iteration, last_iteration=at.iteration, dropped=1)
 
 
 def _lanes(samples: bool = True) -> tuple[Lane, ...]:
