@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Orders:
-    """Follows the desired state. Every method but `arrived` is for the training thread, between iterations.
+    """Follows the desired state. Every method but `on_received` is for the training thread, between iterations.
 
     Orders are state, not messages: a newer version replaces older ones, and the same version twice changes
     nothing. A restore is carried out once: the lineage that it begins names it durably before anything changes.
