@@ -40,35 +40,11 @@ def upgrade(url: URL, revision: str = "head") -> Upgraded:
         return Upgraded(*history.upgrade(connection, url, revision))
 
 
-def downgrade(url: URL, revision: str) -> None:
-    """Downgrade the database to an earlier revision, or to `base`."""
-    from holdfast_migrations import history
-
-    with connected(url) as connection:
-        history.downgrade(connection, revision)
-
-
-def current(url: URL) -> str | None:
-    """Return the revision of a database; None for an empty one."""
-    from holdfast_migrations import history
-
-    with connected(url) as connection, connection.begin():
-        return history.current(connection)
-
-
 def known_revisions() -> set[str]:
     """Return all revisions that this version knows."""
     from holdfast_migrations import history
 
     return history.known_revisions()
-
-
-def check(url: URL) -> None:
-    """Raise if tables and models differ, except indexes on expressions, which SQLite does not report."""
-    from holdfast_migrations import history
-
-    with connected(url) as connection, connection.begin():
-        history.check(connection)
 
 
 def _is_up_to_date(connection: Connection) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import warnings
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,7 +21,7 @@ def upgrade(connection: Connection, url: URL, revision: str) -> tuple[list[str],
     """Return the applied revisions, oldest first, and the copy of the SQLite file before them."""
     scripts = _scripts()
     with connection.begin():
-        before = current(connection)
+        before = MigrationContext.configure(connection).get_current_revision()
         _check_whose(connection, url, before, scripts)
     missing = [script.revision for script in scripts.iterate_revisions(revision, before or "base")]
     if not missing:
@@ -50,22 +49,8 @@ def _keep(connection: Connection, file: Path, revision: str) -> Path:
     return kept
 
 
-def downgrade(connection: Connection, revision: str) -> None:
-    patiently(connection, lambda: command.downgrade(_config(connection), revision))
-
-
-def current(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
-
-
 def known_revisions() -> set[str]:
     return {script.revision for script in _scripts().walk_revisions()}
-
-
-def check(connection: Connection) -> None:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*expression-based index")
-        command.check(_config(connection))
 
 
 def _check_whose(connection: Connection, url: URL, before: str | None, scripts: ScriptDirectory) -> None:

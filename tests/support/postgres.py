@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import warnings
 from itertools import count
 from pathlib import Path
 
@@ -149,6 +150,18 @@ def ask(database: str, statement: str, **values: object) -> list[tuple]:
     with engine.begin() as connection:
         result = connection.execute(text(statement), values)
         return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def check_matches_models(database: str) -> None:
+    """Raise if tables and models differ, except indexes on expressions, which SQLite does not report."""
+    from alembic import command
+
+    from holdfast_migrations import history
+    from holdfast_migrations.connections import connected
+
+    with connected(database_url(database)) as connection, connection.begin(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*expression-based index")
+        command.check(history._config(connection))
 
 
 def _die_with_parent() -> None:

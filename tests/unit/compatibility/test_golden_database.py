@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-import holdfast_migrations
-from holdfast_server.core.settings import ServerSettings, database_url
+from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
 from holdfast_web import create_app
 from tests.support.accounts_server import BASE_URL, PASSWORD, AccountsServer
 from tests.support.clock import FakeClock
 from tests.support.golden_job import differences
 from tests.support.golden_server import PATHS, fill, responses
+from tests.support.postgres import check_matches_models
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 KEPT = json.loads((GOLDEN / "database.json").read_text())
@@ -46,7 +46,7 @@ def test_the_golden_database_is_upgraded_to_the_tables_of_today(path: Path) -> N
     database = Database(str(path))
     database.prepare()
     database.release()
-    holdfast_migrations.check(database_url(str(path)))
+    check_matches_models(str(path))
 
 
 def test_a_server_answers_from_the_golden_database_as_it_did(client: TestClient) -> None:
