@@ -56,7 +56,10 @@ def client(empty_database: str, clock: FakeClock) -> Iterator[TestClient]:
     """The application as a person without scripts meets it."""
     settings = ServerSettings(database=empty_database)
     with PageClient(
-        create_app(settings, clock=clock), base_url="http://127.0.0.1:7117", follow_redirects=False
+        create_app(settings, clock=clock),
+        base_url="http://127.0.0.1:7117",
+        headers={"Accept": "text/html"},
+        follow_redirects=False,
     ) as client:
         yield client
 

@@ -25,13 +25,13 @@ from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySign
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.dependencies import Asker, Config, Db, Now
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import PageRoute, Text, headers_of, local_path
+from holdfast_web.shared.routing import Text, headers_of, local_path
 
 STATE_COOKIE = "holdfast_provider"
 DEVICE_SECONDS = 365 * 86400
 AGAIN = "This action needs a sign-in within the last hour. Sign in and try again."
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 Then = Annotated[str, Form(alias="next")]
 

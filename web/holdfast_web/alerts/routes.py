@@ -22,11 +22,11 @@ from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 from holdfast_server.queries.fleet import projects_of
 from holdfast_web.alerts import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import Htmx, PageRoute, Text, local_path
+from holdfast_web.shared.routing import Htmx, Text, local_path
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 # ---- alerts ---------------------------------------------------------------------------------------

@@ -22,12 +22,11 @@ from holdfast_server.records import audit
 from holdfast_server.records.audit import AuditQuery
 from holdfast_web.shared.filters import iso
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import PageRoute
 
 SHOWN, EXPORTED_AT_ONCE = 100, 1000
 COLUMNS = ("id", "at", "who", "action", "project", "job", "before", "after", "request_id", "digest")
 
-router = APIRouter(prefix="/audit", route_class=PageRoute, include_in_schema=False)
+router = APIRouter(prefix="/audit", include_in_schema=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
 from holdfast_web.checkpoint import context
 from holdfast_web.job.context import FieldInput
-from holdfast_web.shared.routing import PageRoute, Text
+from holdfast_web.shared.routing import Text
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @router.get("/jobs/{job}/checkpoints/{checkpoint}")

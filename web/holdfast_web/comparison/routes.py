@@ -13,7 +13,6 @@ from holdfast_server.http.dependencies import Asker, Db
 from holdfast_server.queries.comparison import ComparisonQuery
 from holdfast_web.comparison import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import PageRoute
 
 MOST_SMOOTHING = 0.99
 """Largest weight of the moving average: with 1, it would never change."""
@@ -22,7 +21,7 @@ MOST_PLACE = 1e12
 
 Names = Annotated[list[str] | None, Query()]
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @router.get("/compare")

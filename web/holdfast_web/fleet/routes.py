@@ -22,13 +22,13 @@ from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, Flee
 from holdfast_server.records.job_status import STATUSES
 from holdfast_web.fleet import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import PageRoute, Text, local_path
+from holdfast_web.shared.routing import Text, local_path
 
 TICK_SECONDS = 5.0
 MIN_TICK_SECONDS = 0.5
 """Minimum time between ticks."""
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 def _question(

@@ -18,11 +18,11 @@ from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import Htmx, PageRoute, Text
+from holdfast_web.shared.routing import Htmx, Text
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, kw_only=True)

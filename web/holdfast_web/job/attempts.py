@@ -14,14 +14,14 @@ from holdfast_server.core.errors import UnknownAttempt
 from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts, summaries
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import Htmx, PageRoute
+from holdfast_web.shared.routing import Htmx
 
 SHOWN, MOST = 5, 200
 """Number of attempts in the panel and on the page of all attempts, newest first."""
 NOTHING = "none"
 """Compare with no attempt."""
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, kw_only=True)

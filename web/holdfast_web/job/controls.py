@@ -16,9 +16,9 @@ from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared import forms
-from holdfast_web.shared.routing import Htmx, PageRoute, Text
+from holdfast_web.shared.routing import Htmx, Text
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @router.get("/jobs/{job}/controls")

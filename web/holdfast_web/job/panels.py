@@ -17,14 +17,14 @@ from holdfast_server.queries.goodput import goodput, stalls_over_time
 from holdfast_server.queries.ranks import rank_heat, rank_times
 from holdfast_web.shared.filters import duration
 from holdfast_web.shared.render import View
-from holdfast_web.shared.routing import Htmx, PageRoute
+from holdfast_web.shared.routing import Htmx
 
 RANKS_SHOWN, RANKS_MOST = 12, 512
 """Number of ranks in the panel and on the ranks page, slowest first."""
 HEAT_STEPS = (0.02, 0.05, 0.15, 0.4)
 """Shares above the median at which a cell gets one step darker."""
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 @dataclass(frozen=True, kw_only=True)

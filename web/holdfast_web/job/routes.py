@@ -23,12 +23,12 @@ from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswe
 from holdfast_server.queries import summaries
 from holdfast_web.job import context
 from holdfast_web.shared.render import HEADERS
-from holdfast_web.shared.routing import Htmx, PageRoute, Text
+from holdfast_web.shared.routing import Htmx, Text
 
 Points = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.POINTS_SHOWN), context.POINTS_MOST))]
 Edits = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.EDITS_SHOWN), context.EDITS_MOST))]
 
-router = APIRouter(route_class=PageRoute, include_in_schema=False)
+router = APIRouter(include_in_schema=False)
 
 
 def _back(job: str, anchor: str) -> Response:

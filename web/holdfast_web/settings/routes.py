@@ -16,7 +16,7 @@ from holdfast_server.core.principal import SCOPES, Role
 from holdfast_server.http.dependencies import Asker, Config, Db, Now
 from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
 from holdfast_web.settings import context
-from holdfast_web.shared.routing import PageRoute, Text, headers_of
+from holdfast_web.shared.routing import Text, headers_of
 
 NO_ACCOUNTS = "This server has no accounts. Start it with `holdfast serve --accounts`."
 
@@ -26,9 +26,7 @@ def _require_accounts(request: Request) -> None:
         raise NotPossible(NO_ACCOUNTS)
 
 
-router = APIRouter(
-    prefix="/settings", route_class=PageRoute, include_in_schema=False, dependencies=[Depends(_require_accounts)]
-)
+router = APIRouter(prefix="/settings", include_in_schema=False, dependencies=[Depends(_require_accounts)])
 
 
 def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) -> Response:

@@ -1,4 +1,4 @@
 """Code and templates that several areas use: rendering, routing, forms, filters, static files, the page frame.
 
-Entry points: `render.View`, `routing.PageRoute`, `assets.static_app`. Imports no area.
+Entry points: `render.View`, `routing.error_page`, `assets.static_app`. Imports no area.
 """

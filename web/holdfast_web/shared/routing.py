@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
-from fastapi import Form, Header, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Form, Header
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from holdfast_server.api.responses import retry_after
 from holdfast_server.core.errors import RequestRefused
@@ -37,34 +34,12 @@ def error_page(refused: Response) -> Response:
     """Turn a JSON error into an error page."""
     status, detail = refused.status_code, json.loads(bytes(refused.body))["message"]
     kept = {name: value for name, value in refused.headers.items() if not name.startswith("content-")}
-    return ErrorPage(status=status, title=title_of(status), detail=detail).response(status, headers=kept)
-
-
-def title_of(status: int) -> str:
-    return _TITLES.get(status, "Request refused")
+    title = _TITLES.get(status, "Request refused")
+    return ErrorPage(status=status, title=title, detail=detail).response(status, headers=kept)
 
 
 def headers_of(refusal: RequestRefused) -> dict[str, str]:
     return {} if refusal.retry_seconds is None else retry_after(refusal.retry_seconds)
-
-
-class PageRoute(APIRoute):
-    """A route that turns refusals into error pages."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except RequestRefused as refusal:
-                page = ErrorPage(status=refusal.status, title=title_of(refusal.status), detail=str(refusal))
-                return page.response(refusal.status, headers_of(refusal))
-            except RequestValidationError as error:
-                detail = "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors())
-                return ErrorPage(status=422, title=title_of(422), detail=detail).response(422)
-
-        return answer
 
 
 def local_path(path: str) -> str:
