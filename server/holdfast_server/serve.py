@@ -21,6 +21,7 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.accounts import people
@@ -37,7 +38,7 @@ from holdfast_server.core.settings import (
     is_loopback,
 )
 from holdfast_server.db import Database, DatabaseInUse
-from holdfast_server.db.backups import size_bytes, size_text
+from holdfast_server.db.backups import size_bytes
 
 T = TypeVar("T")
 
@@ -332,7 +333,7 @@ def _prepared(settings: ServerSettings) -> Database:
         _refuse(
             f"cannot write to {database.place} ({_reason(error)}): choose a writable file with --db (HOLDFAST_DB)"
         )
-    print(f"Database: {database.place} ({size_text(size_bytes(database.url))})", flush=True)
+    print(f"Database: {database.place} ({format_bytes(size_bytes(database.url))})", flush=True)
     if upgraded.revisions:
         print(f"Migrated the database: {', '.join(upgraded.revisions)}", flush=True)
     if upgraded.backup is not None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import typer
 
-from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.pacing.quantities import format_bytes, parse_bytes, parse_positive_seconds
 from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server.commands.database import Db, Json, command_group, fail, in_database, print_json, whoami
 from holdfast_server.control import report_retention
 from holdfast_server.core.settings import database_url, default_database
 from holdfast_server.db import Database, backups
-from holdfast_server.db.backups import size_text
 from holdfast_server.models import DEFAULT_PROJECT
 
 FOR_EVER = "forever"
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+T = TypeVar("T")
 
 app = command_group(
     "Manage the server's database, on its machine: size, backup, restore, and limits on what it keeps."
@@ -34,7 +35,7 @@ def size(db: Db = None, json: Json = False) -> None:
         found = backups.size_bytes(database_url(db or str(default_database())))
     except (RuntimeError, ValueError, OSError) as error:
         fail(str(error))
-    print_json({"bytes": found}) if json else print(size_text(found))
+    print_json({"bytes": found}) if json else print(format_bytes(found))
 
 
 @app.command()
@@ -46,7 +47,7 @@ def backup(
         copied = backups.backup(database_url(db or str(default_database())), file.absolute())
     except (backups.CannotCopy, ValueError, OSError) as error:
         fail(str(error))
-    print(f"Copied to {file} ({size_text(copied)}).")
+    print(f"Copied to {file} ({format_bytes(copied)}).")
 
 
 @app.command()
@@ -84,10 +85,10 @@ def keep(
     """Set or, without options, print how long a project keeps its data. Without limits, it keeps everything."""
     try:
         changes = ReportRetentionChanges(
-            samples_seconds=_seconds("--samples", samples),
-            fine_seconds=_seconds("--fine", fine),
-            reports_seconds=_seconds("--reports", reports),
-            samples_bytes=_bytes(samples_size),
+            samples_seconds=_limit(parse_positive_seconds, "--samples", samples),
+            fine_seconds=_limit(parse_positive_seconds, "--fine", fine),
+            reports_seconds=_limit(parse_positive_seconds, "--reports", reports),
+            samples_bytes=_limit(_whole_bytes, "--samples-size", samples_size),
         )
     except ValueError as error:
         fail(str(error))
@@ -103,9 +104,9 @@ def keep(
         return
     for name, label in _LABELS.items():
         value = getattr(kept, name)
-        words = (
-            FOR_EVER if value is None else size_text(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
-        )
+        words = FOR_EVER
+        if value is not None:
+            words = format_bytes(value) if name.endswith("_bytes") else f"{value / 86400:g} d"
         print(f"{label:<34}{words}")
 
 
@@ -118,19 +119,11 @@ _LABELS = {
 }
 
 
-def _seconds(name: str, text: str | None) -> float | msgspec.UnsetType | None:
+def _limit(parse: Callable[[str, str], T], name: str, text: str | None) -> T | msgspec.UnsetType | None:
     if text is None:
         return msgspec.UNSET
-    return None if text == FOR_EVER else parse_positive_seconds(text, name)
+    return None if text == FOR_EVER else parse(text, name)
 
 
-def _bytes(text: str | None) -> int | msgspec.UnsetType | None:
-    if text is None:
-        return msgspec.UNSET
-    if text == FOR_EVER:
-        return None
-    for unit, factor in _UNITS.items():
-        number = text.upper().removesuffix(unit).strip()
-        if number != text.upper() and number.replace(".", "", 1).isdigit():
-            return int(float(number) * factor)
-    raise ValueError(f"invalid size {text!r}: use 500MB, 20GB or {FOR_EVER}")
+def _whole_bytes(text: str, name: str) -> int:
+    return int(parse_bytes(text, name))

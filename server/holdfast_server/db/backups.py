@@ -32,15 +32,6 @@ def size_bytes(url: URL) -> int:
         raise CannotCopy(f"{place(url)} cannot be read: {error.orig}") from None
 
 
-def size_text(size_bytes: float) -> str:
-    value = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"
-
-
 def backup(url: URL, file: Path) -> int:
     """Copy a SQLite database as of this moment, and return the size of the copy in bytes.
 

@@ -180,9 +180,9 @@ async def csv_of(db: Database, room: asyncio.Semaphore, wanted: SampleSelection)
     names = wanted.names
 
     def convert(columns: Columns) -> bytes:
-        return _written(zip(*(map(_cell, columns[name]) for name in names), strict=True))
+        return csv_bytes(zip(*(map(csv_cell, columns[name]) for name in names), strict=True))
 
-    yield _written([map(_cell, names)])
+    yield csv_bytes([map(csv_cell, names)])
     async for part in parts(db, room, wanted, convert):
         yield part
 
@@ -264,9 +264,9 @@ async def checkpoints_csv(
 
     def convert(part: Sequence[models.CheckpointRecord]) -> bytes:
         made = (as_row(row, wanted.ancestry) for row in part)
-        return _written([_cell(getattr(row, name)) for name in names] for row in made)
+        return csv_bytes([csv_cell(getattr(row, name)) for name in names] for row in made)
 
-    yield _written([names])
+    yield csv_bytes([names])
     after = ""
     while True:
         async with room:
@@ -279,18 +279,18 @@ async def checkpoints_csv(
         after = part[-1].id
 
 
-def _cell(value: Any) -> Any:
+def csv_cell(value: Any) -> Any:
     """Format a value for spreadsheets and pandas, with text that looks like a formula quoted."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n")):
         return f"'{value}"
     return value
 
 
-def _written(rows: Iterable[Iterable[Any]]) -> bytes:
+def csv_bytes(rows: Iterable[Iterable[Any]], line_end: str = "\n") -> bytes:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
+    csv.writer(text, lineterminator=line_end).writerows(rows)
     return text.getvalue().encode()

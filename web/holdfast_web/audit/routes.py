@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
@@ -18,6 +16,7 @@ from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Db, Now
+from holdfast_server.queries.exports import csv_bytes, csv_cell
 from holdfast_server.records import audit
 from holdfast_server.records.audit import AuditQuery
 from holdfast_web.shared.filters import iso
@@ -25,6 +24,8 @@ from holdfast_web.shared.render import View
 
 SHOWN, EXPORTED_AT_ONCE = 100, 1000
 COLUMNS = ("id", "at", "who", "action", "project", "job", "before", "after", "request_id", "digest")
+LINE_END = "\r\n"
+"""So that the CSV writer quotes a cell that contains either character."""
 
 router = APIRouter(prefix="/audit", include_in_schema=False)
 
@@ -98,23 +99,14 @@ async def _pages(db: Database, asked: AuditQuery) -> AsyncIterator[list[AuditEnt
         asked = replace(asked, older_than=page[-1].id)
 
 
-async def _csv(db: Database, asked: AuditQuery) -> AsyncIterator[str]:
-    yield _lines([COLUMNS])
+async def _csv(db: Database, asked: AuditQuery) -> AsyncIterator[bytes]:
+    yield csv_bytes([COLUMNS], LINE_END)
     async for page in _pages(db, asked):
-        yield _lines([tuple(_cell(entry, column) for column in COLUMNS) for entry in page])
+        yield csv_bytes(([_cell(entry, column) for column in COLUMNS] for entry in page), LINE_END)
 
 
-def _lines(rows: list[tuple[str, ...]]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows(rows)
-    return text.getvalue()
-
-
-def _cell(entry: AuditEntry, column: str) -> str:
-    value = getattr(entry, column)
-    text = iso(value) if column == "at" else "" if value is None else str(value)
-    # a spreadsheet would run such a cell as a formula
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+def _cell(entry: AuditEntry, column: str) -> object:
+    return iso(entry.at) if column == "at" else csv_cell(getattr(entry, column))
 
 
 async def _json(db: Database, asked: AuditQuery) -> AsyncIterator[bytes]:
