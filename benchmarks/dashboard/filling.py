@@ -104,7 +104,7 @@ class SyntheticRun:
     def _stalled(self, events: list[messages.Event]) -> float:
         if self._chance.random() >= STALL_SHARE:
             return 0.0
-        kinds: tuple[messages.StallKind, ...] = ("snapshot_wait", "persist_backpressure", "data_fetch")
+        kinds: tuple[messages.StallKind, ...] = ("snapshot_wait", "data_fetch")
         kind, seconds = self._chance.choice(kinds), self._chance.expovariate(4.0)
         events.append(messages.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
         return seconds

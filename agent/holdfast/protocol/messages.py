@@ -57,7 +57,7 @@ CheckpointKind = Literal["scheduled", "requested", "safety", "final"]
 CheckpointState = Literal["snapshot", "persisting", "durable", "failed", "torn", "damaged", "missing"]
 Verdict = Literal["sound", "damaged", "gone", "failed"]
 """Result of a verification. Gone: retention deleted the checkpoint. Failed: the store could not be read."""
-StallKind = Literal["snapshot_wait", "persist_backpressure", "data_fetch", "data_prep", "barrier", "restore"]
+StallKind = Literal["snapshot_wait", "data_fetch", "restore"]
 OrderState = Literal[
     "requested", "delivered", "restoring", "unknown", "restored", "failed", "cancelled", "expired", "superseded"
 ]

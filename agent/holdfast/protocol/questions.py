@@ -15,10 +15,8 @@ from holdfast.protocol.timeline import LineageInfo, ShortWindow, Window
 Bucket = Literal[
     "productive",
     "snapshot_wait",
-    "persist_backpressure",
     "checkpoint_slowdown",
     "data_fetch",
-    "data_prep",
     "barrier",
     "restoring",
     "starting",

@@ -18,9 +18,6 @@ from holdfast.protocol.retention import LoggedMetric
 
 logger = logging.getLogger("holdfast")
 
-CHECKPOINT_STALLS: tuple[StallKind, ...] = ("snapshot_wait", "persist_backpressure")
-DATA_STALLS: tuple[StallKind, ...] = ("data_fetch", "data_prep")
-
 
 @dataclass(slots=True)
 class Iteration:
@@ -39,16 +36,11 @@ class Iteration:
 
     @property
     def checkpoint_stall_seconds(self) -> float:
-        return self._waited(CHECKPOINT_STALLS)
+        return self.stalls.get("snapshot_wait", 0.0)
 
     @property
     def data_seconds(self) -> float:
-        return self._waited(DATA_STALLS)
-
-    def _waited(self, kinds: tuple[StallKind, ...]) -> float:
-        if not self.stalls:  # asked several times in every iteration, most of which never waited
-            return 0.0
-        return sum(self.stalls.get(kind, 0.0) for kind in kinds)
+        return self.stalls.get("data_fetch", 0.0)
 
 
 class IterationClock:

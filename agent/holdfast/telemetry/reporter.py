@@ -27,7 +27,7 @@ from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.telemetry import configuration, fingerprint
-from holdfast.telemetry.iteration_clock import DATA_STALLS, Iteration
+from holdfast.telemetry.iteration_clock import Iteration
 
 logger = logging.getLogger("holdfast")
 
@@ -378,6 +378,6 @@ console_log = ConsoleLog()
 
 def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:
     """Return the length from which a stall is reported as an event; samples hold all stalls."""
-    if kind in DATA_STALLS:
+    if kind == "data_fetch":
         return max(0.05, 0.2 * iteration_seconds)
     return max(0.005, 0.01 * iteration_seconds)

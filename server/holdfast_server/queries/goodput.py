@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, bindparam, case, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.messages import INTENDED_ENDS, StallKind
-from holdfast.protocol.questions import Bucket, Goodput, TimeBucket
+from holdfast.protocol.questions import Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast_server import models
 from holdfast_server.db import Database, named_jobs
@@ -65,7 +65,6 @@ _OVERHEADS = (
 _JOBS = select(models.JobRecord).where(models.JobRecord.name.in_(named_jobs()))
 STALL_INTERVALS = 60
 """Number of equal intervals of time in the chart of stalls."""
-SEPARATELY_REPORTED: tuple[Bucket, ...] = ("persist_backpressure", "data_prep")
 
 
 def begin_of(window: Window | ShortWindow, *, now: float) -> float:
@@ -149,7 +148,7 @@ def _productive(
         AttemptTime(uid=one.attempt.uid, started_at=one.attempt.started_at, ended_at=_ended_at(job, one, now=now))
         for one in attempts
     ]
-    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, reported={}, overhead=overhead)
+    return timesheet(times, spans, (), begins_at=begins_at, ends_at=ends_at, overhead=overhead)
 
 
 async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Window, *, now: float) -> Timesheet:
@@ -162,7 +161,6 @@ async def _timesheet(session: AsyncSession, job: models.JobRecord, window: Windo
         await _restores(session, job.name, begins_at),
         begins_at=begins_at,
         ends_at=ends_at,
-        reported=await _separately_reported(session, job.name, begins_at),
         overhead=(await _overheads(session, [job.name], begins_at)).get(job.name, 0.0),
     )
 
@@ -256,16 +254,6 @@ async def _restores(session: AsyncSession, job: str, begins_at: float) -> list[R
     rows = models.StallRecord
     query = select(rows.at, rows.seconds).where(rows.job == job, rows.kind == "restore", rows.at >= begins_at)
     return [Restored(at, seconds) for at, seconds in await session.execute(query)]
-
-
-async def _separately_reported(session: AsyncSession, job: str, begins_at: float) -> dict[Bucket, float]:
-    rows = models.StallRecord
-    query = (
-        select(rows.kind, func.sum(rows.seconds))
-        .where(rows.job == job, rows.kind.in_(SEPARATELY_REPORTED), rows.at >= begins_at)
-        .group_by(rows.kind)
-    )
-    return {typing.cast("Bucket", kind): seconds for kind, seconds in await session.execute(query)}
 
 
 async def _overheads(session: AsyncSession, jobs: Sequence[str], begins_at: float) -> dict[str, float]:

@@ -18,10 +18,8 @@ BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
 DEFINITIONS: dict[Bucket, str] = {
     "productive": "iterations that stand, without waits and slow-down",
     "snapshot_wait": "training waited for the copy of a snapshot",
-    "persist_backpressure": "training waited for checkpoints to be written",
     "checkpoint_slowdown": "iterations took longer because of checkpoints: measured overhead less the waits",
     "data_fetch": "training waited for the next batch",
-    "data_prep": "the part of the wait for batches that prepared them, if it was reported separately",
     "barrier": "time from rank 0's last gradient to the update: gradient exchange, and waiting for other ranks",
     "restoring": "restoring a checkpoint in place",
     "starting": "time from the start of an attempt to its first iteration, including loading a checkpoint",
@@ -95,13 +93,11 @@ def timesheet(
     *,
     begins_at: float,
     ends_at: float,
-    reported: dict[Bucket, float],
     overhead: float = 0.0,
 ) -> Timesheet:
     """Account for a window.
 
     Args:
-        reported: seconds of the buckets that are reported separately.
         overhead: measured overhead of checkpoints, as a fraction of the time without them.
     """
     made = Timesheet(begins_at, max(begins_at, ends_at))
@@ -124,8 +120,6 @@ def timesheet(
         reached = finish
     made.buckets["down"] += end - reached
     _slow_down(made, overhead)
-    _split(made, "snapshot_wait", "persist_backpressure", reported)
-    _split(made, "data_fetch", "data_prep", reported)
     return made
 
 
@@ -192,13 +186,6 @@ def _slow_down(made: Timesheet, overhead: float) -> None:
     slowed = _within(cost - made.buckets["snapshot_wait"], 0, made.buckets["productive"])
     made.buckets["productive"] -= slowed
     made.buckets["checkpoint_slowdown"] += slowed
-
-
-def _split(made: Timesheet, whole: Bucket, kind: Bucket, reported: dict[Bucket, float]) -> None:
-    """Move the separately reported part of a wait to its bucket: samples contain both kinds together."""
-    amount = min(made.buckets[whole], _whole(reported.get(kind, 0.0)))
-    made.buckets[whole] -= amount
-    made.buckets[kind] += amount
 
 
 def _whole(seconds: float) -> int:

@@ -79,7 +79,7 @@ def events():
         Checkpoint(id=POINT, kind="scheduled", state="durable", payload_bytes=10, persist_seconds=1.0,
                    snapshot_started_at=T, ranks=[RankCheckpointTimes(
                        rank=1, snapshot_seconds=1.0, stall_seconds=0.1, persist_seconds=2.0)], **place),
-        Stall(kind="barrier", seconds=2.0, **place),
+        Stall(kind="snapshot_wait", seconds=2.0, **place),
         IntervalDecision(policy="goodput", interval=5, budget=0.03, predicted_overhead=0.02,
                          measured_overhead=0.01, profile={"iteration_seconds": 1.0}, **place),
         DesiredStateApplied(version=0, **place),

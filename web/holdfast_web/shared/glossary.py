@@ -47,7 +47,7 @@ TERMS = {
     "Settings history": "The changes of a job's settings; each has a version.",
     "Silent": "A job without a report for a while: its process or network may be down.",
     "Snapshot": "Phase 1 of a checkpoint: copying the state in memory.",
-    "Stalls": "Times that training waited for checkpoints, data or other ranks.",
+    "Stalls": "Times that training waited for checkpoints, for data or for a restore.",
     "Straggler": "A rank that is much slower than the others.",
     "Time between failures": "The mean running time between failures of the job (MTBF).",
     "Torn": "A snapshot that mixed the states of two iterations; it is never committed.",

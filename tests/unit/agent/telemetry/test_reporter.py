@@ -25,7 +25,7 @@ def iteration(number, seconds=1.0, *, lineage=1, barrier=0.25, **stalls):
 def test_iterations_are_summed_up():
     own, link = rank_reporter(rank=1)
     own.add(iteration(1, snapshot_wait=0.5))
-    own.add(iteration(2, seconds=3.0, data_fetch=0.125, data_prep=0.125))
+    own.add(iteration(2, seconds=3.0, data_fetch=0.25))
     own.add(iteration(3, barrier=None))
     own.close()
     assert link.events == [

@@ -46,7 +46,7 @@ def report_everything(agent):
     agent.checkpoint(100)
     agent.checkpoint(200)
     agent.say(
-        Stall(kind="barrier", seconds=2.0, **at),
+        Stall(kind="snapshot_wait", seconds=2.0, **at),
         Notice(level="info", code="x", message="y", **at),
         IntervalDecision(policy="checkfreq", interval=5, budget=0.03, predicted_overhead=None,
                          measured_overhead=0.01, **at),

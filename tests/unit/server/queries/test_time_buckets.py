@@ -23,10 +23,8 @@ def life(started: float, ended: float, uid: str = "a", **fields) -> AttemptTime:
     return AttemptTime(uid=uid, started_at=T + started, ended_at=T + ended, **fields)
 
 
-def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, reported=None, overhead=0.0):
-    sheet = timesheet(
-        lives, spans, restores, begins_at=T + begins, ends_at=T + ends, reported=reported or {}, overhead=overhead
-    )
+def seconds_of(lives, spans, restores=(), *, begins=0.0, ends=100.0, overhead=0.0):
+    sheet = timesheet(lives, spans, restores, begins_at=T + begins, ends_at=T + ends, overhead=overhead)
     assert sum(sheet.buckets.values()) == sheet.wall
     return {name: part / 1e6 for name, part in sheet.buckets.items() if part}, sheet
 
@@ -77,12 +75,6 @@ def test_what_was_not_measured_of_a_stretch_is_unexplained():
     assert found == {"productive": 70, "unexplained": 30}
 
 
-def test_the_rarer_of_two_kinds_is_reported():
-    told = {"persist_backpressure": 3.0, "data_prep": 100.0}
-    found, _ = seconds_of([life(0, 100)], [span(0, 100, stall_seconds=10.0, data_seconds=20.0)], reported=told)
-    assert found == {"productive": 70, "snapshot_wait": 7, "persist_backpressure": 3, "data_prep": 20}
-
-
 def test_before_anything_was_heard_there_is_no_time():
     _, sheet = seconds_of([], [], begins=5.0, ends=5.0)
     assert sheet.wall == 0
@@ -108,13 +100,10 @@ restores = st.builds(lambda end, seconds: Restored(T + end, seconds), times, amo
 @settings(max_examples=300, derandomize=True, deadline=None)
 @given(
     st.lists(lives, max_size=6, unique_by=lambda one: one.uid), st.lists(spans, max_size=12),
-    st.lists(restores, max_size=4), times, amounts, amounts, amounts,
+    st.lists(restores, max_size=4), times, amounts,
 )  # fmt: skip
-def test_the_buckets_of_any_history_sum_up_to_its_window(lives, spans, restores, begin, length, pressure, prep):
-    sheet = timesheet(
-        lives, spans, restores, begins_at=T + begin, ends_at=T + begin + length,
-        reported={"persist_backpressure": pressure, "data_prep": prep},
-    )  # fmt: skip
+def test_the_buckets_of_any_history_sum_up_to_its_window(lives, spans, restores, begin, length):
+    sheet = timesheet(lives, spans, restores, begins_at=T + begin, ends_at=T + begin + length)
     assert sum(sheet.buckets.values()) == sheet.wall
     assert min(sheet.buckets.values()) >= 0
     assert min(sheet.iterations, sheet.lost_iterations) >= 0

@@ -199,7 +199,7 @@ def test_a_lineage_is_abandoned_once_it_is_not_on_the_way_to_the_job(job, client
 
 
 def test_stalls_orders_edits_and_attempts_are_on_the_timeline(job, client):
-    job.train(10, Stall(at=job.at, iteration=4, lineage=1, kind="persist_backpressure", seconds=1.25))
+    job.train(10, Stall(at=job.at, iteration=4, lineage=1, kind="snapshot_wait", seconds=1.25))
     client.patch(f"{JOB}/desired", json={"budget": 0.02}, headers={"If-Match": '"0"'})
     job.checkpoint(10)
     client.post(f"{JOB}/restores", json={"iteration": 10})
@@ -209,7 +209,7 @@ def test_stalls_orders_edits_and_attempts_are_on_the_timeline(job, client):
         {
             "iteration": 4,
             "lineage": 1,
-            "kind": "persist_backpressure",
+            "kind": "snapshot_wait",
             "seconds": 1.25,
             "at": job.at,
             "abandoned": False,

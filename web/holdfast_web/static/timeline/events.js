@@ -175,12 +175,8 @@ export class EventLane extends CanvasLane {
 // ---- stalls: one row per kind; height shows duration
 
 const KIND_ROW = 18;
-const KINDS = { snapshot_wait: "copy", persist_backpressure: "persist", data_fetch: "fetch", data_prep: "prep", barrier: "barrier", restore: "restore" };
-const STALL_NAMES = {
-  snapshot_wait: "wait for the snapshot copy", persist_backpressure: "wait for earlier persists",
-  data_fetch: "wait for data to be read", data_prep: "wait for data to be prepared",
-  barrier: "wait for other ranks", restore: "restore",
-};
+const KINDS = { snapshot_wait: "copy", data_fetch: "fetch", restore: "restore" };
+const STALL_NAMES = { snapshot_wait: "wait for the snapshot copy", data_fetch: "wait for the next batch", restore: "restore" };
 
 const colorOf = (kind) => (kind === "restore" ? palette.info : palette.block);
 
