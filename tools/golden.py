@@ -18,7 +18,6 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from tests.support import golden_server
 from tests.support.accounts_server import BASE_URL
 from tests.support.clock import FakeClock
 from tests.support.golden_job import ITERATIONS, JOBS, GoldenJob
+from tests.support.job_processes import served
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -139,36 +139,17 @@ def make_conversation() -> None:
         )  # fmt: skip
         return response
 
-    with tempfile.TemporaryDirectory() as folder, _server(Path(folder)) as url, _on_another_host():
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as client, _on_another_host():
         with mock.patch.object(HttpClient, "exchange", exchange):
-            _talk(Path(folder), url)
-        hidden = re.compile("|".join(map(re.escape, [folder, str(ROOT), url, sys.prefix, sys.base_prefix])))
+            _talk(Path(folder), client)
+        hidden_words = [folder, str(ROOT), client.server, sys.prefix, sys.base_prefix]
+        hidden = re.compile("|".join(map(re.escape, hidden_words)))
     _write_json("conversation.json", [_portable(each, hidden) for each in exchanges])
 
 
-@contextlib.contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "holdfast_server", "--port", "0", "--db", str(folder / "holdfast.db")]
-    with subprocess.Popen(  # noqa: S603
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        assert process.stdout is not None
-        said: list[str] = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
-                break
-        else:
-            raise SystemExit(f"the server ended: {''.join(said)}")
-        try:
-            yield found[0]
-        finally:
-            process.terminate()
-
-
-def _talk(folder: Path, url: str) -> None:
-    job = GoldenJob(folder / "store", "plain", server=url, owner="ada", labels={"team": "vision"})
-    with Client(url) as client:
+def _talk(folder: Path, client: Client) -> None:
+    job = GoldenJob(folder / "store", "plain", server=client.server, owner="ada", labels={"team": "vision"})
+    with client:
         steps = iter(_operate(client))
         next(steps)
         for x in job.session.batches(job.loader, epochs=None):

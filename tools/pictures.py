@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from playwright.sync_api import Browser, Page, sync_playwright
 from small_png import small
 
-from holdfast.client import Client, UnreachableError
+from holdfast.client import Client
 from holdfast.protocol.messages import AttemptFinished
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.support.fake_agent import ITERATION_SECONDS, FakeAgent, over_http  # noqa: E402 - found by the path above
+from tests.support.job_processes import served  # noqa: E402
 
 JOB = "char-gpt"
 RESTORED = 560
 ARGUMENTS = ["--no-sandbox", "--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 DRAWN = '#timeline[data-state="drawn"]'
 MAX_BYTES = 150_000
-READY_SECONDS = 60
 SETTLED_MS = 1500
 """Wait until the page's own requests are answered."""
 
@@ -39,7 +35,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, default=ROOT / "docs", help="where the pictures are written")
     folder = parser.parse_args().folder
-    with served() as url, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as scratch,
+        served(Path(scratch)) as server,
+        sync_playwright() as playwright,
+    ):
+        url = server.server
         fill(url)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=ARGUMENTS)
         for name, png in pictures(browser, url).items():
@@ -48,36 +49,6 @@ def main() -> None:
             (folder / name).write_bytes(png)
             print(f"{folder / name}  {len(png) / 1000:.0f} kB")
         browser.close()
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """Run a temporary server with an empty database."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory(prefix="holdfast-pictures-") as folder:
-        command = [sys.executable, "-m", "holdfast_server", "--port", str(port), "--db", f"{folder}/pictures.db"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)  # noqa: S603
-        try:
-            wait_for(url)
-            yield url
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def wait_for(url: str) -> None:
-    until = time.monotonic() + READY_SECONDS
-    with Client(url) as client:
-        while True:
-            try:
-                client.jobs()
-                return
-            except UnreachableError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
 
 
 def fill(url: str) -> None:
