@@ -1,13 +1,41 @@
-"""Pause points: a process waits at a named point, so that a test can kill it there."""
+"""Pause points, at which a process waits so that a test can kill it, and other actions at a call of a function."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
+import signal
 import socket
 from collections.abc import Callable
 from typing import Any
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def run_before(owner: Any, name: str, act: Callable[..., object]) -> None:
+    """Call `act` with the arguments of `owner.name` before each call of it."""
+    original = getattr(owner, name)
+
+    def acting(*args: Any, **options: Any) -> Any:
+        act(*args)
+        return original(*args, **options)
+
+    setattr(owner, name, acting)
+
+
+def run_after(owner: Any, name: str, act: Callable[..., object]) -> None:
+    original = getattr(owner, name)
+
+    def acting(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        act(*args)
+        return result
+
+    setattr(owner, name, acting)
 
 
 def always(*args: Any, **options: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from holdfast.persist import completion_marker
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from tests.support.eventually import PATIENCE_SECONDS, eventually
+from tests.support.fault_injection import die, run_before
 from tests.support.interruptible_trainer import InterruptibleWork
-from tests.support.memory_tier_trainer import before
 
 JOB = "tier"
 ITERATIONS, EVERY, AT = 30, 5, 15
@@ -69,12 +68,7 @@ def fill_disk() -> None:
         if int(writer._final.name.partition("-")[0]) >= AT:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    before(LocalWriter, "write", full)
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
+    run_before(LocalWriter, "write", full)
 
 
 def die_unsealed() -> None:
@@ -88,7 +82,7 @@ def die_unsealed() -> None:
             )
             die()
 
-    before(completion_marker, "write_marker", act)
+    run_before(completion_marker, "write_marker", act)
 
 
 def end_at_once(end: str) -> None:

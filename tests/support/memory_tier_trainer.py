@@ -21,37 +21,11 @@ from holdfast.persist import completion_marker
 from holdfast.snapshot.layout import Layout
 from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
+from tests.support.fault_injection import die, run_after, run_before
 
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
 ENDS = {"SIGKILL", "exception", "abort", "hang", "scribble"}
 """How a start ends two iterations after its checkpoint, once that is sealed; `hang`: that is not durable."""
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
-
-
-def before(owner, name, act):
-    """Call `act` with the arguments of `owner.name` before each call of it."""
-    original = getattr(owner, name)
-
-    def acting(*args, **options):
-        act(*args)
-        return original(*args, **options)
-
-    setattr(owner, name, acting)
-
-
-def after(owner, name, act):
-    original = getattr(owner, name)
-
-    def acting(*args, **options):
-        result = original(*args, **options)
-        act(*args)
-        return result
-
-    setattr(owner, name, acting)
 
 
 def dies_at(stage, trainer):
@@ -63,22 +37,22 @@ def dies_at(stage, trainer):
 
     match stage:
         case "unsealing":
-            before(SharedBuffer, "remove_marker", act)
+            run_before(SharedBuffer, "remove_marker", act)
         case "unmarked":
-            after(SharedBuffer, "remove_marker", act)
+            run_after(SharedBuffer, "remove_marker", act)
         case "copying":
-            before(Layout, "copy_host", act)
+            run_before(Layout, "copy_host", act)
         case "copied":
-            before(completion_marker, "write_marker", act)
+            run_before(completion_marker, "write_marker", act)
         case "half sealed":
-            before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
+            run_before(Path, "rename", lambda path, *_: act() if path.name.startswith("slot-") else None)
         case "sealed":
-            after(completion_marker, "write_marker", act)
+            run_after(completion_marker, "write_marker", act)
         case "committing":
             # the digests are made beside the write: both are over by then
-            before(LocalWriter, "commit", act)
+            run_before(LocalWriter, "commit", act)
         case "committed":
-            after(LocalWriter, "commit", act)
+            run_after(LocalWriter, "commit", act)
 
 
 def hang_from(iteration):
@@ -88,7 +62,7 @@ def hang_from(iteration):
         if int(writer._final.name.partition("-")[0]) >= iteration:
             threading.Event().wait()
 
-    before(LocalWriter, "write", hang)
+    run_before(LocalWriter, "write", hang)
 
 
 class MemoryTierTrainer:

@@ -34,6 +34,7 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.store import Lineage, local, open_store
 from holdfast.system.files import Files
 from holdfast.torch_internals import default_store
+from tests.support.fault_injection import die
 
 if TYPE_CHECKING:
     from tests.support.fork_server import WorkloadChannel
@@ -89,10 +90,6 @@ class FaultTrap:
         if self.armed and place == self.place:
             self.armed = False
             self._spring()
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def nothing() -> None:
