@@ -12,6 +12,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from benchmarks.ingest.waiting import read_response
+
 from .filling import STEP_SECONDS, JobReporter, SyntheticRun
 
 JOBS = 10
@@ -106,7 +108,9 @@ class _Page:
             began = time.monotonic()
             for path in (f"/jobs/{self.job}/live", f"/api/v1/jobs/{self.job}/timeline?{terms}"):
                 writer.write(_request(self.port, path, fragment=path.endswith("/live")))
-                await _answer(reader)
+                status, _ = await read_response(reader)
+                if status != 200:
+                    raise RuntimeError(f"the server answered {status}")
                 _Page.answered += 1
             await asyncio.sleep(max(0.0, REFRESH_SECONDS - (time.monotonic() - began)))
 
@@ -114,18 +118,6 @@ class _Page:
 def _request(port: int, path: str, *, fragment: bool = False) -> bytes:
     lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Accept-Encoding: gzip"]
     return "\r\n".join([*lines, *(["HX-Request: true"] if fragment else []), "", ""]).encode()
-
-
-async def _answer(reader: asyncio.StreamReader) -> None:
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if not head.startswith(b"http/1.1 200"):
-        raise RuntimeError(f"the server answered {head.splitlines()[0]!r}")
-    if b"content-length:" in head:
-        await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
-        return
-    while size := int((await reader.readline()).strip(), 16):
-        await reader.readexactly(size + 2)
-    await reader.readline()
 
 
 async def _read_all(pipe: Connection, port: int, pages: int) -> None:

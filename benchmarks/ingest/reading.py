@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from holdfast.protocol.messages import AttemptFinished, AttemptStarted, Batch
 
-from .load import post_all
+from .load import PreparedRequests, post_all
 from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, HoldfastPeer, MLflow, timed
-from .posting import post_batches
 from .running import BenchmarkServer
 
 POINTS = 1200
@@ -85,7 +86,10 @@ def many_jobs(ours: HoldfastPeer, port: int, names: list[str]) -> None:
         )
         for number, name in enumerate(names)
     ]
-    post_batches(ours, port, [batches[start::AT_ONCE] for start in range(AT_ONCE)])
+    headers = {**ours.headers(), "Content-Type": "application/msgpack"}
+    bodies = [msgspec.msgpack.encode(batch) for batch in batches]
+    clients = [bodies[start::AT_ONCE] for start in range(AT_ONCE)]
+    post_all([PreparedRequests("127.0.0.1", port, "/api/v1/ingest", headers, made, 0) for made in clients], 600)
 
 
 def median_ms(call: Callable[[], float], times: int) -> float:

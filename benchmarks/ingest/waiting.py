@@ -92,15 +92,20 @@ async def _agent(pipe: Connection, port: int, token: str, number: int, waits: Ca
         writer.write(request.encode())
         await writer.drain()
         waits()
-        status, body = await _answer(reader)
+        status, body = await read_response(reader)
         if status == 200:
             at = time.perf_counter()
             version = json.loads(body)["version"]
             pipe.send((number, at))
 
 
-async def _answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """Return status and body, which has a length, comes in chunks, or is empty."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
     lengths = [int(line.partition(":")[2]) for line in head if line.startswith("content-length:")]
     body = await reader.readexactly(lengths[0]) if lengths else b""
+    if "transfer-encoding: chunked" in head:
+        while size := int(await reader.readline(), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
     return int(head[0].split()[1]), body
