@@ -83,6 +83,9 @@ async def _end(session: AsyncSession, *, job: str, last_contact_at: float) -> No
 
 async def _delete_some(session: AsyncSession, *, table: Table, job: str, last_contact_at: float) -> int:
     await _require_silent(session, job, last_contact_at)
+    for other in _tables():  # rows added since those of `other` were deleted, as of an alert that fires meanwhile
+        if any(parent is table for _, parent in _references(other)):
+            await session.execute(delete(other).where(_of_job(other, job)))
     key = list(table.primary_key.columns)
     some = select(*key).where(_of_job(table, job)).limit(ROWS_AT_ONCE)
     gone = delete(table).where((key[0] if len(key) == 1 else tuple_(*key)).in_(some))

@@ -138,6 +138,26 @@ def test_many_rows_go_a_few_at_a_time(client, finished, monkeypatch):
     assert database.writes_waiting == 0
 
 
+def test_a_message_about_an_alert_that_comes_meanwhile_does_not_stop_it(client, finished, monkeypatch):
+    delete_some = deletion._delete_some
+
+    async def late(session, *, table, **about):
+        if table.name == "alerts":
+            alert = await session.scalar(select(models.AlertRecord.id).where(models.AlertRecord.job == "char-gpt"))
+            session.add(
+                models.AlertDeliveryRecord(
+                    channel="channel-char-gpt", alert=alert, event="resolved", payload=b"{}", state="waiting",
+                    created_at=0.0, next_at=0.0,
+                )
+            )  # fmt: skip
+            await session.flush()
+        return await delete_some(session, table=table, **about)
+
+    monkeypatch.setattr(deletion, "_delete_some", late)
+    assert client.delete(JOB).status_code == 204
+    assert set(rows(client).values()) == {0}
+
+
 def test_a_later_report_begins_the_job_anew(client, finished, fresh_agent):
     client.delete(JOB).raise_for_status()
     again = fresh_agent(client, uid="again")
