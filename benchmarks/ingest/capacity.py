@@ -36,6 +36,8 @@ from holdfast.protocol.messages import (
     Samples,
     checkpoint_id,
 )
+from holdfast.server_link.batch_sender import ReportInterval
+from holdfast.server_link.desired_state_poller import WAIT_SECONDS
 from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff
 
 from .peers import HoldfastPeer
@@ -43,14 +45,13 @@ from .running import BenchmarkServer, cpu_seconds, free_port, running, settle, t
 
 ITERATION_SECONDS = 0.5
 CHECKPOINT_SECONDS = 60.0
-POLL_SECONDS = 60
 METRICS = ("loss", "learning_rate", "grad_norm")
 CHECKPOINT_BYTES = 1_500_000_000
 STARTS_AT_ONCE = 32
 KEPT_SECONDS = 5
 """An agent that reports less often closes its connection in between, so that 10,000 need fewer open files."""
-NO_ANSWER = 0
-PUT_OFF = (429, 503, NO_ANSWER)
+NO_ANSWER, TOO_MANY_REQUESTS = 0, 429
+PUT_OFF = (TOO_MANY_REQUESTS, 503, NO_ANSWER)
 """Statuses of batches that an agent sends again, because the server is overloaded or does not answer."""
 RETRY_SECONDS = 2.0
 
@@ -224,8 +225,8 @@ def _agents(pipe: Connection, ports: list[int], token: str, agents: int, period:
 
 class _Fleet:
     def __init__(self, ports: list[int], token: str, agents: int, period: float) -> None:
-        self._agents = [_Agent(self, number, ports[number % len(ports)]) for number in range(agents)]
         self.token, self.period = token, period
+        self._agents = [_Agent(self, number, ports[number % len(ports)]) for number in range(agents)]
         self.batches = self.samples = self.put_off = 0
         self.starting = asyncio.Semaphore(STARTS_AT_ONCE)
 
@@ -258,6 +259,7 @@ class _Agent:
         self._iteration = self._sequence = 0
         self._random = random.Random(number)
         self._checkpointed_at = 0.0
+        self._interval = ReportInterval(fleet.period)
         self.tasks: list[asyncio.Task[None]] = []
         self._backoff = Backoff()
         self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
@@ -275,17 +277,17 @@ class _Agent:
             self.tasks.append(asyncio.create_task(self._poll()))
 
     async def report(self) -> None:
-        """Report every `period` seconds; where the server is slower, the next batch has more samples."""
-        loop, period = asyncio.get_running_loop(), self._fleet.period
-        due = loop.time() + self._random.uniform(0, period)
+        """Report every `period` seconds, or less often if the server is slow: the next batch has more samples."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._random.uniform(0, self._fleet.period)
         reported_to = loop.time()
         self._checkpointed_at = loop.time() - self._random.uniform(0, CHECKPOINT_SECONDS)
         while True:
             await asyncio.sleep(max(0.0, due - loop.time()))
             steps = int((loop.time() - reported_to) / ITERATION_SECONDS)
             reported_to += steps * ITERATION_SECONDS
-            due = max(due + period, loop.time())
             await self._post("samples", [], self._samples(steps))
+            due = loop.time() + self._interval.seconds
             if loop.time() - self._checkpointed_at >= CHECKPOINT_SECONDS:
                 self._checkpointed_at += CHECKPOINT_SECONDS
                 await self._post("control", self._checkpoint())
@@ -322,10 +324,17 @@ class _Agent:
                 sent_at=time.time(), iteration=self._iteration, lineage=1, samples=samples, events=events,
             )
         )  # fmt: skip
+        asked_at = time.monotonic()
         while (status := await self._ask("POST", "/api/v1/ingest", body)) in PUT_OFF:
             self._fleet.put_off += 1
             self._close_if_rare()
-            await asyncio.sleep(self._backoff.next_seconds(RETRY_SECONDS))
+            if status == TOO_MANY_REQUESTS:
+                self._interval.note_answer(None)
+                await asyncio.sleep(max(RETRY_SECONDS, self._interval.seconds))
+            else:
+                await asyncio.sleep(self._backoff.next_seconds(RETRY_SECONDS))
+            asked_at = time.monotonic()
+        self._interval.note_answer(time.monotonic() - asked_at)
         self._backoff.reset()
         self._close_if_rare()
         if status != 200:
@@ -335,7 +344,7 @@ class _Agent:
 
     async def _poll(self) -> None:
         while True:
-            path = f"/api/v1/jobs/{self._job}/desired?after=0&wait={POLL_SECONDS}"
+            path = f"/api/v1/jobs/{self._job}/desired?after=0&wait={WAIT_SECONDS:g}"
             if (status := await self._ask("GET", path)) in PUT_OFF:
                 await asyncio.sleep(RETRY_SECONDS)
             elif status not in (200, 204):
@@ -349,7 +358,7 @@ class _Agent:
         )
         for _ in range(2 if method in self._connections else 1):
             try:
-                async with asyncio.timeout(REQUEST_SECONDS + (POLL_SECONDS if method == "GET" else 0)):
+                async with asyncio.timeout(REQUEST_SECONDS + (WAIT_SECONDS if method == "GET" else 0)):
                     return await self._exchange(method, head.encode() + body)
             except (asyncio.IncompleteReadError, OSError) as error:  # TimeoutError is an OSError
                 if getattr(error, "errno", None) == errno.EMFILE:

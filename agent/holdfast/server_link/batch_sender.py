@@ -25,9 +25,30 @@ log = logging.getLogger("holdfast")
 
 BURST_SECONDS = 0.05
 """How long to wait for the rest of a burst of events."""
+ANSWERS_BETWEEN_REPORTS, MOST_REPORT_SECONDS = 5, 10.0
 SILENCED_SECONDS = 1.0
 """How long the thread may take to abandon a request and remove unsent reports from disk."""
 LOST = ("lost", "unauthorized")
+
+
+class ReportInterval:
+    """The time between two reports: longer if the server is slow to answer, so that it can keep up.
+
+    At most half of the time after which the server calls a job silent.
+    """
+
+    def __init__(self, flush_seconds: float) -> None:
+        self._flush_seconds = flush_seconds
+        self._answer_seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self._flush_seconds, ANSWERS_BETWEEN_REPORTS * self._answer_seconds)
+
+    def note_answer(self, seconds: float | None) -> None:
+        """Note how long the server took to acknowledge a batch; `None`: it put the batch off."""
+        most = MOST_REPORT_SECONDS / ANSWERS_BETWEEN_REPORTS
+        self._answer_seconds += (min(most, most if seconds is None else seconds) - self._answer_seconds) / 4
 
 
 class BatchSender:
@@ -45,7 +66,7 @@ class BatchSender:
         quiet: bool = False,
     ) -> None:
         self._client, self._outbox = client, outbox
-        self._flush_seconds = flush_seconds
+        self._interval = ReportInterval(flush_seconds)
         self._info, self._warning = (logging.DEBUG,) * 2 if quiet else (logging.INFO, logging.WARNING)
         self._on_ack, self._on_contact, self._measure = on_ack, on_contact, measure
         self._backoff = Backoff()
@@ -53,7 +74,6 @@ class BatchSender:
         self._retry_at = 0.0
         self._samples_at = 0.0
         """When to send samples again: an overloaded server rejects samples, and accepts events."""
-        self._samples_backoff = Backoff()
         self._close_at: float | None = None
         self._rejection_logged = False
         self.is_fenced = False
@@ -104,11 +124,11 @@ class BatchSender:
             work()
         except Exception:  # keep the thread alive: it is not restarted
             log.debug("sending to the server failed", exc_info=True)
-            self._retry_at = monotonic() + self._backoff.next_seconds(self._flush_seconds)
+            self._retry_at = monotonic() + self._backoff.next_seconds(self._interval.seconds)
 
     def _pause(self) -> float:
         until_retry = self._retry_at - monotonic()
-        return min(self._flush_seconds, until_retry) if until_retry > 0 else self._flush_seconds
+        return min(self._interval.seconds, until_retry) if until_retry > 0 else self._interval.seconds
 
     def _tick(self) -> None:
         if self.is_fenced or self._silenced:
@@ -156,6 +176,7 @@ class BatchSender:
 
     def _send(self, sealed: SealedBatch, payload: bytes, limit_seconds: float) -> bool:
         """Send a batch. Return whether the server answered, be it to reject samples for now."""
+        sent_at = monotonic()
         try:
             ack = self._client.ingest(payload, sealed.key.sequence, limit_seconds=limit_seconds)
         except BatchRejected as reason:
@@ -167,16 +188,16 @@ class BatchSender:
             self._note_contact()
         except RequestFailed as reason:
             if isinstance(reason, TooManyRequests) and sealed.key.lane == "samples":
-                self._samples_at = monotonic() + self._samples_backoff.next_seconds(reason.retry_seconds)
+                self._interval.note_answer(None)
+                self._samples_at = monotonic() + max(reason.retry_seconds, self._interval.seconds)
                 self._note_contact()
                 return True
             self._note_failure(reason)
             self._outbox.store_events()
             return False
         else:
+            self._interval.note_answer(monotonic() - sent_at)
             self._outbox.acknowledged(sealed)
-            if sealed.key.lane == "samples":
-                self._samples_backoff.reset()
             self._note_contact()
             self._on_ack(ack)
         return True
