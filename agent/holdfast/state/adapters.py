@@ -314,6 +314,7 @@ class OptimizerAdapter(StateAdapter):
             kept = self._kept(tree, tensors)
             tensors, staying = {**tensors, **kept}, kept.keys()
         state = decode(tree, tensors, copy=True, adopt=staying)
+        self._log_settings(state["param_groups"])
         self._item.load_state_dict(state)
         # load_state_dict casts moments to the dtype of their parameter: undo that
         parameters = self._parameters()
@@ -321,6 +322,19 @@ class OptimizerAdapter(StateAdapter):
             if isinstance(saved, Mapping):
                 own = self._item.state[parameters[index]]
                 own.update({key: _uncast(own[key], value) for key, value in saved.items() if key in own})
+
+    def _log_settings(self, saved: list[dict[str, Any]]) -> None:
+        """Name the settings that differ from the script's, unless a schedule changes them anyway."""
+        changed = {
+            f"{name} {before[name]!r} (here {value!r})": None
+            for group, before in zip(self._item.param_groups, saved, strict=True)
+            for name, value in group.items()
+            if "initial_lr" not in group and isinstance(value, (float, tuple))
+            if isinstance(before.get(name), (int, float, tuple)) and before[name] != value
+        }
+        if changed:
+            text = "%s: restored %s from the checkpoint; to change it, set it after session.resume()"
+            logger.info(text, self.keyword, ", ".join(changed))
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
         # before its first step an optimizer has no state: shard what has the shape of its parameter like it

@@ -383,6 +383,30 @@ def test_parameters_require_gradients_as_they_did(caplog):
     assert "requires_grad" not in caplog.text
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_learning_rate_that_replaces_the_scripts_is_named_unless_a_schedule_sets_it(caplog, scheduled):
+    caplog.set_level("INFO")
+
+    def make(lr):
+        optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters(), lr=lr)
+        if scheduled:
+            torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        return {"optimizer": optimizer}
+
+    one, two = make(0.1), make(0.01)
+    registry = Registry(one)
+    registry.capture({})
+    fit(registry, Registry(two))
+    assert two["optimizer"].param_groups[0]["lr"] == 0.1
+    expected = (
+        "optimizer: restored lr 0.1 (here 0.01) from the checkpoint; to change it, set it after session.resume()"
+    )
+    assert (expected in caplog.text) is not scheduled
+    caplog.clear()
+    fit(registry, Registry(two))
+    assert caplog.text == ""
+
+
 def test_a_parameter_in_variables_is_that_which_the_model_has():
     def make():
         model = torch.nn.BatchNorm1d(2)
