@@ -41,7 +41,7 @@ help:  ## list what there is to make
 
 setup: $(VENV)/.installed  ## build .venv with all dependencies; quick if it exists
 
-demo: setup  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it, restores it and prints a summary
+demo: $(VENV)/.product  ## server, dashboard and a training run; DEMO_SECONDS=120 kills it, restores it and prints a summary
 	@exec $(BIN)/python tools/demo.py $(if $(DEMO_SECONDS),--seconds $(DEMO_SECONDS))
 
 test: lint  ## lint, types, unit tests on SQLite, and one job that is killed, resumed and restored: about 5 minutes
@@ -150,12 +150,20 @@ $(VENV)/bin/python:
 
 # torch first and by itself: its build is chosen here, and nothing after it may choose another.
 $(VENV)/.torch: constraints.txt | $(VENV)/bin/python
-	$(PIP) install $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@echo 'Installing torch into $(VENV).'
+	$(PIP) install --quiet $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	touch $@
 
-$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.torch
-	$(PIP) install -c constraints.txt hatchling editables
-	$(PIP) install -c constraints.txt --no-build-isolation --group dev -e '.[torch,server]'
+# What a user installs, which is all that the demo needs.
+$(VENV)/.product: pyproject.toml constraints.txt $(VENV)/.torch
+	@echo 'Installing Holdfast with its server.'
+	$(PIP) install --quiet -c constraints.txt hatchling editables
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[torch,server]'
+	touch $@
+
+$(VENV)/.installed: $(VENV)/.product
+	@echo 'Installing the tools of the tests.'
+	$(PIP) install --quiet -c constraints.txt --group dev
 	touch $@
 
 # torch first and by itself here, too. A library that cannot be had for a machine is left out of the comparison.
