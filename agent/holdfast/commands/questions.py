@@ -178,7 +178,8 @@ def _row(job: JobSummary) -> tuple[str, ...]:
 def _checkpoint_row(row: CheckpointInfo) -> tuple[str, ...]:
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at))
     label = " ".join(filter(None, ["pinned" if row.pinned else "", row.label]))
-    return str(row.iteration), row.id, row.kind, row.state, format_bytes(row.payload_bytes), taken, label
+    size = format_bytes(row.payload_bytes) if row.payload_bytes else "-"  # of one that only an inventory named
+    return str(row.iteration), row.id, row.kind, row.state, size, taken, label
 
 
 def _facts(job: JobSummary) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from holdfast.checkpoint import restore
 from holdfast.commands.console import EXIT_USAGE, fail
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.messages import is_checkpoint_id, parse_checkpoint_id
 from holdfast.store import Store, open_store
 
 
@@ -18,6 +18,9 @@ def opened(path: str) -> Iterator[Store]:
     """Open the store at `path`; its errors end the command with one sentence."""
     if "://" not in path and not os.path.isdir(path):
         fail(f"store {path!r}: the directory does not exist", EXIT_USAGE)
+    if "://" not in path and any(map(is_checkpoint_id, os.listdir(path))):
+        parent, name = os.path.split(os.path.abspath(path))
+        fail(f"{path!r} is one job of the store {parent!r}: give that, and --job {name}", EXIT_USAGE)
     try:
         store = open_store(path)
     except ValueError as error:

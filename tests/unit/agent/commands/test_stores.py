@@ -219,6 +219,12 @@ def test_an_empty_store_is_said_to_be_empty(holdfast: Holdfast, tmp_path: Path) 
     assert holdfast("store", "ls", tmp_path).stdout == f"no checkpoints in {tmp_path}\n"
 
 
+def test_the_directory_of_a_job_is_no_store(holdfast: Holdfast, store: Path) -> None:
+    refused = holdfast("store", "ls", store / "gpt")
+    assert refused.exit_code == 2
+    assert f"'{store / 'gpt'}' is one job of the store '{store}': give that, and --job gpt" in refused.stderr
+
+
 def test_a_directory_that_is_not_there_is_refused(holdfast: Holdfast, tmp_path: Path) -> None:
     result = holdfast("store", "ls", tmp_path / "nowhere")
     assert result.exit_code == 2
