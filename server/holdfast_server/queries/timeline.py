@@ -40,7 +40,8 @@ from holdfast_server.samples.sample_series import names_of
 
 MAX_POINTS = 2000
 MAX_MARKS, MAX_CHECKPOINTS = 500, 1000
-"""Most stalls and decisions, and most checkpoints, that a window returns one by one; of more, a selection."""
+"""Most stalls and decisions, and most checkpoints, that a window returns one by one; of more, a selection. It has
+all durable checkpoints if they are not more."""
 MAX_RANKS, MAX_CHECKPOINTS_WITH_RANKS = 8, 60
 """Ranks whose times a checkpoint shows, the slowest, in a window of at most so many checkpoints."""
 MAX_ROWS = 200
@@ -177,7 +178,7 @@ class TimelineQuery:
     marks: int = MAX_MARKS
     """About the most checkpoints, stalls and decisions that are returned one by one."""
     checkpoints: int | None = None
-    """Most checkpoints that are all returned one by one, where that is not `marks`."""
+    """Most checkpoints, or of more, most durable ones, that are all returned one by one; by default, `marks`."""
     digits: int | None = None
     """Significant digits of series, lineages, checkpoints, stalls, attempts and decisions, whose times then are in
     milliseconds; `None`: all."""
@@ -197,8 +198,8 @@ async def timeline(
         machine = None if rank is None else await _read_machine(session, found, read, rank)
         ranks = [] if rank is None else await reading.machine_ranks(session, job)
         total, stalled = await timeline_annotations.totals(session, job, reach)
-        many = total > (min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks)
-        rows, density = await _checkpoints(session, found, reach, total, many=many)
+        most = min(asked.checkpoints or 0, MAX_CHECKPOINTS) or reach.marks
+        rows, density = await _checkpoints(session, found, reach, total, most=most)
         many_stalls = stalled > reach.marks
         shown_ranks = MAX_RANKS if total <= MAX_CHECKPOINTS_WITH_RANKS else 0
         answer = Timeline(
@@ -318,13 +319,18 @@ async def _draw_machine(machine: JobSeries, asked: TimelineQuery, rank: int, ran
 
 
 async def _checkpoints(
-    session: AsyncSession, job: models.JobRecord, reach: TimelineWindow, total: int, *, many: bool
+    session: AsyncSession, job: models.JobRecord, reach: TimelineWindow, total: int, *, most: int
 ) -> tuple[Sequence[models.CheckpointRecord], CheckpointDensity | None]:
-    """Return the checkpoints of the window one by one, or, of too many, a selection and their density."""
+    """Return the checkpoints of the window one by one, or, of more than `most`, a selection and their density."""
     if not total:
         return [], None
-    rows = await timeline_annotations.checkpoints(session, job.name, reach, selected=many, lineage=job.lineage)
-    return rows, await timeline_annotations.checkpoint_density(session, job.name, reach) if many else None
+    if total <= most:
+        return await timeline_annotations.checkpoints(session, job.name, reach), None
+    density = await timeline_annotations.checkpoint_density(session, job.name, reach)
+    rows = await timeline_annotations.some_checkpoints(
+        session, job.name, reach, lineage=job.lineage, every_durable=sum(density.durable) <= most
+    )
+    return rows, density
 
 
 def _bounds(extent: tuple[float, float] | None, start: float | None, end: float | None) -> tuple[float, float]:

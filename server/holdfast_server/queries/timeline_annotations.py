@@ -97,32 +97,38 @@ def _held(axis: Axis, rows: Any, at: Moment | None = None) -> tuple[ColumnElemen
     return rows.job == bindparam("job"), place >= bindparam("first"), place <= bindparam("last")
 
 
-async def checkpoints(
-    session: AsyncSession, job: str, reach: TimelineWindow, *, selected: bool, lineage: int
-) -> Sequence[models.CheckpointRecord]:
-    """Return the checkpoints in the window, or a selection.
+async def checkpoints(session: AsyncSession, job: str, reach: TimelineWindow) -> Sequence[models.CheckpointRecord]:
+    """Return the checkpoints in the window."""
+    rows = models.CheckpointRecord
+    query = select(rows).where(*_held(reach.axis, rows, taken_at())).order_by(rows.iteration, rows.lineage)
+    return (await session.scalars(query, reach.values(job))).all()
 
-    The selection has the newest checkpoint of each bar and lineage, those that are pinned, labeled or in an
-    unusual state, and the newest durable one of the current `lineage`.
+
+async def some_checkpoints(
+    session: AsyncSession, job: str, reach: TimelineWindow, *, lineage: int, every_durable: bool
+) -> Sequence[models.CheckpointRecord]:
+    """Return a selection of the checkpoints in the window.
+
+    The selection has the newest checkpoint and the newest durable one of each bar and lineage; those that are
+    pinned, labeled or in an unusual state; and all durable ones, or the newest of the current `lineage`.
     """
     rows, values = models.CheckpointRecord, reach.values(job)
     within = _held(reach.axis, rows, taken_at())
-    query = select(rows).where(*within).order_by(rows.iteration, rows.lineage)
-    if not selected:
-        return (await session.scalars(query, values)).all()
     # Ids begin with the iteration, so the largest id of a bar is its newest checkpoint.
     bar = replace(reach, points=reach.marks * BAR_PX).bucket(rows.iteration, taken_at()).label("bar")
-    chosen = select(bar, rows.lineage, func.max(rows.id).label("id")).where(*within)
-    newest = chosen.group_by(bar, rows.lineage).subquery()
+    is_durable = case((rows.state == DURABLE, 1), else_=0).label("is_durable")
+    chosen = select(bar, rows.lineage, is_durable, func.max(rows.id).label("id")).where(*within)
+    newest = chosen.group_by(bar, rows.lineage, is_durable).subquery()
     standing = case((newest.c.lineage == lineage, 0), else_=1)
     some = select(rows).join(newest, newest.c.id == rows.id).where(rows.job == job)
-    some = some.order_by(standing, rows.iteration.desc()).limit(2 * reach.marks)
-    durable = query.where(rows.lineage == lineage, rows.state == DURABLE).order_by(None)
-    last = durable.order_by(rows.iteration.desc()).limit(1)
-    named = or_(rows.pinned_at.is_not(None), rows.label.is_not(None))
-    odd = or_(rows.state.in_(_TELLING), rows.kind == "safety", named)
-    telling = select(rows).where(*within, odd).order_by(rows.iteration.desc()).limit(reach.marks // 2)
-    found = {row.id: row for query in (some, telling, last) for row in await session.scalars(query, values)}
+    some = some.order_by(newest.c.is_durable.desc(), standing, rows.iteration.desc()).limit(2 * reach.marks)
+    durable = select(rows).where(*within, rows.state == DURABLE)
+    if not every_durable:
+        durable = durable.where(rows.lineage == lineage).order_by(rows.iteration.desc()).limit(1)
+    kept = or_(rows.pinned_at.is_not(None), rows.label.is_not(None), rows.kind == "safety")
+    odd = select(rows).where(*within, or_(kept, rows.state.in_(_TELLING)))
+    odd = odd.order_by(case((kept, 0), else_=1), rows.iteration.desc()).limit(reach.marks // 2)
+    found = {row.id: row for query in (some, odd, durable) for row in await session.scalars(query, values)}
     return sorted(found.values(), key=lambda row: (row.iteration, row.lineage))
 
 

@@ -267,6 +267,34 @@ def test_what_is_not_simply_durable_is_drawn_however_dense_the_others_are(job, c
     assert client.get(f"{JOB}/timeline?from=1&to=60&marks=50").json()["checkpoint_density"] is None
 
 
+def test_durable_checkpoints_among_very_many_retired_ones_all_come_one_by_one(job, client):
+    job.train(900)
+    durable = {40, 41, 42, 300, 899}
+    job.say(*(
+        Checkpoint(at=job.at, id=checkpoint_id(number, 1), iteration=number, lineage=1, kind="scheduled",
+                   state="durable" if number in durable else "missing")
+        for number in range(1, 901)
+    ))  # fmt: skip
+    timeline = client.get(f"{JOB}/timeline?points=120&marks=50").json()
+    drawn = timeline["checkpoints"]
+    assert {one["iteration"] for one in drawn if one["state"] == "durable"} == durable
+    assert len(drawn) <= 50 + len(durable)
+    assert sum(timeline["checkpoint_density"]["durable"]) == len(durable)
+
+
+def test_of_too_many_durable_checkpoints_each_bar_has_one_even_where_the_newest_is_retired(job, client):
+    job.train(900)
+    job.say(*(
+        Checkpoint(at=job.at, id=checkpoint_id(number, 1), iteration=number, lineage=1, kind="scheduled",
+                   state="missing" if number % 2 else "durable")
+        for number in range(1, 902)
+    ))  # fmt: skip
+    drawn = client.get(f"{JOB}/timeline?points=120&marks=50").json()["checkpoints"]
+    places = [one["iteration"] for one in drawn if one["state"] == "durable"]
+    assert len(drawn) <= 2 * 50
+    assert max(later - earlier for earlier, later in itertools.pairwise([0, *places])) <= 2 * 900 / 50
+
+
 def test_up_to_a_thousand_checkpoints_come_one_by_one_if_asked_for(job, client):
     many(job)
     timeline = client.get(f"{JOB}/timeline?points=120&marks=50&checkpoints=1000").json()

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { convertWindow, curveOf, emptyRanges, interpolate, lowerBound, modelOf, nearest, resolutionText, runs } from "../../../../web/holdfast_web/static/timeline/model.js";
+import { barsOf, convertWindow, curveOf, emptyRanges, interpolate, lowerBound, modelOf, nearest, resolutionText, runs } from "../../../../web/holdfast_web/static/timeline/model.js";
 
 const range = (first, last) => Array.from({ length: last - first + 1 }, (_, index) => first + index);
 
@@ -87,6 +87,14 @@ test("a density has an empty range only where no checkpoint is for the width of 
   const start = [...new Set(range(1, 300).map((one) => Math.floor((40 * one) / width) * width))];
   assert.deepEqual(emptyRanges({ start, width }, 48), []);
   assert.deepEqual(emptyRanges({ start: [0, 16, 160], width }, 48), [[32, 160]]);
+});
+
+test("durable checkpoints that are all known have no density, whatever lies between them", () => {
+  const dense = { width: 8, start: [0, 8, 16], count: [8, 8, 8], durable: [1, 0, 1] };
+  const checkpoints = [{ state: "durable" }, { state: "missing" }, { state: "durable" }];
+  assert.equal(barsOf("durable", { checkpoint_density: dense, checkpoints }), null);
+  assert.equal(barsOf("missing", { checkpoint_density: dense, checkpoints }), dense);
+  assert.deepEqual(barsOf("durable", { checkpoint_density: dense, checkpoints: [] }), { width: 8, start: [0, 16] });
 });
 
 test("a lineage that is drawn at another resolution is named", () => {

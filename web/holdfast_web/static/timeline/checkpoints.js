@@ -2,7 +2,7 @@
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
 import { count, duration, sizes } from "./format.js";
-import { emptyRanges, runs } from "./model.js";
+import { barsOf, emptyRanges, runs } from "./model.js";
 
 const ROW = 26;
 const MOST_ROWS = 12;
@@ -205,7 +205,7 @@ export class LineageLane extends CanvasLane {
   /** Draw the points of one line; those that are closer than a glyph as one ribbon, so that a constant interval looks constant. */
   #ribbons(pen, rows) {
     const { view } = this;
-    const dense = this.model.checkpoint_density;
+    const dense = barsOf(rows[0].state, this.model);
     const reach = (DENSE_PX / view.plotWidth) * view.span;
     // of very many, only some are known one by one; the density shows where there is none between two of them
     const empty = dense ? emptyRanges(dense, reach) : [];
@@ -222,25 +222,23 @@ export class LineageLane extends CanvasLane {
 
   /** Place focusable targets over the canvas, without overlaps. */
   #options() {
-    const free = new Map();
     const chosen = [];
-    for (const row of [...this.model.checkpoints].reverse()) {
-      if (!this.view.shows(row.x)) continue;
-      const x = this.view.x(row.x);
-      const line = this.#y(row.lineage, row.abandoned);
-      if (row.id !== this.selected && row.id !== this.other && (free.get(line) ?? Infinity) - x < TARGET_PX) continue;
-      free.set(line, x);
-      chosen.push([row, x]);
+    // newest first, and those that can be restored before the others
+    const shown = this.model.checkpoints.filter((row) => this.view.shows(row.x)).reverse();
+    for (const row of shown.sort((a, b) => b.restorable - a.restorable)) {
+      const [x, line] = [this.view.x(row.x), this.#y(row.lineage, row.abandoned)];
+      const isCovered = () => chosen.some((one) => one.line === line && Math.abs(one.x - x) < TARGET_PX);
+      if (row.id === this.selected || row.id === this.other || !isCovered()) chosen.push({ row, x, line });
     }
+    chosen.sort((a, b) => b.x - a.x);
     while (this.list.children.length > chosen.length) this.list.lastChild.remove();
     while (this.list.children.length < chosen.length) {
       const option = document.createElement("div");
       option.setAttribute("role", "option");
       this.list.append(option);
     }
-    chosen.forEach(([row, x], index) => this.#place(this.list.children[index], row, x));
-    const active = chosen.find(([row]) => row.id === this.selected);
-    if (active) this.list.setAttribute("aria-activedescendant", `point-${active[0].id}`);
+    chosen.forEach(({ row, x }, index) => this.#place(this.list.children[index], row, x));
+    if (chosen.some(({ row }) => row.id === this.selected)) this.list.setAttribute("aria-activedescendant", `point-${this.selected}`);
     else this.list.removeAttribute("aria-activedescendant");
   }
 
@@ -256,10 +254,13 @@ export class LineageLane extends CanvasLane {
   }
 
   hit(x, y) {
-    const near = this.model.checkpoints.filter(
+    const within = this.model.checkpoints.filter(
       (row) => Math.abs(this.view.x(row.x) - x) < 8 && Math.abs(this.#y(row.lineage, row.abandoned) - y) < ROW / 2,
     );
-    if (near.length === 0) return this.#lostHit(x, y);
+    if (within.length === 0) return this.#lostHit(x, y);
+    // retired points are small: one may lie below the glyph of another one
+    const kept = within.filter((row) => row.state !== "missing");
+    const near = kept.length ? kept : within;
     const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
     const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${sizes(row)}`];
     if (row.persist_seconds != null) lines.push(`Snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);

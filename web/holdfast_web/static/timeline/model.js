@@ -47,6 +47,13 @@ export function emptyRanges({ start, width }, reach) {
   return start.slice(1).map((next, index) => [start[index] + width, next]).filter(([from, to]) => to - from >= reach);
 }
 
+/** Return the bars with checkpoints of a state, of which only some are known one by one; null if all are known. */
+export function barsOf(state, { checkpoint_density: dense, checkpoints }) {
+  if (!dense || state !== "durable") return dense;
+  const [all, known] = [dense.durable.reduce((sum, one) => sum + one, 0), checkpoints.filter((row) => row.state === state).length];
+  return known >= all ? null : { width: dense.width, start: dense.start.filter((_, index) => dense.durable[index]) };
+}
+
 /** Tell in words which lineages are drawn at another resolution than most points; empty if none is. */
 export function resolutionText(series) {
   const each = new Map();
