@@ -55,6 +55,12 @@ class ComparedCurve(Struct, kw_only=True, frozen=True):
     """Iterations, seconds since the start of the job, or seconds since the epoch; of a bucket, its end."""
     mean: list[float]
     """Mean of the bucket; may be nan or inf."""
+    newest: float
+    """The last mean of the finest buckets that were read."""
+    lowest: float | None
+    """Lowest value of a single iteration in the window; `None`: none is finite."""
+    not_finite_from: int | None
+    """Iteration, or the first of its bucket, from which on no value is finite; `None`: the newest one is."""
 
 
 class ComparedJob(Struct, kw_only=True, frozen=True):
@@ -74,6 +80,8 @@ class ComparedJob(Struct, kw_only=True, frozen=True):
     """Job that it was forked from, if the caller may view it."""
     origin_iteration: int | None
     """Iteration of the forked checkpoint."""
+    bucket_iterations: int
+    """Iterations whose mean is one point of its curves; with the axis `iteration` the same for all jobs."""
     curves: list[ComparedCurve]
     """One for each requested metric that it reports."""
 

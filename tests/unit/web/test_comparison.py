@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import math
 import re
+from itertools import pairwise
 
 import pytest
 from starlette.testclient import TestClient
@@ -68,6 +69,54 @@ def test_curves_have_about_as_many_points_as_requested(client: TestClient, fork:
     for axis in ("iteration", "elapsed"):
         found = curves(client, f"job=char-gpt&job=fork&points=20&x={axis}")
         assert all(5 <= len(each["x"]) <= 40 for each in found.values())
+
+
+def test_all_curves_have_one_width_of_buckets(client: TestClient, fork: FakeAgent) -> None:
+    found = curves(client, "job=char-gpt&job=fork:1&points=100")
+    steps = {later - earlier for each in found.values() for earlier, later in pairwise(each["x"][1:-1])}
+    assert steps == {8}
+    (alone,) = curves(client, "job=fork&points=300").values()
+    assert alone["x"] == list(range(401, 551))
+    assert "each point: mean of 2 iterations" in client.get("/compare?job=char-gpt&job=fork").text
+
+
+def test_by_time_a_job_of_few_iterations_keeps_points(client: TestClient) -> None:
+    for name, iterations in (("fast", 2000), ("slow", 30)):
+        agent = FakeAgent(over_client(client), job=name, started_at=NOW - 900)
+        agent.start()
+        agent.train(iterations)
+        agent.send()
+    found = curves(client, "job=fast&job=slow&points=40&x=elapsed")
+    assert len(found["slow", "loss"]["x"]) >= 2
+
+
+def report_losses(client: TestClient, losses: list[float]) -> None:
+    agent = FakeAgent(over_client(client), job="losses", started_at=NOW - 60)
+    agent.start()
+    agent.train(len(losses))
+    agent.samples.metrics = {"loss": losses}
+    agent.send()
+
+
+def test_the_lowest_value_is_of_one_iteration_however_wide_the_buckets_are(client: TestClient) -> None:
+    report_losses(client, [2.0 + number % 5 if number != 500 else 0.0393 for number in range(1, 1001)])
+    for points in (20, 1000):
+        (found,) = curves(client, f"job=losses&points={points}").values()
+        assert found["lowest"] == 0.0393
+    assert ">0.0393</td>" in client.get("/compare?job=losses").text
+
+
+def test_a_curve_that_ends_with_nan_names_the_first_iteration_of_it(client: TestClient) -> None:
+    report_losses(client, [2.0] * 128 + [math.nan] * 72)
+    (found,) = curves(client, "job=losses").values()
+    assert (found["newest"], found["not_finite_from"], found["lowest"]) == ("nan", 129, 2.0)
+    assert "not finite from 129" in client.get("/compare?job=losses").text
+
+
+def test_a_metric_that_is_measured_now_and_then_did_not_become_nan(client: TestClient) -> None:
+    report_losses(client, [2.0 if number % 10 == 0 else math.nan for number in range(1, 106)])
+    (found,) = curves(client, "job=losses").values()
+    assert found["not_finite_from"] is None
 
 
 def test_several_metrics_are_compared_and_a_missing_one_is_left_out(client: TestClient, agent: FakeAgent) -> None:

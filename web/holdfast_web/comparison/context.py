@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlencode
@@ -70,21 +69,15 @@ class MetricPanel:
     """Position in percent and text of the places at which one of the jobs was forked from another one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CurveSummary:
-    """The newest and the lowest value of a metric of one job."""
-
-    newest: float
-    lowest: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPage(View):
     template: ClassVar[str] = "comparison/compare.html"
     address: ComparisonAddress
     compared: Comparison
     panels: list[MetricPanel]
-    summaries: dict[tuple[str, str], CurveSummary]
+    bucket: str
+    """What each point is the mean of; empty where each iteration is a point."""
+    summaries: dict[tuple[str, str], ComparedCurve]
     """By the name of the job and the metric."""
     axes: dict[ComparisonAxis, str]
     most_jobs: int = comparison.MOST_JOBS
@@ -103,12 +96,12 @@ async def comparison_page(db: Database, address: ComparisonAddress, asker: Princ
         address.query.start,
         address.query.end,
     )
-    curves = [(job, curve) for job in compared.jobs for curve in job.curves]
     return ComparisonPage(
         address=address,
         compared=compared,
         panels=[_panel(metric, compared, across, address) for metric in address.query.metrics],
-        summaries={(job.name, curve.metric): _summary(curve) for job, curve in curves},
+        bucket=_bucket(compared),
+        summaries={(job.name, curve.metric): curve for job in compared.jobs for curve in job.curves},
         axes=AXES,
     )
 
@@ -163,5 +156,7 @@ def _forks(compared: Comparison, across: plot.AxisRange) -> list[tuple[float, st
     return [(round(100 * across.place(at), 2), f"{', '.join(jobs)} forked") for at, jobs in forks.items()]
 
 
-def _summary(curve: ComparedCurve) -> CurveSummary:
-    return CurveSummary(curve.mean[-1], min(filter(math.isfinite, curve.mean), default=math.nan))
+def _bucket(compared: Comparison) -> str:
+    widths = [job.bucket_iterations for job in compared.jobs]
+    low, high = min(widths, default=1), max(widths, default=1)
+    return "" if high == 1 else f"each point: mean of {low if low == high else f'{low} to {high}'} iterations"
