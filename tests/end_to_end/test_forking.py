@@ -44,6 +44,9 @@ def test_a_fork_is_made_told_and_trained_without_the_other_job(tmp_path: Path, s
         f"forked at iteration {iteration}",
         iteration,
     )
+    (copy,) = server.checkpoints("child")
+    assert (copy.id, copy.state) == (at, "durable")
+    assert copy.payload_bytes == next(row for row in server.checkpoints("parent") if row.id == at).payload_bytes
     shutil.rmtree(tmp_path / "store" / "parent")
     steps = train(tmp_path, "child", server.server)
     assert [step.outcome for step in steps] == [step.outcome for step in whole if step.iteration > iteration]

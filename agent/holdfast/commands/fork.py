@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from holdfast.checkpoint import forking
+from holdfast.checkpoint import forking, restore
 from holdfast.checkpoint.forking import Fork
 from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json, progress_bar
 from holdfast.commands.options import Json, StoreJob, StoreOption, Token
@@ -22,12 +22,14 @@ from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
     Batch,
+    Checkpoint,
     Event,
     Inventory,
     LineageStarted,
     parse_checkpoint_id,
 )
 from holdfast.server_link.http_client import send_once
+from holdfast.store import Store
 
 REPORT_SECONDS = 5.0
 
@@ -68,7 +70,7 @@ def fork(
             fail(str(error), EXIT_USAGE)
         except Fenced:
             fail(f"another process begins a job named {new}: check it, then try again")
-        reported = _report(made, server, token) if server and made.new else None
+        reported = _report(keeper, made, server, token) if server and made.new else None
         where = keeper.url
     if json:
         print_json({**msgspec.to_builtins(made), "store": where, "reported": reported})
@@ -89,15 +91,20 @@ def _is_requested(made: Fork, iteration: str) -> bool:
     )
 
 
-def _report(made: Fork, server: str, token: str | None) -> bool:
+def _report(store: Store, made: Fork, server: str, token: str | None) -> bool:
     """Report the fork to the server, and return whether it was accepted."""
     at, iteration, lineage = time.time(), made.iteration, made.lineage
+    copy = restore.manifest(store, made.job, made.checkpoint)
     events: list[Event] = [
         AttemptStarted(
             at=at, iteration=iteration, lineage=lineage, resumed_from=made.checkpoint,
             host=socket.gethostname(), pid=os.getpid(),
         ),
         LineageStarted(at=at, iteration=iteration, lineage=lineage, parent=made.checkpoint, origin=made.origin),
+        Checkpoint(
+            at=at, iteration=iteration, lineage=copy.lineage, id=made.checkpoint, kind="scheduled",
+            state="durable", payload_bytes=sum(file.size_bytes for file in copy.files),
+        ),
         Inventory(at=at, checkpoints=[made.checkpoint]),
         AttemptFinished(at=at, iteration=iteration, lineage=lineage, reason=forking.FORKED),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { age, count, duration, metric, percent, size, sizes } from "../../../../web/holdfast_web/static/timeline/format.js";
+import { age, count, duration, metric, metricLabels, percent, size, sizes } from "../../../../web/holdfast_web/static/timeline/format.js";
 
 test("durations have the unit that suits their size", () => {
   const cases = [[0, "0 s"], [1.2e-6, "1.2 µs"], [0.0384, "38 ms"], [0.9994, "999 ms"], [0.38, "380 ms"], [4.12, "4.1 s"], [119.7, "2 min"], [200, "3 min 20 s"], [7500, "2 h 5 min"], [90000, "1 d 1 h"]];
@@ -11,6 +11,17 @@ test("durations have the unit that suits their size", () => {
 test("missing and non-finite values are named", () => {
   assert.deepEqual([duration(null), percent(undefined), size(null), count(null), metric(null)], Array(5).fill("–"));
   assert.deepEqual([metric(NaN), metric(Infinity), percent(-Infinity)], ["NaN", "∞", "−∞"]);
+});
+
+test("all labels of an axis have one format, with an exponent where they would be long", () => {
+  const labels = (...values) => values.map(metricLabels(values));
+  assert.deepEqual(labels(0, 0.5, 20_000), ["0", "0.5", "20000"]);
+  assert.deepEqual(labels(8_000_000, 10_000_000, -2_500_000), ["8e6", "1e7", "-2.5e6"]);
+  assert.deepEqual(labels(0, 0.0002), ["0", "2e-4"]);
+});
+
+test("a checkpoint of unknown size, as the copy that a fork begins with, has a dash", () => {
+  assert.equal(sizes({ payload_bytes: 0, reused_bytes: 0 }), "–");
 });
 
 test("figures have three significant digits", () => {

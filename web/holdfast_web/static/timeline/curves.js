@@ -15,10 +15,10 @@ export class CurveLane extends CanvasLane {
   second = null;
   secondCurve = null;
 
-  /** @param format turns a value into text with its unit. */
-  constructor(element, view, { metric, format, zeroBased = false, tall }) {
+  /** @param format turns a value into text with its unit; `labels` returns the format of all values of an axis. */
+  constructor(element, view, { metric, format, labels = () => format, zeroBased = false, tall }) {
     super(element, view);
-    Object.assign(this, { metric, format, zeroBased, logarithmic: false, curve: null, own: tall });
+    Object.assign(this, { metric, format, labels, zeroBased, logarithmic: false, curve: null, own: tall });
   }
 
   height() {
@@ -90,17 +90,19 @@ export class CurveLane extends CanvasLane {
   #axis(pen, scale) {
     const { view } = this;
     if (!scale) return label(pen, "No data in this window", view.gutter + 2, this.tall / 2, palette.muted, palette.font);
+    const format = this.tick ?? this.labels(scale.ticks);
     for (const value of scale.ticks) {
       const y = Math.round(scale.y(value));
       pen.fillStyle = palette.grid;
       pen.fillRect(view.gutter, y, view.plotWidth, 1);
-      label(pen, (this.tick ?? this.format)(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
+      label(pen, format(value), view.gutter - 6, Math.max(6, y), palette.muted, palette.font, "right");
     }
   }
 
   #rightAxis(pen, scale) {
+    const format = this.labels(scale.ticks);
     for (const value of scale.ticks) {
-      label(pen, this.format(value), this.view.gutter + this.view.plotWidth + 6, Math.max(6, scale.y(value)), palette.snapshot, palette.font);
+      label(pen, format(value), this.view.gutter + this.view.plotWidth + 6, Math.max(6, scale.y(value)), palette.snapshot, palette.font);
     }
   }
 

@@ -22,9 +22,10 @@ export function size(bytes) {
   return unit === 0 ? `${bytes} B` : `${significant(scaled)} ${units[unit]}`;
 }
 
+/** Format the size of a checkpoint; a copy that a fork began with may be known without one. */
 export function sizes(row) {
   const written = row.reused_bytes ? ` (${size(row.payload_bytes - row.reused_bytes)} written)` : "";
-  return size(row.payload_bytes) + written;
+  return size(row.payload_bytes || null) + written;
 }
 
 export function metric(value) {
@@ -32,6 +33,13 @@ export function metric(value) {
   if (!Number.isFinite(value)) return nonFinite(value);
   if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(3);
   return String(Number(value.toPrecision(5)));
+}
+
+/** Return the format of all labels of an axis: with an exponent where plain numbers would be long. */
+export function metricLabels(values) {
+  const largest = Math.max(...values.map(Math.abs));
+  if (values.every((value) => value === 0 || Math.abs(value) >= 1e-3) && largest < 1e5) return metric;
+  return (value) => (value === 0 ? "0" : String(Number(value.toPrecision(5)).toExponential()).replace("e+", "e"));
 }
 
 // two scripts on the page need the zone and share only the document

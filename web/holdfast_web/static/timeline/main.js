@@ -5,7 +5,7 @@ import { LineageLane, PipelineLane } from "./checkpoints.js";
 import { CurveLane, OverviewStrip } from "./curves.js";
 import { EventLane, StallLane } from "./events.js";
 import { TimelineFeed } from "./feed.js";
-import { capitalized, clock, count, duration, metric as asMetric, zone } from "./format.js";
+import { capitalized, clock, count, duration, metric as asMetric, metricLabels, zone } from "./format.js";
 import { startKeys } from "./keys.js";
 import { MachineLanes } from "./machine.js";
 import { modelOf, convertWindow } from "./model.js";
@@ -58,7 +58,7 @@ class TimelinePanel {
     const { view, root } = this;
     const lane = (name) => root.querySelector(`[data-lane="${name}"]`);
     const tall = view.width < NARROW_PX ? 130 : 168;
-    this.metricLane = new CurveLane(lane("metric"), view, { metric: "loss", format: asMetric, tall });
+    this.metricLane = new CurveLane(lane("metric"), view, { metric: "loss", format: asMetric, labels: metricLabels, tall });
     this.points = new LineageLane(lane("lineages"), view, (id, beside) => this.selection.choose(id, beside));
     this.events = new EventLane(lane("events"), view);
     this.lanes = [
