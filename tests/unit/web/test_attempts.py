@@ -78,8 +78,11 @@ def test_a_fork_is_compared_with_the_attempt_that_wrote_the_copied_checkpoint(
     head = client.get("/jobs/fork").text
     link = re.search(r'<a href="([^"]+)">differences</a>', head)
     assert link, "the head of the fork's page links to the differences"
-    text = words(client.get(link[1]).text)
+    page = client.get(link[1]).text
+    text = words(page)
+    assert link[1].endswith("#configuration")
     assert "3 differences from attempt 1 of char-gpt" in text
+    assert '<th scope="col">char-gpt, attempt 1</th><th scope="col">fork, attempt 2</th>' in page
     assert "lr 0.001 0.01" in text
     assert "attempt 1" not in words(client.get("/jobs/fork/attempts").text).lower(), "the copy is no attempt"
 
