@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import LineageStarted, Origin, checkpoint_id
+from holdfast.protocol.messages import ConfigurationReport, LineageStarted, Origin, checkpoint_id
 from holdfast_server.queries.comparison import MOST_JOBS
 from holdfast_web.comparison import plot
 from tests.support.fake_agent import FakeAgent, over_client
@@ -173,6 +173,26 @@ def test_smoothing_keeps_the_measured_curve_and_all_links_keep_the_choices(
     assert f'href="/compare?job=fork&amp;job=fork%3A2&amp;{choices}"' in page
     assert f'href="/compare?job=fork&amp;job=char-gpt&amp;{choices}">add char-gpt</a>' in page
     assert '<input type="hidden" name="job" value="fork">' in page
+
+
+def test_the_values_that_differ_between_the_newest_attempts_are_listed(
+    client: TestClient, agent: FakeAgent, fork: FakeAgent
+) -> None:
+    assert 'id="configuration"' not in client.get("/compare?job=char-gpt&job=fork").text
+    for job, rate in ((agent, "0.001"), (fork, "0.002")):
+        values = {"lr": rate, "depth": "12"} | ({"clip": "1.0"} if job is fork else {})
+        job.events.append(ConfigurationReport(at=job.at, section="configuration", values=values))
+        job.send()
+    page = client.get("/compare?job=char-gpt&job=fork&job=fork:1").text
+    _, table = page.split('id="configuration"')
+    assert [" ".join(cell.split()) for cell in re.findall(r'#configuration">([^<]+)</a>', table)] == [
+        "char-gpt, attempt 1",
+        "fork, attempt 2",
+    ]
+    assert re.findall(r"<code>([^<]+)</code>|<i>(none)</i>", table) == [
+        ("lr", ""), ("0.001", ""), ("0.002", ""), ("clip", ""), ("", "none"), ("1.0", ""),
+    ]  # fmt: skip
+    assert 'id="configuration"' not in client.get("/compare?job=fork&job=fork:1").text
 
 
 def test_without_a_loss_the_first_metric_is_shown(client: TestClient) -> None:

@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlencode
 
+from holdfast.protocol.attempt_reports import ConfigurationSection
+from holdfast.protocol.attempts import AttemptConfiguration
 from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, ComparisonAxis
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
-from holdfast_server.queries import comparison
+from holdfast_server.queries import attempts, comparison
 from holdfast_server.queries.comparison import ComparisonQuery
 from holdfast_web.comparison import plot
 from holdfast_web.shared.render import View
@@ -69,6 +71,16 @@ class MetricPanel:
     """Position in percent and text of the places at which one of the jobs was forked from another one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationTable:
+    """The values that differ between the newest attempts of the jobs."""
+
+    columns: list[tuple[str, int]]
+    """Job and attempt."""
+    rows: list[tuple[ConfigurationSection, str, list[str | None]]]
+    """Section, name, and a value for each column."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPage(View):
     template: ClassVar[str] = "comparison/compare.html"
@@ -79,6 +91,7 @@ class ComparisonPage(View):
     """What each point is the mean of; empty where each iteration is a point."""
     summaries: dict[tuple[str, str], ComparedCurve]
     """By the name of the job and the metric."""
+    configuration: ConfigurationTable
     axes: dict[ComparisonAxis, str]
     most_jobs: int = comparison.MOST_JOBS
     lineages_linked: int = LINEAGES_LINKED
@@ -102,8 +115,30 @@ async def comparison_page(db: Database, address: ComparisonAddress, asker: Princ
         panels=[_panel(metric, compared, across, address) for metric in address.query.metrics],
         bucket=_bucket(compared),
         summaries={(job.name, curve.metric): curve for job in compared.jobs for curve in job.curves},
+        configuration=await _configuration(db, compared),
         axes=AXES,
     )
+
+
+async def _configuration(db: Database, compared: Comparison) -> ConfigurationTable:
+    async with db.one_view():
+        found: list[AttemptConfiguration] = [
+            await attempts.configuration(db, job, newest.attempt)
+            for job in dict.fromkeys(each.job for each in compared.jobs)
+            for newest in await attempts.attempts(db, job, limit=1)
+        ]
+    reported = [each for each in found if each.configuration or each.environment]
+    sections: dict[ConfigurationSection, list[dict[str, str]]] = {
+        "configuration": [each.configuration for each in reported],
+        "environment": [each.environment for each in reported],
+    }
+    rows = [
+        (section, name, values)
+        for section, columns in sections.items()
+        for name in dict.fromkeys(name for column in columns for name in column)
+        if len(set(values := [column.get(name) for column in columns])) > 1
+    ]
+    return ConfigurationTable(columns=[(each.job, each.attempt) for each in reported], rows=rows)
 
 
 def _panel(metric: str, compared: Comparison, across: plot.AxisRange, address: ComparisonAddress) -> MetricPanel:
