@@ -70,6 +70,7 @@ def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(
         )
         supervisor.terminate()
         assert supervisor.wait(PATIENCE_SECONDS) == 0
+    assert server.notices(job)[0].code == "wait_ended"  # the pages no longer say that a supervisor waits
     assert [step.iteration for step in read_ledger(ledger)] == [*range(1, 28), *range(order.iteration + 1, 28)]
 
 

@@ -233,6 +233,7 @@ class Supervisor:
         finally:
             waiting.close()
         if signals.stops or order is None:
+            self._notify("info", "wait_ended", "The supervisor ended: it no longer waits for a restore request")
             return False
         if (other := _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))) is not None:
             self.log(f"{other}; the restore request is for that attempt")

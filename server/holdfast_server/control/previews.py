@@ -14,7 +14,7 @@ from holdfast_server.db import Database
 from holdfast_server.queries.summaries import read_job
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row, find, stands
-from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of
+from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of, waiting_host
 
 RESTORES_LOOKED_AT = 5
 
@@ -29,6 +29,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         fork = here.fork(there, min(target.iteration, row.iteration))
         alive = status_of(row, attempt, now=now).alive
         mode = restore_mode(attempt, alive=alive)
+        waiting = await waiting_host(session, attempt, alive=alive)
         estimate, rests_on = await _estimate(session, target)
         if mode == "relaunch":
             estimate, rests_on = _start(attempt)
@@ -50,7 +51,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
             estimated_from=rests_on,
             alive=alive,
             mode=mode,
-            what=restore_mode_text(attempt, alive=alive),
+            what=restore_mode_text(attempt, alive=alive, waiting=waiting),
             safety_checkpoint=mode != "next_start",
         )
 

@@ -23,6 +23,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownAttempt
 from holdfast_server.db import Database
 from holdfast_server.queries import summaries
+from holdfast_server.records import job_status
 from holdfast_server.records.attempt_reports import configuration_of, output_of
 
 ORIGIN = "origin"
@@ -74,6 +75,14 @@ async def configuration(
         other = await _other(session, job, against, visible)
         before = await configuration_of(session, other.job, await _uid(session, other.job, other.attempt))
         return msgspec.structs.replace(found, against=other, differences=list(_differences(before, values)))
+
+
+async def waiting_host(db: Database, job: str, *, now: float) -> str:
+    """Return the host whose supervisor waits for a restore request; empty if none does. Raises UnknownJob."""
+    async with summaries.read_job(db, job) as (session, row):
+        attempt = await session.get(models.AttemptRecord, (job, row.uid))
+        alive = job_status.status_of(row, attempt, now=now).alive
+        return await job_status.waiting_host(session, attempt, alive=alive)
 
 
 async def output(db: Database, job: str, attempt: int) -> AttemptOutput:

@@ -27,6 +27,9 @@ _ENDS: dict[str, JobStatus] = {
 """Statuses by the reason with which an attempt ended; any other reason is an exception."""
 RELAUNCHED = "relaunched"
 """Reason of an attempt that ended to be started again at once."""
+_WAITS = "waits"
+_SUPERVISOR_CODES = (_WAITS, "wait_ended")
+"""Codes of notices: the supervisor waits for a restore request, and no longer does."""
 ENDED_WELL = tuple(_ENDS)
 """Reasons of attempts that did not fail."""
 
@@ -154,8 +157,23 @@ def restore_reason(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     return attempt.restore_reason or "the script does not support restoring in place"
 
 
-def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
-    """Describe how and when the job would restore."""
+async def waiting_host(session: AsyncSession, attempt: models.AttemptRecord | None, *, alive: bool) -> str:
+    """Return the host whose supervisor waits for a restore request, as it has reported; empty if none does."""
+    if attempt is None or alive:
+        return ""
+    rows = models.NoticeRecord
+    query = select(rows.code).where(rows.job == attempt.job, rows.code.in_(_SUPERVISOR_CODES))
+    query = query.where(rows.at >= attempt.started_at).order_by(rows.id.desc()).limit(1)
+    return attempt.host if await session.scalar(query) == _WAITS else ""
+
+
+def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, waiting: str) -> str:
+    """Describe how and when the job would restore.
+
+    `waiting`: host of the supervisor that waits for a restore request; empty without one.
+    """
+    if waiting:
+        return f"at once: the waiting `holdfast run` on {waiting} starts the script"
     match restore_mode(attempt, alive=alive):
         case "in_place":
             return "in place, at the next iteration boundary"

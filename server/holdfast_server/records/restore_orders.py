@@ -272,7 +272,7 @@ async def report(
         other_open=late and await desired_state.open_order(session, job.name) is not None,
     )
     details: dict[str, Any] = {"taken_by_attempt": max(attempt, row.taken_by_attempt or 0)}
-    if event.state == "restoring":
+    if event.state == "restoring" and event.iteration:  # a start reports 0: it has not loaded anything yet
         details |= {"from_iteration": event.iteration, "from_lineage": event.lineage}
     if event.state == "restored":
         details |= {"new_lineage": event.lineage}

@@ -155,6 +155,8 @@ class JobLive(PointsPart, HistoryPart):
     changes: dict[str, ChangeStatus]
     output: AttemptOutput | None
     """Last output of a job that failed or was stopped."""
+    waiting_host: str
+    """Host whose supervisor waits for a restore request; empty without one."""
     goodput: GoodputShare | None
     """Goodput of the last hour, or of the job if it is younger."""
 
@@ -280,6 +282,7 @@ async def job_live(
         order=shown_order(history.orders, now),
         alerts=alerts.get(name, []),
         output=output,
+        waiting_host="" if job.alive else await attempts.waiting_host(db, name, now=now),
         trouble=await troubles.newest(db, name) if job.has_ended else None,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
