@@ -29,7 +29,7 @@ from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.queries.fleet import FleetQuery, matching_jobs
 from holdfast_server.records.checkpoints import NAMED_AT_ONCE
-from holdfast_server.records.job_status import ALIVE, current_attempt, status_in_sql
+from holdfast_server.records.job_status import ALIVE, ENDED, current_attempt, status_in_sql
 
 MOST_JOBS = 2000
 """Most jobs that can be changed in one request."""
@@ -109,6 +109,12 @@ async def _states(db: Database, names: list[str], *, with_alerts: bool, now: flo
                     project=row.project, status=row.status, paused=row.paused, budget=row.budget, firing=firing
                 )
     return found
+
+
+async def not_running(db: Database, names: Sequence[str], *, now: float) -> list[str]:
+    """Return those of the jobs that have ended, in their order: a setting of theirs applies at the next start."""
+    states = await _states(db, list(names), with_alerts=False, now=now)
+    return [name for name in names if name in states and states[name].status in ENDED]
 
 
 def _refusal(job: str, state: _JobState | None, asked: BulkChange, asker: Principal) -> str:

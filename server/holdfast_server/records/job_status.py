@@ -21,6 +21,7 @@ SILENT_AFTER_ITERATIONS = 3
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
 ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
+ENDED: tuple[JobStatus, ...] = ("finished", "stopped", "failed")
 _ENDS: dict[str, JobStatus] = {
     "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
 }  # fmt: skip

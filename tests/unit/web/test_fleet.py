@@ -4,7 +4,7 @@ import re
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import AttemptStarted, IntervalDecision
+from holdfast.protocol.messages import AttemptFinished, AttemptStarted, IntervalDecision
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
@@ -203,6 +203,48 @@ def test_a_row_restores_the_newest_durable_checkpoint_after_a_confirmation(
     newest = client.get("/api/v1/jobs/char-gpt").json()["last_durable"]["id"]
     assert link == f"/jobs/char-gpt/restore?checkpoint={newest}"
     assert "Restore char-gpt to" in client.get(link).text
+
+
+def ended(client: TestClient, name: str) -> None:
+    other = FakeAgent(over_client(client), job=name, started_at=NOW - 60)
+    other.start()
+    other.train(2)
+    other.events.append(AttemptFinished(at=other.at, iteration=2, lineage=1, reason="RuntimeError: no data"))
+    other.send()
+
+
+def test_a_bulk_pause_names_the_jobs_that_do_not_run_and_their_rows_show_it(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    ended(client, "broken")
+    chip = '<span class="chip">checkpoints paused</span>'
+    assert chip not in client.get("/").text + client.get("/jobs/broken").text
+    asked = client.post("/fleet/confirm", data={"action": "pause", "all_matching": "1", "back": "/"}).text
+    assert (
+        "<p>char-gpt</p><p><strong>Not running; applies at the next start:</strong> broken</p>"
+        in asked.replace("</p> <p>", "</p><p>")
+    )
+    answer = client.post("/fleet/change", data={"action": "pause", "jobs": "broken char-gpt", "back": "/"}).text
+    assert "2 jobs paused" in answer
+    assert client.get("/").text.count(chip) == 2
+    for job in ("broken", "char-gpt"):
+        assert chip in client.get(f"/jobs/{job}").text
+    agent.obey(agent.desired())
+    agent.send()
+    assert client.get("/").text.count(chip) == 2
+    again = dict(
+        re.findall(r'<(?:input type="hidden"|button class="button") name="(\w+)" value="([^"]+)"', answer)
+    )
+    assert again == {"back": "/", "job": "char-gpt", "action": "resume"}
+    assert "Resume checkpoints of 2 jobs…" in answer
+    assert (
+        "Resume checkpoints of 2 jobs?"
+        in client.post(
+            "/fleet/confirm", data={"action": "resume", "job": ["broken", "char-gpt"], "back": "/"}
+        ).text
+    )
+    acknowledged = client.post("/fleet/change", data={"action": "checkpoint", "jobs": "char-gpt"}).text
+    assert "Resume" not in acknowledged
 
 
 def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:

@@ -188,6 +188,8 @@ class BulkConfirmation(View):
     words: str
     jobs: list[str]
     """Jobs that would be changed."""
+    later: list[str]
+    """Those of them that have ended, and apply a setting at their next start."""
     skipped: list[SkippedJobs]
     budget: str
     """The budget that was typed, in percent."""
@@ -200,12 +202,16 @@ class BulkPage(View):
     """The results of one change of several jobs."""
 
     template: ClassVar[str] = "fleet/bulk.html"
+    action: BulkAction
     outcomes: list[BulkOutcome]
     words: str
     back: str
 
 
-def bulk_confirmation(action: BulkAction, preview: BulkResult, *, budget: str, back: str) -> BulkConfirmation:
+def bulk_confirmation(
+    action: BulkAction, preview: BulkResult, ended: list[str], *, budget: str, back: str
+) -> BulkConfirmation:
+    """Return the question; `ended`: those of the jobs to change that are not running."""
     skipped: dict[str, list[str]] = {}
     for one in preview.outcomes:
         if one.refusal:
@@ -215,6 +221,7 @@ def bulk_confirmation(action: BulkAction, preview: BulkResult, *, budget: str, b
         action=action,
         words=ACTIONS[action][0],
         jobs=[one.job for one in preview.outcomes if not one.refusal],
+        later=ended if action in ("pause", "resume", "budget") else [],
         skipped=[SkippedJobs(reason, jobs) for reason, jobs in skipped.items()],
         budget=budget,
         back=back,

@@ -126,7 +126,9 @@ async def confirm(
         preview=True,
     )
     preview = await bulk.change(db, selected, asker=asker, now=now)
-    return context.bulk_confirmation(selected.action, preview, budget=budget.strip(), back=back).response()
+    ended = await bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
+    shown = context.bulk_confirmation(selected.action, preview, ended, budget=budget.strip(), back=back)
+    return shown.response()
 
 
 @router.post("/fleet/change")
@@ -141,7 +143,8 @@ async def change(
     )
     result = await bulk.change(db, wanted, asker=asker, now=now)
     words = context.ACTIONS[wanted.action][1]
-    return context.BulkPage(outcomes=result.outcomes, words=words, back=local_path(back)).response()
+    back = local_path(back)
+    return context.BulkPage(action=wanted.action, outcomes=result.outcomes, words=words, back=back).response()
 
 
 def _action(typed: str) -> BulkAction:
