@@ -37,7 +37,13 @@ def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fle
     reply = client.post(f"/jobs/char-gpt/alerts/{silent}/acknowledge", data={"back": "/jobs/char-gpt"})
     assert (reply.status_code, reply.headers["location"]) == (303, "/jobs/char-gpt")
     assert "acknowledged by operator" in client.get("/alerts").text
-    assert "Agent silent" not in client.get("/").text
+    page = client.get("/").text
+    assert "data-severity" not in page
+    (badge,) = re.findall(r'<a class="chip alert-link" data-state="acknowledged"[^>]*>(.*?)</a>', page)
+    assert (
+        re.sub("<[^>]+>", "", badge.replace('<span aria-hidden="true">ack</span>', ""))
+        == "Agent silent · acknowledged"
+    )
 
 
 def test_silencing_works_without_scripts_and_can_be_undone(client, silent):

@@ -43,11 +43,12 @@ def test_a_job_that_has_only_begun_has_a_page(client: TestClient) -> None:
 def test_a_loss_that_is_no_number_breaks_no_page(
     client: TestClient, agent: FakeAgent, loss: float, text: str
 ) -> None:
+    assert "wide alarm" not in client.get("/").text
     agent.train(1)
     agent.samples.metrics["loss"][-1] = loss
     agent.send()
     assert client.get(JOB).status_code == 200
-    assert text in client.get("/").text
+    assert re.search(rf'<td class="num wide alarm" data-label="Loss">{text}</td>', client.get("/").text)
 
 
 def test_an_unknown_job_is_a_page_that_says_so(client: TestClient) -> None:

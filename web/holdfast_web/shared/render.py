@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, ClassVar
@@ -44,6 +45,7 @@ _environment = Environment(
 )
 _environment.filters.update(FILTERS)
 _environment.globals["static"] = static_url
+_environment.tests["no_number"] = lambda value: value is not None and not math.isfinite(value)
 _environment.globals["term"] = _term
 _environment.globals["me"] = current_principal.get
 _environment.globals["sees"] = _environment.tests["visible"] = _sees
