@@ -200,6 +200,11 @@ def _may_grant(maker: Principal, project: str | None, scope: str) -> bool:
     return role is not None and role >= NEEDED[scope]  # type: ignore[index]
 
 
+def grantable(maker: Principal, projects: Collection[str]) -> list[Scope]:
+    """Return the scopes that a key of `maker` for at least one of the projects may have."""
+    return [scope for scope in SCOPES if any(_may_grant(maker, project, scope) for project in projects)]
+
+
 def _revocable(row: models.TokenRecord, asker: Principal) -> bool:
     if asker.admin or (asker.kind == "person" and row.created_by == asker.name):
         return True

@@ -9,7 +9,7 @@ from holdfast.protocol.administration import Person, Token
 from holdfast_server.accounts import people, projects, sign_ins, tokens
 from holdfast_server.accounts.projects import ProjectMember, ProjectSummary
 from holdfast_server.accounts.sign_ins import BrowserSession
-from holdfast_server.core.principal import Principal, Role
+from holdfast_server.core.principal import Principal, Role, Scope
 from holdfast_server.db import Database
 from holdfast_web.shared.render import View
 
@@ -46,6 +46,9 @@ class KeysPage(SettingsPage):
     keys: list[Token]
     projects: list[str]
     """The projects for which the asker may create a key."""
+    scopes: list[Scope]
+    """The permissions that it may have in one of them."""
+    preselected: Scope
     secret: str = ""
     """The new key, shown once."""
     typed: dict[str, str] = field(default_factory=dict)
@@ -86,7 +89,15 @@ async def you_page(db: Database, asker: Principal, now: float) -> YouPage:
 async def keys_page(db: Database, asker: Principal, now: float) -> KeysPage:
     found = await tokens.list_tokens(db, asker=asker, now=now)
     names = [row.name for row in await projects.list_projects(db, asker)]
-    return KeysPage(asker=asker, now=now, keys=found, projects=names)
+    return KeysPage(
+        asker=asker,
+        now=now,
+        keys=found,
+        projects=names,
+        scopes=tokens.grantable(asker, names),
+        # of the project that the form names first
+        preselected="report" if "report" in tokens.grantable(asker, names[:1]) else "read",
+    )
 
 
 async def people_page(db: Database, asker: Principal, now: float) -> PeoplePage:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 
@@ -321,3 +323,18 @@ def test_a_key_revokes_of_its_owners_those_that_it_could_have_made(projects: Acc
     by = {"Authorization": f"Bearer {reading}"}
     assert projects.client.post(f"/api/v1/tokens/{steering[:13]}/revoke", headers=by).status_code == 404
     assert projects.client.post(f"/api/v1/tokens/{other[:13]}/revoke", headers=by).json()["state"] == "revoked"
+
+
+def test_the_page_of_keys_offers_what_its_reader_may_grant(projects: AccountsServer):
+    def offered(role: Role) -> dict[str, bool]:
+        name = f"{role.name}-of-keys"
+        page = projects.client.get("/settings/keys", headers=projects.cookie(projects.person(name, role))).text
+        assert ("Agents need a key" in page) == (role >= Role.operator)
+        return {
+            scope: bool(checked)
+            for scope, checked in re.findall(r'name="scopes" value="(\w+)"\s*(checked)?>', page)
+        }
+
+    assert offered(Role.viewer) == {"read": True}
+    assert offered(Role.operator) == {"report": True, "read": False, "control": False}
+    assert offered(Role.admin) == {"report": True, "read": False, "control": False, "admin": False}
