@@ -119,7 +119,7 @@ def fixed(profile: Profile, settings: PacingSettings, history: FailureHistory) -
     elif lag_seconds(profile) > interval * profile.iteration_seconds + plan.cost_seconds:
         warning = ": writing one takes longer than that, so checkpoints will wait for each other"
     else:
-        warning = f", within the budget of {percent(settings.budget)}"
+        warning = f", {percent(plan.overhead)} overhead"  # it would not change to keep the budget
     return replace(plan, reason=f"{plan.reason}{warning}")
 
 

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.pacing import MAX_BUDGET, MIN_BUDGET
+from holdfast.protocol.messages import IntervalDecision
 from holdfast_server.records import desired_state
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent
@@ -408,3 +409,39 @@ def test_how_much_of_the_measured_overhead_is_since_the_change_is_said(
     agent.pace()
     agent.send()
     assert "measured over 240 iterations, 80 of them since the change" in client.get(JOB).text
+
+
+def fixed(agent: FakeAgent) -> None:
+    """Report an interval as an agent does that was told one, by its script or by an operator."""
+    agent.pace()
+    paced = agent.events[-1]
+    assert isinstance(paced, IntervalDecision)
+    paced.policy = "fixed"
+    agent.send()
+
+
+def test_an_interval_that_the_script_fixes_is_said_to_be_so(client: TestClient, agent: FakeAgent) -> None:
+    assert '<p class="window">Automatic</p>' in client.get(JOB).text
+    fixed(agent)
+    page = client.get(JOB).text
+    assert '<p class="window">Fixed by the script</p>' in page
+    assert '<p class="window">No effect: interval fixed</p>' in page
+    assert '<option value="">Default: from the script</option>' in page
+    assert "% in force" not in page
+    assert "within the budget" not in page
+
+
+def test_an_interval_that_an_operator_fixes_names_the_operator(client: TestClient, agent: FakeAgent) -> None:
+    client.post(f"{JOB}/interval", data={"version": "0", "mode": "fixed", "every": "30"})
+    agent.obey(agent.desired())
+    fixed(agent)
+    page = client.get(JOB).text
+    assert '<p class="window">Fixed by <bdi>operator</bdi></p>' in page
+    assert "Default: fixed" not in page
+    assert "within the budget" not in page
+    client.post(f"{JOB}/interval", data={"version": "1", "mode": "automatic"})
+    page = client.get(JOB).text
+    assert '<p class="window">Automatic</p>' in page  # which the agent has yet to apply
+    agent.obey(agent.desired())
+    agent.send()
+    assert '<option value="">Default: checkfreq</option>' in client.get(JOB).text
