@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgspec
-from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, case, func, select
+from sqlalchemy import ColumnElement, ColumnExpressionArgument, Row, Select, case, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -41,8 +41,9 @@ _COMPUTED: tuple[ComputedSort, ...] = get_args(ComputedSort)
 _WATCHED = (*ALIVE, "silent")
 """Statuses of jobs that may still lose work, which come before ended jobs."""
 
-FleetSort = Literal["living", "name", "heard", "iteration", "status", "owner", ComputedSort]
-"""`living`: live jobs by name, so that rows keep their place, then the others, newest first."""
+FleetSort = Literal["living", "attention", "name", "heard", "iteration", "status", "owner", ComputedSort]
+"""`living`: live jobs by name, so that rows keep their place, then the others, newest first. `attention`: failed
+jobs, silent ones, those with a firing alert, other live ones, then the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,8 @@ def _order(question: FleetQuery, *, now: float) -> tuple[ColumnExpressionArgumen
             key, reverse = job.last_contact_at, not reverse
         case "iteration":
             key, reverse = job.iteration, not reverse
+        case "attention":
+            key = _attention(now=now)
         case "status":
             key = status_in_sql(now=now)
         case "owner":
@@ -207,6 +210,19 @@ def _order(question: FleetQuery, *, now: float) -> tuple[ColumnExpressionArgumen
         case _:
             raise AssertionError(question.order)  # the other orders are computed in Python
     return ((key.desc() if reverse else key.asc()).nulls_last(), job.name)
+
+
+def _attention(*, now: float) -> ColumnElement[int]:
+    """Return how soon a person should look at a job; the smallest is the first."""
+    alerts, status = models.AlertRecord, status_in_sql(now=now)
+    fires = exists().where(
+        alerts.job == models.JobRecord.name,
+        alerts.fired_at.is_not(None),
+        alerts.resolved_at.is_(None),
+        alerts.acknowledged_at.is_(None),
+        or_(alerts.silenced_until.is_(None), alerts.silenced_until <= now),
+    )
+    return case((status == "failed", 0), (status == "silent", 1), (fires, 2), (status.in_(ALIVE), 3), else_=4)
 
 
 async def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:

@@ -5,6 +5,7 @@ import re
 from starlette.testclient import TestClient
 
 from holdfast.protocol.messages import AttemptFinished, AttemptStarted, IntervalDecision
+from holdfast_server.alerts import evaluation
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
@@ -142,8 +143,8 @@ def test_every_order_can_be_turned_around(client: TestClient, agent: FakeAgent) 
     slow.train(60)
     slow.samples.seconds = [4.0] * 60
     slow.send()
-    for order in ("name", "heard", "iteration", "status", "owner", "risk", "overhead", "durable", "loss",
-                  "interval", "iteration_time"):  # fmt: skip
+    for order in ("attention", "name", "heard", "iteration", "status", "owner", "risk", "overhead", "durable",
+                  "loss", "interval", "iteration_time"):  # fmt: skip
         there, back = (order_in(client.get(f"/?sort={sign}{order}").text) for sign in ("", "-"))
         assert sorted(there) == sorted(back) == ["char-gpt", "slow"], order
     assert order_in(client.get("/?sort=iteration_time").text) == ["slow", "char-gpt"]
@@ -245,6 +246,28 @@ def test_a_bulk_pause_names_the_jobs_that_do_not_run_and_their_rows_show_it(
     )
     acknowledged = client.post("/fleet/change", data={"action": "checkpoint", "jobs": "char-gpt"}).text
     assert "Resume" not in acknowledged
+
+
+def test_jobs_that_need_attention_come_first_when_asked_for(
+    client: TestClient, agent: FakeAgent, clock: FakeClock
+) -> None:
+    """`char-gpt` was silent and reports again, before its alert has resolved."""
+    quiet, healthy = (FakeAgent(over_client(client), job=name, started_at=NOW) for name in ("quiet", "a-healthy"))
+    quiet.start()
+    quiet.train(2)
+    quiet.send()
+    ended(client, "broken")
+    clock.now += 200
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    healthy.start()
+    for running in (agent, healthy):
+        running.train(1)
+        running.send()
+    assert order_in(client.get("/?sort=attention").text) == ["broken", "quiet", "char-gpt", "a-healthy"]
+    alerts = client.get("/api/v1/alerts").json()["alerts"]
+    (fires,) = (alert["id"] for alert in alerts if alert["job"] == "char-gpt")
+    client.post(f"/jobs/char-gpt/alerts/{fires}/acknowledge")
+    assert order_in(client.get("/?sort=attention").text) == ["broken", "quiet", "a-healthy", "char-gpt"]
 
 
 def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:

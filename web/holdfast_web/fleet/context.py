@@ -24,6 +24,7 @@ from holdfast_web.shared.render import View
 SIZES = (25, 50, 100, 200)
 ORDERS: dict[FleetSort, str] = {
     "living": "Running first",
+    "attention": "Needs attention first",
     "name": "Name",
     "heard": "Latest report first",
     "iteration": "Most iterations first",
@@ -36,7 +37,7 @@ ORDERS: dict[FleetSort, str] = {
     "interval": "Longest interval first",
     "iteration_time": "Slowest iterations first",
 }
-ASCENDING: frozenset[FleetSort] = frozenset(("name", "status", "owner", "loss"))
+ASCENDING: frozenset[FleetSort] = frozenset(("attention", "name", "status", "owner", "loss"))
 """Orders whose values increase; those of the others decrease."""
 COLUMNS = {
     "owner": "Owner",
