@@ -275,6 +275,43 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
     assert [each.desired().budget for each in agents] == [0.02, None, 0.02]
 
 
+def test_while_the_server_is_down_a_selection_stays_and_so_does_the_focus_of_a_search(
+    open_page: Open, served: Served
+) -> None:
+    for number in range(2):
+        each = served.agent(f"stays-{number}")
+        each.start()
+        each.train(2)
+        each.send()
+    page = open_page("/", expected=("net::ERR_FAILED",))
+    page.keyboard.press("/")
+    page.keyboard.type("stays-")
+    expect(page.locator("tr[data-row]")).to_have_count(2)
+    page.keyboard.press("Enter")
+    page.keyboard.type("1")  # into the field, which still has the focus
+    expect(page.locator("tr[data-row]")).to_have_count(1)
+    page.keyboard.press("Backspace")
+    expect(page.locator("tr[data-row]")).to_have_count(2)
+    expect(page).to_have_url(f"{served.url}/?search=stays-")
+    page.locator(".view-options summary").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_label("Labels")).to_be_hidden()
+    page.get_by_label("Select all 2 jobs that match").check()
+    rows = page.locator(".select-row")
+    expect(page.locator(".select-row:checked")).to_have_count(2)
+    rows.first.uncheck()
+    expect(page.locator(".selected-count")).to_be_visible()
+    rows.first.check()
+    page.route("**/healthz", lambda route: route.abort())
+    page.get_by_role("button", name="Pause checkpoints…").click()
+    expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached; nothing was changed")
+    expect(page.locator(".select-row:checked")).to_have_count(2)
+    page.unroute("**/healthz")
+    page.get_by_role("button", name="Pause checkpoints…").click()
+    page.get_by_role("button", name="Pause checkpoints of 2 jobs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 jobs paused")
+
+
 def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, agent: FakeAgent) -> None:
     page = open_page("/", width=390)
     cells = page.locator(f"#job-{agent.job} td")

@@ -186,8 +186,30 @@ function startFilters() {
   document.addEventListener("submit", (event) => {
     if (event.defaultPrevented || !event.target.matches(".filters")) return;
     event.preventDefault();
+    // typing has updated the rows and the address already, and a new page would lose the focus
+    if (document.activeElement?.matches("[data-in-address]")) return;
     location.assign(address(event.target));
   });
+  document.addEventListener("keydown", (event) => {
+    const menu = event.key === "Escape" && document.querySelector(".view-options[open]");
+    if (!menu) return;
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  });
+}
+
+// ---- selected rows of the fleet
+
+const checkRows = (checked) => {
+  for (const box of document.querySelectorAll(".select-row")) box.checked = checked;
+};
+
+function startSelection() {
+  document.addEventListener("change", (event) => {
+    if (event.target.matches("#select-all")) checkRows(event.target.checked);
+    else if (event.target.matches(".select-row:not(:checked)")) document.querySelector("#select-all").checked = false;
+  });
+  document.addEventListener("htmx:after:swap", () => document.querySelector("#select-all:checked") && checkRows(true));
 }
 
 // ---- selected restore point: marked in the table and on the timeline
@@ -234,6 +256,26 @@ const UNKNOWN = "the change may have been saved. The page shows the result once 
 const isRead = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
 const isPageRefresh = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
+/** Before a form leaves the page, ask whether the server answers: a browser's error page would lose the selection. */
+function startLeaving() {
+  let answered = null;
+  document.addEventListener("submit", async (event) => {
+    const { target: form, submitter } = event;
+    if (!form.matches("[data-leaves]")) return;
+    const leaves = form === answered;
+    answered = null;
+    if (leaves) return;
+    event.preventDefault();
+    const { status } = await fetch("/healthz", { cache: "no-store" }).catch(() => ({ status: 0 }));
+    if (status === 0) showError("The server cannot be reached; nothing was changed. Try again in a moment.");
+    else if (status >= 500) showError(`The server answered ${status}; nothing was changed. Try again in a moment.`);
+    else {
+      answered = form;
+      form.requestSubmit(submitter);
+    }
+  });
+}
+
 /** Load a panel again whose first load failed, with the next refresh of the panels. */
 function retryLater(event) {
   const panel = event.detail.ctx?.sourceElement;
@@ -273,6 +315,6 @@ function startOneTimeLink() {
 }
 
 for (const start of [
-  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startStream, startErrors,
-  startOneTimeLink,
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startSelection, startStream, startErrors,
+  startLeaving, startOneTimeLink,
 ]) start();
