@@ -36,7 +36,11 @@ def two_attempts(agent: FakeAgent, clock: FakeClock) -> FakeAgent:
     return agent
 
 
-def test_the_panel_lists_the_attempts_and_how_they_ended(client: TestClient, two_attempts: FakeAgent) -> None:
+def test_the_panel_lists_the_attempts_and_how_they_ended(
+    client: TestClient, two_attempts: FakeAgent, clock: FakeClock
+) -> None:
+    assert "<bdi>running</bdi>" in client.get(f"{JOB}/attempts", headers=HTMX).text
+    clock.now += 3600  # it no longer reports, so that nobody knows
     part = client.get(f"{JOB}/attempts", headers=HTMX).text
     assert "<html" not in part
     rows = re.findall(r'<a href="/jobs/char-gpt/attempts/(\d)">.*?<td data-label="End"><bdi>(.*?)</bdi>', part)
@@ -117,7 +121,7 @@ def test_a_failed_job_shows_the_exception_first_and_the_page_of_the_attempt_all_
     ]
     crashed(agent, lines)
     page = client.get(JOB).text
-    assert re.search(r'<p class="exception"><code>RuntimeError: &lt;boom&gt;</code>', page)
+    assert re.search(r'<dt>Reason</dt><dd><span class="exception"><code>RuntimeError: &lt;boom&gt;</code>', page)
     assert page.index("RuntimeError: &lt;boom&gt;") < page.index("Traceback (most recent")
     full = client.get(f"{JOB}/attempts/1").text
     assert '<mark id="exception">RuntimeError: &lt;boom&gt;</mark>' in full

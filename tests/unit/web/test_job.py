@@ -366,3 +366,10 @@ def test_the_overhead_is_red_far_over_the_budget_or_while_an_alert_fires(
         '{% from "shared/_bullet.html" import bullet %}{{ bullet(measured, 0.035, alerts) }}'
     )
     assert f'class="bullet{tone}"' in template.render(measured=measured, alerts=alerts)
+
+
+def test_a_silent_job_says_how_to_go_on(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
+    advice = "If it has ended, start the script again: it resumes from 360"
+    assert advice not in client.get(JOB).text
+    clock.now = agent.at + 3600
+    assert advice in client.get(JOB).text

@@ -177,6 +177,9 @@ def test_an_order_goes_all_the_way_to_restored_and_can_be_undone(client: TestCli
     assert "Restored to iteration 120" in page
     assert "lineage 1 → lineage 2" in page
     assert "restore?checkpoint=000000000400-1" in page
+    undo = client.get(f"{JOB}/restore?checkpoint=000000000400-1", headers=HTMX).text
+    assert "Undo the restore of char-gpt to 120?" in undo
+    assert "Restore to 400</button>" in undo
 
 
 def test_a_second_click_is_the_same_order(client: TestClient, agent: FakeAgent) -> None:

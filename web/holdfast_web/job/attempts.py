@@ -32,6 +32,8 @@ class AttemptsPart(View):
     job: str
     attempts: list[AttemptSummary]
     has_more: bool
+    running: bool
+    """Whether the job runs, and with it the newest attempt."""
     origin: bool
     """Whether the job is a fork whose origin the user may see."""
     now: float
@@ -77,8 +79,9 @@ async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = Fa
     async with db.one_view():
         found = await attempts.attempts(db, job, limit=most + 1)
         family = await summaries.family(db, job, visible=asker.visible_projects)
+        running = (await summaries.job_summary(db, job, now=now)).alive
     part = AttemptsPart(
-        job=job, attempts=found[:most], has_more=len(found) > most, now=now,
+        job=job, attempts=found[:most], has_more=len(found) > most, running=running, now=now,
         origin=family.origin is not None and family.origin.project is not None,
     )  # fmt: skip
     return part.part_or_page(htmx)

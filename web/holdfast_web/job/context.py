@@ -201,6 +201,8 @@ class RestoreDialog(View):
     page_template: ClassVar[str] = "job/restore.html"
     job: JobSummary
     preview: RestorePreview | None
+    undoes: Order | None
+    """The newest restore that this one would undo."""
     asked: str
     """The iteration as typed."""
     refusal: str
@@ -322,7 +324,15 @@ async def restore_dialog(
     except (CheckpointNotFound, NotRestorable, InvalidSetting) as error:
         preview, refusal = None, _sentence(error)
         nearest = error.nearest if isinstance(error, CheckpointNotFound) else None
-    return RestoreDialog(job=job, preview=preview, asked=asked, refusal=refusal, nearest=nearest, now=now)
+    undone = [
+        order
+        for order in (await timeline.orders(db, name) if preview else [])
+        if preview and order.undoable and order.safety_checkpoint == preview.checkpoint.id
+    ]
+    undoes = undone[0] if undone else None
+    return RestoreDialog(
+        job=job, preview=preview, undoes=undoes, asked=asked, refusal=refusal, nearest=nearest, now=now
+    )
 
 
 def _sentence(error: RequestRefused) -> str:
