@@ -174,7 +174,7 @@ def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, wait
     `waiting`: host of the supervisor that waits for a restore request; empty without one.
     """
     if waiting:
-        return f"at once: the waiting `holdfast run` on {waiting} starts the script"
+        return f"at once: the waiting holdfast run on {waiting} starts the script"
     match restore_mode(attempt, alive=alive):
         case "in_place":
             return "in place, at the next iteration boundary"

@@ -84,7 +84,7 @@ def test_a_waiting_supervisor_starts_a_failed_job_at_once_and_the_pages_say_so(
     assert "When at the next start of the job" in page(dialog)
     assert "Start the script again" in page(JOB)
     supervisor_says(client, agent, "waits", 0)
-    assert "at once: the waiting `holdfast run` on node-3 starts the script" in page(dialog)
+    assert "at once: the waiting holdfast run on node-3 starts the script" in page(dialog)
     assert "attempt 1 failed on node-3, 1 rank, supervised" in page(dialog)
     assert "holdfast run on node-3 waits: restore to 360 to start again Restore to 360…" in page(JOB)
     assert "Start the script again" not in page(JOB)
