@@ -410,7 +410,8 @@ def test_a_restore_from_the_timeline_to_restored_and_its_undo(open_page: Open, a
     expect(page.locator("#head")).to_contain_text("lineage 2")
     expect(page.locator("[data-part=summary]")).to_contain_text("2 lineages")
     page.locator("#restore-status").get_by_role("link", name="Undo").click()
-    expect(page.get_by_role("dialog")).to_contain_text("to iteration 988")
+    expect(page.get_by_role("dialog")).to_contain_text(f"Undo the restore of {agent.job} to 400?")
+    expect(page.get_by_role("button", name="Restore to 988")).to_be_visible()
 
 
 def test_an_iteration_without_a_restore_point_is_offered_an_earlier_one(open_page: Open, agent: FakeAgent) -> None:
