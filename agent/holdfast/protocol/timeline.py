@@ -199,6 +199,17 @@ class TroubleInfo(Struct, kw_only=True, frozen=True):
     """Whether it is off the path to the current iteration."""
 
 
+class LastGoodInfo(Struct, kw_only=True, frozen=True):
+    """The newest durable checkpoint before the first wrong loss that the job has not recovered from."""
+
+    iteration: int
+    """Iteration at which the loss became wrong."""
+    reason: str
+    """Text that names the trouble, such as `before the spike at 301`."""
+    checkpoint: str | None
+    """Id of the checkpoint; `None` if none from before the trouble is left."""
+
+
 class MachineSeries(Struct, kw_only=True, frozen=True):
     """Samples of a rank's machine on one lineage, as columns. A bucket has the number of its last iteration."""
 
@@ -257,6 +268,8 @@ class Timeline(Struct, kw_only=True, frozen=True):
     """Newest annotations in the window, of people and of the script, oldest first."""
     troubles: list[TroubleInfo] = []
     """Newest alerts about iterations, oldest first."""
+    last_good: LastGoodInfo | None = None
+    """The checkpoint to go back to; `None` if the loss is not wrong."""
     machine: MachineTimeline | None = None
     """Use of the machine of the requested rank; `None` unless requested."""
 

@@ -27,9 +27,10 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.summaries import find_job, read_job
-from holdfast_server.records import audit, checkpoints, desired_state, pins, restore_orders
+from holdfast_server.records import audit, checkpoints, desired_state, last_good, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row
+from holdfast_server.records.last_good import LastGood
 
 MAX_KEY = 200
 MOST_LABEL = 64
@@ -287,11 +288,10 @@ async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInf
         return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
 
 
-async def last_good(db: Database, job: str, trouble: int) -> CheckpointInfo | None:
-    """Return the newest durable checkpoint before an iteration with a wrong loss, if there is one."""
+async def find_last_good(db: Database, job: str, *, before: int | None = None) -> LastGood | None:
+    """Return the last good checkpoint, as `last_good.find` does. Raises UnknownJob."""
     async with read_job(db, job) as (session, row):
-        found = await checkpoints.last_good(session, row, trouble)
-        return None if found is None else as_row(found, await ancestry_of(session, row))
+        return await last_good.find(session, row, await ancestry_of(session, row), before=before)
 
 
 async def _choose(

@@ -17,6 +17,7 @@ from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import (
     AttemptInfo,
     CheckpointDensity,
+    LastGoodInfo,
     LineageInfo,
     MachineSeries,
     MachineTimeline,
@@ -30,7 +31,7 @@ from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
 from holdfast_server.queries.summaries import read_job
 from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow
-from holdfast_server.records import checkpoints, desired_state, restore_orders, verifications
+from holdfast_server.records import checkpoints, desired_state, last_good, restore_orders, verifications
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.records.job_status import status_of
@@ -226,6 +227,7 @@ async def timeline(
             gaps=await timeline_annotations.gaps(session, job, reach),
             annotations=await timeline_annotations.annotation_rows(session, job, reach, ancestry),
             troubles=await timeline_annotations.troubles(session, job, reach, ancestry),
+            last_good=await _last_good(session, found, ancestry),
         )
     if asked.digits is not None:
         answer = await asyncio.to_thread(_rounded, answer, asked.digits)
@@ -234,6 +236,14 @@ async def timeline(
     if rank is None or machine is None:
         return answer
     return msgspec.structs.replace(answer, machine=await _draw_machine(machine, asked, rank, ranks))
+
+
+async def _last_good(session: AsyncSession, job: models.JobRecord, path: Ancestry) -> LastGoodInfo | None:
+    found = await last_good.find(session, job, path)
+    if found is None:
+        return None
+    checkpoint = None if found.checkpoint is None else found.checkpoint.id
+    return LastGoodInfo(iteration=found.iteration, reason=found.reason, checkpoint=checkpoint)
 
 
 def _rounded(answer: Timeline, digits: int) -> Timeline:

@@ -107,7 +107,7 @@ def _newest_standing(query: Any, jobs: BindParameter[Any] | Select[str]) -> Any:
     return query.order_by(rows.iteration, rows.lineage)
 
 
-async def _upto(
+async def newest_standing(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
 ) -> models.CheckpointRecord | None:
     """Return the newest durable checkpoint that stands, at an iteration or before."""
@@ -121,7 +121,7 @@ async def at_or_before(
     session: AsyncSession, job: str, ancestry: Ancestry, iteration: int
 ) -> models.CheckpointRecord | None:
     """Return the best match for a restore to `iteration`: of the job's ancestry, else of any lineage."""
-    here = await _upto(session, job, ancestry, iteration)
+    here = await newest_standing(session, job, ancestry, iteration)
     if here is not None and here.iteration == iteration:
         return here
     rows = models.CheckpointRecord
@@ -142,14 +142,6 @@ async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> mo
     if found is None or found.iteration != iteration:
         raise CheckpointNotFound(iteration, as_row(found, ancestry) if found else None)
     return found
-
-
-async def last_good(session: AsyncSession, job: models.JobRecord, trouble: int) -> models.CheckpointRecord | None:
-    """Return the newest durable checkpoint on the job's path before an iteration with a wrong loss.
-
-    That loss was computed with the weights of the iteration before, so its checkpoint may have the damage already.
-    """
-    return await _upto(session, job.name, await ancestry_of(session, job), trouble - 2)
 
 
 def stands(ancestry: Ancestry) -> ColumnElement[bool]:

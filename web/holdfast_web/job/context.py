@@ -14,8 +14,7 @@ from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
-from holdfast_server.alerts import incidents, troubles
-from holdfast_server.alerts.troubles import Trouble
+from holdfast_server.alerts import incidents
 from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
     CheckpointNotFound,
@@ -29,6 +28,7 @@ from holdfast_server.queries import attempts, exports, goodput, summaries, timel
 from holdfast_server.queries.goodput import GoodputShare
 from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.records.desired_state import SETTINGS
+from holdfast_server.records.last_good import LastGood
 from holdfast_web.alerts.context import SILENCES
 from holdfast_web.fleet.context import GOODPUT_WINDOW
 from holdfast_web.job.plan_plot import PlanPlot, draw
@@ -149,8 +149,8 @@ class JobLive(PointsPart, HistoryPart):
     order: Order | None
     """The restore that the banner shows."""
     alerts: list[Alert]
-    trouble: Trouble | None
-    """Of a job that has ended: the newest wrong loss on its path."""
+    last_good: LastGood | None
+    """Of a job that has ended with a wrong loss: the checkpoint to go back to."""
     silences: tuple[tuple[int, str], ...] = SILENCES
     changes: dict[str, ChangeStatus]
     output: AttemptOutput | None
@@ -203,6 +203,8 @@ class RestoreDialog(View):
     preview: RestorePreview | None
     undoes: Order | None
     """The newest restore that this one would undo."""
+    reason: str
+    """Why it offers this checkpoint; empty if a person chose it."""
     asked: str
     """The iteration as typed."""
     refusal: str
@@ -285,7 +287,7 @@ async def job_live(
         alerts=alerts.get(name, []),
         output=output,
         waiting_host="" if job.alive else await attempts.waiting_host(db, name, now=now),
-        trouble=await troubles.newest(db, name) if job.has_ended else None,
+        last_good=await control.find_last_good(db, name) if job.has_ended else None,
         changes=newest_changes(edits, job),
         goodput=shares.get(name),
     )
@@ -303,16 +305,18 @@ async def restore_dialog(
 ) -> RestoreDialog:
     """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
 
-    `before`: an iteration with a wrong loss, to restore the last good checkpoint before it.
+    `before`: an iteration with a wrong loss, to restore the last good checkpoint before it and before an earlier
+    trouble that the job has not recovered from.
     """
     job = await summaries.job_summary(db, name, now=now)
-    nearest = None
+    nearest, reason = None, ""
     try:
         if before is not None and not checkpoint:
-            good = await control.last_good(db, name, before)
-            if good is None:
-                raise NotRestorable(f"no sound checkpoint from before iteration {before:,} is left")
-            checkpoint = good.id
+            good = await control.find_last_good(db, name, before=before)
+            if good is None or good.checkpoint is None:
+                place = before if good is None else good.iteration
+                raise NotRestorable(f"no sound checkpoint from before iteration {place:,} is left")
+            checkpoint, reason = good.checkpoint.id, good.reason
         if asked:
             checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
         preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
@@ -331,7 +335,14 @@ async def restore_dialog(
     ]
     undoes = undone[0] if undone else None
     return RestoreDialog(
-        job=job, preview=preview, undoes=undoes, asked=asked, refusal=refusal, nearest=nearest, now=now
+        job=job,
+        preview=preview,
+        undoes=undoes,
+        reason=reason,
+        asked=asked,
+        refusal=refusal,
+        nearest=nearest,
+        now=now,
     )
 
 

@@ -135,6 +135,33 @@ def test_the_dialog_offers_the_last_good_checkpoint_before_an_iteration(trained,
     assert (refused.status_code, "no sound checkpoint from before iteration 51" in refused.text) == (422, True)
 
 
+def test_one_checkpoint_is_offered_from_before_the_first_of_several_troubles(trained, client, clock, look):
+    train(trained, 60, loss=4e5)
+    look(1)
+    train(trained, 60, loss=float("nan"))
+    look(1)
+    clock.now += 61
+    train(trained, 1, loss=float("nan"))
+    look()
+    assert [alert["last_good"] for alert in alerts(client, "loss_nan")] == [checkpoint_id(250, 1)]
+    expected = {"iteration": 301, "reason": "before the spike at 301", "checkpoint": checkpoint_id(250, 1)}
+    assert client.get(f"{JOB}/timeline").json()["last_good"] == expected
+    dialog = " ".join(client.get("/jobs/char-gpt/restore?before=361").text.split())
+    assert "to iteration 250?" in dialog
+    assert "before the spike at 301" in dialog
+    trained.say(AttemptFinished(at=trained.at, iteration=421, lineage=1, reason="FloatingPointError: loss"))
+    page = " ".join(client.get("/jobs/char-gpt").text.split())
+    assert "Restore to 250…</a><small>before the spike at 301</small>" in page
+
+
+def test_the_first_loss_that_is_not_finite_is_named_exactly_where_buckets_are_wider(trained, client):
+    train(trained, 41)
+    train(trained, 900, loss=float("nan"))
+    found = client.get(f"{JOB}/timeline", params={"points": 50}).json()
+    assert found["bucketed"]
+    assert (found["last_good"]["iteration"], found["last_good"]["checkpoint"]) == (342, checkpoint_id(300, 1))
+
+
 def test_limit_and_window_of_the_rule_apply(trained, client, look):
     rule = "/api/v1/projects/default/alert-rules/loss_spike"
     assert client.put(rule, json={"limit": 1000, "window": 100}).json()["window"] == 100

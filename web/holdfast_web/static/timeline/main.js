@@ -10,7 +10,7 @@ import { startKeys } from "./keys.js";
 import { MachineLanes } from "./machine.js";
 import { modelOf, convertWindow } from "./model.js";
 import { OverheadLane } from "./overhead.js";
-import { fillTables, linkExports, Readout, saveChart, newestTrouble, PointSelection, sentence, troubleText } from "./panels.js";
+import { fillTables, lastGoodText, linkExports, Readout, saveChart, PointSelection, sentence } from "./panels.js";
 import { flushAddress, isElsewhere, PointerGestures, readAddress, Viewport, writeAddress } from "./view.js";
 
 const NARROW_PX = 620;
@@ -374,13 +374,13 @@ class TimelinePanel {
     document.dispatchEvent(new CustomEvent("holdfast:restore", { detail: `before=${iteration}` }));
   }
 
-  #showTrouble() {
+  #showLastGood() {
     const button = this.#part("trouble");
     if (!button) return;
-    const iteration = newestTrouble(this.model, this.view, this.metricLane.curve);
-    button.hidden = iteration === null;
-    button.textContent = iteration === null ? "" : troubleText(this.model, this.view, iteration);
-    button.value = iteration ?? "";
+    const found = this.model.last_good?.checkpoint ? this.model.last_good : null;
+    button.hidden = found === null;
+    button.textContent = found ? lastGoodText(found) : "";
+    button.value = found?.iteration ?? "";
   }
 
   /** Move the window to an iteration, and point at it. */
@@ -414,7 +414,7 @@ class TimelinePanel {
 
   #updateSummary() {
     if (!this.model) return;
-    this.#showTrouble();
+    this.#showLastGood();
     linkExports(this.root, this.view, this.model);
     const { metric, second, curve } = this.metricLane;
     this.#setSummary(sentence(this.model, this.view, { metric, mean: curve.mean }));

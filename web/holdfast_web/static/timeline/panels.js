@@ -279,17 +279,9 @@ export function sentence(model, view, { metric, mean }) {
   ].join(" ").trim();
 }
 
-/** Return the newest iteration of the window, on the path to the current one, from which the loss is wrong; or null. */
-export function newestTrouble(model, view, curve) {
-  const rows = [...model.troubles.filter((row) => !row.abandoned), ...curve.nonFinite.map((row) => ({ ...row, x: row.from }))];
-  return rows.filter((row) => view.shows(row.x)).sort((a, b) => a.x - b.x).at(-1)?.iteration ?? null;
-}
-
-/** Name the restore before an iteration, with the checkpoint where all of them are known. */
-export function troubleText(model, view, iteration) {
-  const known = !model.checkpoint_density && view.fitted;
-  const good = known && model.checkpoints.filter((row) => row.restorable && !row.abandoned && row.iteration <= iteration - 2).at(-1);
-  return good ? `Restore to ${count(good.iteration)}, before iteration ${count(iteration)}…` : `Restore to before iteration ${count(iteration)}…`;
+/** Name the restore to the last good checkpoint, with the reason. */
+export function lastGoodText({ checkpoint, reason }) {
+  return `Restore to ${count(Number(checkpoint.split("-")[0]))}, ${reason}…`;
 }
 
 // ---- exports: links to files of the window, and images of the canvas
