@@ -33,7 +33,7 @@ class Alert(Struct, kw_only=True, frozen=True):
     lineage: int | None = None
     """Lineage of that iteration."""
     last_good: str | None = None
-    """Id of the newest durable checkpoint before the trouble, when the alert fired."""
+    """Id of the checkpoint that it offers to restore; retention keeps it while the alert is open."""
     since: float
     """Start of the violation."""
     fired_at: float

@@ -194,7 +194,7 @@ class TroubleInfo(Struct, kw_only=True, frozen=True):
     at: float
     """When the alert fired."""
     last_good: str | None
-    """Id of the newest durable checkpoint before the trouble, when the alert fired."""
+    """Id of the checkpoint that the alert offers to restore, or did while it was open."""
     abandoned: bool = False
     """Whether it is off the path to the current iteration."""
 

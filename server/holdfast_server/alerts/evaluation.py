@@ -15,6 +15,7 @@ from holdfast_server.alerts import deliveries, facts, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.db import Database, lock_job
+from holdfast_server.records import last_good
 
 EVERY_SECONDS = 10.0
 AT_REST_EVERY_SECONDS = 120.0
@@ -57,9 +58,14 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
             ]
             losses = await facts.read_losses(session, asked)
-        open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
-        for (name, rule), row in rows.items():
-            open_alerts.setdefault(name, {})[rule] = row
+            open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
+            for (name, rule), row in rows.items():
+                open_alerts.setdefault(name, {})[rule] = row
+            outdated = {
+                name
+                for name, alerts in open_alerts.items()
+                if (offering := _about_iterations(alerts)) and await last_good.is_outdated(session, name, offering)
+            }
         due = []
         for job in known:
             found = open_alerts.get(job.job, {})
@@ -68,7 +74,8 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 checks = await asyncio.to_thread(_check, job, by_project[job.project])
             else:
                 checks = _check(job, by_project[job.project])
-            if any(True for _ in _steps(found, checks, now=now)) or _without_rule(found, checks):
+            stepping = any(True for _ in _steps(found, checks, now=now))
+            if stepping or job.job in outdated or _without_rule(found, checks):
                 due.append((job.job, partial(_update, job=job.job, checks=checks, now=now)))
         for begin in range(0, len(due), WRITES_AT_ONCE):
             some = due[begin : begin + WRITES_AT_ONCE]
@@ -95,6 +102,10 @@ def _steps(
             yield row, check, step
 
 
+def _about_iterations(rows: dict[str, models.AlertRecord]) -> list[models.AlertRecord]:
+    return [row for row in rows.values() if row.iteration is not None]
+
+
 def _without_rule(rows: dict[str, models.AlertRecord], checks: list[_RuleCheck]) -> list[models.AlertRecord]:
     names = {check.rule.name for check in checks}
     return [row for rule, row in rows.items() if rule not in names]
@@ -105,6 +116,8 @@ async def _update(session: AsyncSession, *, job: str, checks: list[_RuleCheck], 
     await lock_job(session, job)
     found = await incidents.open_rows(session, [job])
     rows = {rule: row for (_, rule), row in found.items()}
+    if _about_iterations(rows):
+        await last_good.keep(session, job, now=now)
     for row in _without_rule(rows, checks):
         await _end(session, row, RULE_DISABLED, now=now)
     for open_row, check, step in list(_steps(rows, checks, now=now)):
@@ -113,12 +126,17 @@ async def _update(session: AsyncSession, *, job: str, checks: list[_RuleCheck], 
         else:
             await _take(session, open_row, check, step, now=now)
         await session.flush()
+    if _about_iterations(rows):
+        await last_good.keep(session, job, now=now)
 
 
 async def _begin(session: AsyncSession, job: str, check: _RuleCheck, *, now: float) -> None:
     assert check.result is not None
     row = incidents.begin(job, check.rule, check.result, now=now)
     session.add(row)
+    if row.iteration is not None:
+        await session.flush()
+        await last_good.keep(session, job, now=now)
     if check.rule.for_seconds <= 0:
         await _fire(session, row, check, now=now)
 

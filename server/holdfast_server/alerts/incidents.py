@@ -18,8 +18,7 @@ from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAl
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, job_transaction, named_jobs
 from holdfast_server.queries.summaries import find_job
-from holdfast_server.records import audit, last_good
-from holdfast_server.records.ancestry import ancestry_of
+from holdfast_server.records import audit
 
 Step = Literal[
     "begin", "discard", "fire", "replace", "keep_firing", "end_silence", "update", "start_clearing", "resolve"
@@ -80,6 +79,8 @@ def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> model
         kind=rule.kind,
         severity=rule.severity,
         subject=result.subject,
+        iteration=result.iteration,
+        lineage=result.lineage,
         message="",
         since=now,
     )
@@ -89,12 +90,6 @@ async def fire(
     session: AsyncSession, row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float
 ) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
-    if result.iteration is not None:
-        row.iteration, row.lineage = result.iteration, result.lineage
-        await session.flush()
-        job = await session.get_one(models.JobRecord, row.job)
-        good = await last_good.find(session, job, await ancestry_of(session, job), before=result.iteration)
-        row.last_good = None if good is None or good.checkpoint is None else good.checkpoint.id
     row.fired_at, row.severity = now, rule.severity
     row.message = result.message[:MAX_MESSAGE]
     row.value = result.value if result.value is not None and math.isfinite(result.value) else None

@@ -56,7 +56,7 @@ class AlertRecord(Base):
     """Iteration at which the trouble began, if the alert is about one."""
     lineage: Mapped[int | None]
     last_good: Mapped[str | None]
-    """Newest durable checkpoint before the trouble, when the alert fired."""
+    """Checkpoint that it offers to restore, pinned while it is open."""
     since: Mapped[float]
     """When the condition began to hold."""
     fired_at: Mapped[float | None]

@@ -6,14 +6,17 @@ This is the one rule for alerts, the timeline, the page of a job and the dialog 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.records import checkpoints
-from holdfast_server.records.ancestry import Ancestry
+from holdfast_server.core.errors import NotPossible
+from holdfast_server.records import audit, checkpoints, pins
+from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.job_position import recent_of
 
 ENDED = "the job ended"
@@ -83,3 +86,45 @@ async def _troubles(session: AsyncSession, job: models.JobRecord, path: Ancestry
     if last is not None and not math.isfinite(recent.metrics.get("loss", 0.0)) and last < job.iteration:
         found.append((last + 1, "loss_nan"))
     return found
+
+
+# ---- what open alerts offer ---------------------------------------------------------------------
+
+
+async def is_outdated(session: AsyncSession, job: str, rows: Sequence[models.AlertRecord]) -> bool:
+    """Return whether the open alerts of a job offer another checkpoint than they should."""
+    found = await session.get_one(models.JobRecord, job)
+    chosen = await _offer(session, found, rows)
+    return any(row.last_good != (chosen and chosen.id) for row in rows) or (
+        chosen is not None and chosen.pinned_at is None
+    )
+
+
+async def keep(session: AsyncSession, job: str, *, now: float) -> None:
+    """Pin the checkpoint that the open alerts of a job offer, and unpin those that none offers any more."""
+    found, rows, points = await session.get_one(models.JobRecord, job), models.AlertRecord, models.CheckpointRecord
+    query = select(rows).where(rows.job == job, rows.resolved_at.is_(None), rows.iteration.is_not(None))
+    offering = (await session.scalars(query)).all()
+    chosen = await _offer(session, found, offering)
+    for row in offering:
+        row.last_good = None if chosen is None else chosen.id
+    held = await session.scalars(select(points).where(points.job == job, points.pinned_by == pins.ALERT))
+    for point in {row.id: row for row in (*held, *([chosen] if chosen else []))}.values():
+        with suppress(NotPossible):  # the job has as many pins as it may
+            if await pins.pin(session, found, point, pinned=point is chosen, who=pins.ALERT, now=now):
+                action = "checkpoint.pin" if point is chosen else "checkpoint.unpin"
+                await audit.record(
+                    session, who=pins.ALERT, action=action, now=now, job=job, project=found.project,
+                    after={"checkpoint": point.id, "pinned_by": point.pinned_by},
+                )  # fmt: skip
+    await session.flush()
+
+
+async def _offer(
+    session: AsyncSession, job: models.JobRecord, rows: Sequence[models.AlertRecord]
+) -> models.CheckpointRecord | None:
+    path = await ancestry_of(session, job)
+    if not any((row.iteration or 0, row.lineage or 0) in path for row in rows):
+        return None
+    found = await find(session, job, path)
+    return None if found is None else found.checkpoint

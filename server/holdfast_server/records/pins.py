@@ -11,6 +11,9 @@ from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state
 from holdfast_server.records.desired_state import AGENT, StoredChange
 
+ALERT = "an alert"
+"""Author of the pin of a checkpoint that an open alert offers; not a possible name of a user."""
+
 
 async def pin(
     session: AsyncSession,
@@ -23,10 +26,13 @@ async def pin(
 ) -> bool:
     """Pin or unpin a checkpoint; return whether that changed anything.
 
+    A person's pin replaces that of an alert, which ends with the alert.
+
     Raises:
         NotPossible: it is not durable, or the job has as many pins as it may.
     """
-    if pinned == (row.pinned_at is not None):
+    adopted = pinned and row.pinned_by == ALERT != who
+    if pinned == (row.pinned_at is not None) and not adopted:
         return False
     if pinned and row.state != "durable":
         raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")

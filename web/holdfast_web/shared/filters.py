@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
+from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast_server.records.pins import ALERT
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
@@ -37,6 +39,10 @@ def count(value: int | None) -> str:
 
 def checkpoint_iteration(checkpoint: str) -> int:
     return parse_checkpoint_id(checkpoint)[0]
+
+
+def pin_reason(point: CheckpointInfo) -> str:
+    return "Kept for an alert" if point.pinned_by == ALERT else f"Pinned by {point.pinned_by}"
 
 
 def plural(value: int, noun: str, many: str | None = None) -> str:
@@ -235,6 +241,6 @@ FILTERS = {
     function.__name__: function
     for function in (
         age, amount, browser, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours, interval, iso,
-        iterations, metric, percent, plural, polyline, rate, share, size, spaced, stamp,
+        iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, stamp,
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, LineageStarted, checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, checkpoint_id
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import LEAST_SAMPLES, LossHistory, find_spikes
@@ -160,6 +160,68 @@ def test_the_first_loss_that_is_not_finite_is_named_exactly_where_buckets_are_wi
     found = client.get(f"{JOB}/timeline", params={"points": 50}).json()
     assert found["bucketed"]
     assert (found["last_good"]["iteration"], found["last_good"]["checkpoint"]) == (342, checkpoint_id(300, 1))
+
+
+def pins(client):
+    return client.get(f"{JOB}/desired").json()["pins"]
+
+
+def delete(agent, *iterations):
+    """Report that retention deleted checkpoints."""
+    left = [checkpoint_id(each, 1) for each in range(50, agent.iteration + 1, 50) if each not in iterations]
+    deleted = {checkpoint_id(each, 1): "spaced 12" for each in iterations}
+    agent.say(Inventory(at=agent.at, checkpoints=left, deleted=deleted))
+
+
+def test_the_offered_checkpoint_is_pinned_while_its_alert_is_open(trained, client, look):
+    train(trained, 60, loss=9.0)
+    look(1)
+    assert pins(client) == [checkpoint_id(250, 1)]
+    (row,) = [row for row in client.get(f"{JOB}/checkpoints").json()["checkpoints"] if row["pinned"]]
+    assert (row["id"], row["pinned_by"]) == (checkpoint_id(250, 1), "an alert")
+    assert "Kept for an alert" in client.get("/jobs/char-gpt").text
+    page = client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(250, 1)}").text
+    assert "until the alert that offers to" in page
+    client.put("/api/v1/projects/default/alert-rules/loss_spike", json={"enabled": False})
+    look(1)
+    assert (alerts(client, "loss_spike")[0]["state"], pins(client)) == ("resolved", [])
+    acts = [row for row in client.get("/api/v1/audit").json()["entries"] if row["who"] == "an alert"]
+    assert [row["action"] for row in acts] == ["checkpoint.unpin", "checkpoint.pin"]
+
+
+def test_the_pin_of_a_person_outlives_the_alert(trained, client, look):
+    train(trained, 60, loss=9.0)
+    look(1)
+    pinned = client.patch(f"{JOB}/checkpoints/{checkpoint_id(250, 1)}", json={"pinned": True}).json()
+    assert pinned["pinned_by"] == "operator"
+    client.put("/api/v1/projects/default/alert-rules/loss_spike", json={"enabled": False})
+    look(1)
+    assert pins(client) == [checkpoint_id(250, 1)]
+
+
+def test_after_a_deletion_the_next_older_checkpoint_is_offered_and_at_last_none(trained, client, look):
+    train(trained, 60, loss=9.0)
+    look(1)
+    delete(trained, 250)
+    look(1)
+    assert alerts(client, "loss_spike")[0]["last_good"] == checkpoint_id(200, 1)
+    assert pins(client) == [checkpoint_id(200, 1)]
+    assert "to iteration 200?" in client.get("/jobs/char-gpt/restore?before=301").text
+    delete(trained, 50, 100, 150, 200, 250)
+    look(1)
+    assert (alerts(client, "loss_spike")[0]["last_good"], pins(client)) == (None, [])
+    page = " ".join(client.get("/jobs/char-gpt").text.split())
+    assert "No checkpoint from before iteration 301 is left." in page
+    assert "restore?before=" not in page
+
+
+def test_a_checkpoint_is_kept_from_the_first_loss_that_is_not_finite_on(trained, client, look):
+    train(trained, 60, loss=float("nan"))
+    look(1)
+    assert (alerts(client, "loss_nan"), pins(client)) == ([], [checkpoint_id(250, 1)])
+    train(trained, 1)
+    look(1)
+    assert pins(client) == []
 
 
 def test_limit_and_window_of_the_rule_apply(trained, client, look):
