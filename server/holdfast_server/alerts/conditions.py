@@ -10,6 +10,7 @@ from typing import get_args
 from holdfast.pacing.policy import duration, format_iterations
 from holdfast.protocol.administration import LimitUnit, Severity
 from holdfast_server.alerts.facts import JobFacts
+from holdfast_server.records.last_good import ENDED
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
@@ -31,6 +32,8 @@ class RuleResult:
     lineage: int | None = None
     clear: bool = True
     """Whether a rule that is not broken is so by enough that an alert may end."""
+    why: str = "back to normal"
+    """Why an alert ends if the rule is not broken."""
 
 
 OK = RuleResult(False, "")
@@ -82,7 +85,7 @@ def _kind(
     def register(judge: Judge) -> Judge:
         def judge_training(facts: JobFacts, limit: float) -> RuleResult | None:
             if facts.status in ("finished", "stopped", "failed"):
-                return OK
+                return RuleResult(False, "", why=ENDED)
             return None if facts.status == "silent" else judge(facts, limit)
 
         KINDS[name] = RuleKind(
@@ -210,9 +213,9 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
         return None
     if math.isfinite(facts.loss):
         return OK
-    last = facts.finite_loss_iteration
-    if last is None:
+    if facts.finite_loss_iteration is None:
         return RuleResult(True, f"the loss is {facts.loss}")
+    last = min(facts.finite_loss_iteration, facts.iteration)  # it may be of a lineage that a restore abandoned
     message = f"the loss is {facts.loss}; the last finite one was at iteration {last:,}"
     return RuleResult(True, message, iteration=last + 1, lineage=facts.lineage)
 
@@ -222,8 +225,16 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="spreads", limit=6, window=200, while_training=True,
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
+    open_spike = facts.open_spike
+    if open_spike is not None and not (ended := open_spike.has_ended(facts.newest_losses, limit, facts.window)):
+        if ended is None:
+            return None
+        return RuleResult(
+            True, open_spike.message, open_spike.value, subject=open_spike.subject, iteration=open_spike.iteration,
+            lineage=open_spike.lineage,
+        )  # fmt: skip
     if facts.losses is None:
-        return None
+        return None if open_spike is None else OK
     spike = facts.losses.newest_spike(limit, facts.window)
     if spike is None:
         return OK

@@ -14,6 +14,7 @@ from holdfast_server import models
 from holdfast_server.alerts import deliveries, facts, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
+from holdfast_server.alerts.loss_spikes import OpenSpike
 from holdfast_server.db import Database, lock_job
 from holdfast_server.records import last_good
 
@@ -27,7 +28,9 @@ WRITES_AT_ONCE = 8
 """They share a commit if a thousand jobs fall silent at once, and do not delay the storage of reports."""
 RULE_DISABLED = "the rule was disabled, or no longer applies to this job"
 REPLACED = "another one followed"
-RECOVERED = "back to normal"
+
+_OpenAlerts = dict[str, dict[str, models.AlertRecord]]
+"""By job and rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,9 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             by_project = {
                 project: await rules.rules_of(session, project) for project in {job.project for job in known}
             }
-            rows = await incidents.open_rows(session, part)
+            open_alerts, outdated = await _open_alerts(session, part)
+            rows = [row for alerts in open_alerts.values() for row in alerts.values()]
+            open_spikes = await facts.read_open_spikes(session, [row for row in rows if _has_window(row)])
             spike_rules = {
                 name: [rule for rule in found if KINDS[rule.kind].window] for name, found in by_project.items()
             }
@@ -58,22 +63,14 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
                 job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
             ]
             losses = await facts.read_losses(session, asked)
-            open_alerts: dict[str, dict[str, models.AlertRecord]] = {}
-            for (name, rule), row in rows.items():
-                open_alerts.setdefault(name, {})[rule] = row
-            outdated = {
-                name
-                for name, alerts in open_alerts.items()
-                if (offering := _about_iterations(alerts)) and await last_good.is_outdated(session, name, offering)
-            }
         due = []
         for job in known:
             found = open_alerts.get(job.job, {})
             if job.job in losses:  # off the event loop: medians of many windows
                 job = replace(job, losses=losses[job.job])
-                checks = await asyncio.to_thread(_check, job, by_project[job.project])
+                checks = await asyncio.to_thread(_check, job, by_project[job.project], open_spikes)
             else:
-                checks = _check(job, by_project[job.project])
+                checks = _check(job, by_project[job.project], open_spikes)
             stepping = any(True for _ in _steps(found, checks, now=now))
             if stepping or job.job in outdated or _without_rule(found, checks):
                 due.append((job.job, partial(_update, job=job.job, checks=checks, now=now)))
@@ -82,12 +79,35 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             await asyncio.gather(*(db.write(update, job=name) for name, update in some))
 
 
-def _check(job: JobFacts, project_rules: list[AlertRule]) -> list[_RuleCheck]:
+async def _open_alerts(session: AsyncSession, jobs: list[str]) -> tuple[_OpenAlerts, set[str]]:
+    """Return the open alerts by job and rule, without those that a restore ends, and the jobs to update."""
+    found: _OpenAlerts = {}
+    for (job, rule), row in (await incidents.open_rows(session, jobs)).items():
+        found.setdefault(job, {})[rule] = row
+    outdated = set()
+    for job, alerts in found.items():
+        offering = _about_iterations(alerts)
+        if offering and await last_good.is_outdated(session, job, offering):
+            outdated.add(job)
+        for row, _ in await last_good.abandoned(session, job, offering) if offering else ():
+            del alerts[row.rule]
+            outdated.add(job)
+    return found, outdated
+
+
+def _has_window(row: models.AlertRecord) -> bool:
+    return row.kind in KINDS and KINDS[row.kind].window > 0
+
+
+def _check(
+    job: JobFacts, project_rules: list[AlertRule], open_spikes: dict[tuple[str, str], OpenSpike]
+) -> list[_RuleCheck]:
     applying = (rule for rule in project_rules if rules.applies(rule, job.job))
     found = []
     for rule in applying:
         # the facts are copied for rules with a window only: a copy takes longer than most checks
-        facts_of_rule = replace(job, window=rule.window) if rule.window else job
+        spike = open_spikes.get((job.job, rule.name))
+        facts_of_rule = replace(job, window=rule.window, open_spike=spike) if rule.window else job
         found.append(_RuleCheck(rule, KINDS[rule.kind].judge(facts_of_rule, rule.limit)))
     return found
 
@@ -116,7 +136,10 @@ async def _update(session: AsyncSession, *, job: str, checks: list[_RuleCheck], 
     await lock_job(session, job)
     found = await incidents.open_rows(session, [job])
     rows = {rule: row for (_, rule), row in found.items()}
-    if _about_iterations(rows):
+    offering = _about_iterations(rows)
+    if offering:
+        for row, iteration in await last_good.abandoned(session, job, offering):
+            await _end(session, rows.pop(row.rule), f"restored to iteration {iteration:,}", now=now)
         await last_good.keep(session, job, now=now)
     for row in _without_rule(rows, checks):
         await _end(session, row, RULE_DISABLED, now=now)
@@ -126,7 +149,7 @@ async def _update(session: AsyncSession, *, job: str, checks: list[_RuleCheck], 
         else:
             await _take(session, open_row, check, step, now=now)
         await session.flush()
-    if _about_iterations(rows):
+    if offering:
         await last_good.keep(session, job, now=now)
 
 
@@ -164,7 +187,8 @@ async def _take(
             if row.acknowledged_at is None:
                 await deliveries.enqueue(session, row, "firing", now=now)
         case "resolve":
-            await _end(session, row, RECOVERED, now=now)
+            assert check.result is not None
+            await _end(session, row, check.result.why, now=now)
 
 
 async def _fire(session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, *, now: float) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
-from holdfast_server.alerts.loss_spikes import NEWEST_SECONDS, Floats, LossHistory
+from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
 from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
@@ -40,6 +40,9 @@ SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
 JOBS_PER_QUERY = 50
 """Jobs whose losses are read in one query."""
+
+_Losses = tuple[NDArray[np.int64], Floats, Floats]
+_NO_LOSSES: _Losses = (np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,10 @@ class JobFacts:
     iterations_per_second: float | None = None
     losses: LossHistory | None = None
     """Newest losses, where a rule checks them."""
+    newest_losses: tuple[float, ...] = ()
+    """The last losses of all."""
+    open_spike: OpenSpike | None = None
+    """The spike of the open alert of the rule that checks these facts."""
     window: int = 0
     """Window of the rule that checks these facts."""
     store_free_bytes: int | None = None
@@ -166,6 +173,7 @@ def _facts(
         loss=recent.metrics.get("loss"),
         iteration=job.iteration,
         lineage=job.lineage,
+        newest_losses=tuple(recent.loss[-NEWEST_LOSSES:]),
         finite_loss_iteration=recent.finite_loss_iteration,
         iterations_per_second=iterations_per_second(recent),
         store_free_bytes=free,
@@ -240,16 +248,48 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     }
 
 
+async def read_open_spikes(
+    session: AsyncSession, alerts: Sequence[models.AlertRecord]
+) -> dict[tuple[str, str], OpenSpike]:
+    """Return by job and rule the spikes of open alerts, with the losses before them on the same lineage."""
+    rows, found = models.ChunkRecord, {}
+    for alert in alerts:
+        if alert.iteration is None or alert.lineage is None:
+            continue
+        first = alert.iteration - SPIKE_CONTEXT_ITERATIONS
+        query = select(rows.columns).where(
+            rows.job == alert.job, rows.rank == 0, rows.lineage == alert.lineage,
+            rows.last_iteration >= first, rows.first_iteration < alert.iteration,
+        )  # fmt: skip
+        contents = list(await session.scalars(query))
+        joined = await asyncio.to_thread(_join_losses, contents)
+        iterations, losses, _ = _NO_LOSSES if joined is None else joined
+        found[alert.job, alert.rule] = OpenSpike(
+            subject=alert.subject,
+            message=alert.message,
+            value=alert.value,
+            iteration=alert.iteration,
+            lineage=alert.lineage,
+            before=losses[: np.searchsorted(iterations, alert.iteration)],
+        )
+    return found
+
+
 def _first_iteration(job: JobFacts) -> int:
     """Return the first iteration to read: enough for the window of any rule, also if not each one has a loss."""
     newest = min(MAX_SPIKE_ITERATIONS, math.ceil((job.iterations_per_second or 1.0) * NEWEST_SECONDS))
     return job.iteration - SPIKE_CONTEXT_ITERATIONS - newest
 
 
-def _join_chunks(chunks: list[tuple[int, bytes]]) -> tuple[NDArray[np.int64], Floats, Floats] | None:
-    """Return iterations, losses and times, ascending; of an iteration that was repeated, the newest."""
+def _join_chunks(chunks: list[tuple[int, bytes]]) -> _Losses | None:
+    """Return the losses of the newest attempt."""
     newest = max(attempt for attempt, _ in chunks)
-    tables = [sample_codec.unpack(columns) for attempt, columns in chunks if attempt == newest]
+    return _join_losses([columns for attempt, columns in chunks if attempt == newest])
+
+
+def _join_losses(contents: list[bytes]) -> _Losses | None:
+    """Return iterations, losses and times, ascending by iteration."""
+    tables = [sample_codec.unpack(columns) for columns in contents]
     parts = [(table.iteration, loss, table.at) for table in tables if (loss := table.metric(LOSS)) is not None]
     if not parts:
         return None

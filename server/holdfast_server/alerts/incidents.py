@@ -81,7 +81,8 @@ def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> model
         subject=result.subject,
         iteration=result.iteration,
         lineage=result.lineage,
-        message="",
+        message=result.message[:MAX_MESSAGE],
+        value=result.value if result.value is not None and math.isfinite(result.value) else None,
         since=now,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,9 +91,52 @@ class LossHistory:
     """Last iteration that an earlier lineage or attempt trained before."""
 
     def newest_spike(self, limit: float, window: int) -> LossSpike | None:
-        """Return the last spike of the newest iterations, without the warm-up and what a restore repeats."""
+        """Return the last spike of the newest iterations, without the warm-up.
+
+        Of the iterations that a restore repeats, only a spike from which the loss has not returned.
+        """
         old = int(np.searchsorted(self.at, self.at[-1] - NEWEST_SECONDS))
-        before = int(self.iterations[old]) - 1
-        after = max(before, self.replayed_until, window)
-        spikes = find_spikes(self.iterations, self.losses, limit=limit, window=window, after=after - window)
-        return next((spike for spike in reversed(spikes) if spike.iteration > after), None)
+        after = max(int(self.iterations[old]) - 1, window)
+        repeats = self.replayed_until >= self.iterations[0]
+        begin = window if repeats else after
+        spikes = find_spikes(self.iterations, self.losses, limit=limit, window=window, after=begin - window)
+        for spike in reversed(spikes):
+            if spike.iteration > max(after, self.replayed_until):
+                return spike
+            if window < spike.iteration <= self.replayed_until and self._lasts(spike, limit):
+                return spike
+        return None
+
+    def _lasts(self, spike: LossSpike, limit: float) -> bool:
+        since = self.losses[np.searchsorted(self.iterations, spike.iteration) :]
+        spread = (spike.loss - spike.usual) / spike.spreads
+        return len(since) >= NEWEST_LOSSES and has_returned(since, spike.usual, limit * spread) is False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSpike:
+    """The spike of an open alert, with the losses before it: later ones may be as wrong as the spike."""
+
+    subject: str
+    message: str
+    value: float | None
+    iteration: int
+    lineage: int
+    before: Floats
+    """Losses before it, oldest first."""
+
+    def has_ended(self, newest: Sequence[float], limit: float, window: int) -> bool | None:
+        """Return whether the newest losses are as usual before the spike; `None` if that is unknown."""
+        before = self.before[np.isfinite(self.before)][-window:]
+        if not len(before):
+            return None
+        usual = float(np.median(before))
+        spread = NORMAL * float(np.median(np.abs(before - usual)))
+        return has_returned(np.array(newest), usual, limit * max(spread, LEAST_SPREAD * abs(usual), 1e-12))
+
+
+def has_returned(losses: Floats, usual: float, most_above: float) -> bool | None:
+    """Return whether the newest losses are near the usual one again; `None` if none of them is finite."""
+    newest = losses[-NEWEST_LOSSES:]
+    finite = newest[np.isfinite(newest)]
+    return bool(np.median(finite) - usual <= most_above) if len(finite) else None

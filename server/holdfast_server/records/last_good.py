@@ -6,7 +6,7 @@ This is the one rule for alerts, the timeline, the page of a job and the dialog 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import audit, checkpoints, pins
-from holdfast_server.records.ancestry import Ancestry, ancestry_of
+from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
 from holdfast_server.records.job_position import recent_of
 
 ENDED = "the job ended"
@@ -89,6 +89,20 @@ async def _troubles(session: AsyncSession, job: models.JobRecord, path: Ancestry
 
 
 # ---- what open alerts offer ---------------------------------------------------------------------
+
+
+async def abandoned(
+    session: AsyncSession, job: str, rows: Iterable[models.AlertRecord]
+) -> list[tuple[models.AlertRecord, int]]:
+    """Return the alerts about iterations that a restore abandoned, each with the iteration restored to."""
+    found = await session.get_one(models.JobRecord, job)
+    starts = (await lineage_starts(session, [job])).get(job, [])
+    here = Ancestry(starts, found.lineage)
+    return [
+        (row, here.fork(Ancestry(starts, row.lineage), row.iteration))
+        for row in rows
+        if row.iteration is not None and row.lineage is not None and (row.iteration, row.lineage) not in here
+    ]
 
 
 async def is_outdated(session: AsyncSession, job: str, rows: Sequence[models.AlertRecord]) -> bool:

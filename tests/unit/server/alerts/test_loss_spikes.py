@@ -76,6 +76,15 @@ def test_iterations_that_a_restore_repeats_raise_nothing(replayed_until, found):
     assert (spike and spike.iteration) == found
 
 
+@pytest.mark.parametrize(("after", "found"), [(20, 1480), (5, None)])
+def test_a_repeated_spike_from_which_the_loss_does_not_return_counts(after, found):
+    losses = noisy(1479 + after)
+    losses[1479:] = 2.5e4
+    history = LossHistory(np.arange(1, 1480 + after), losses, np.arange(1479.0 + after), replayed_until=1600)
+    spike = history.newest_spike(LIMIT, WINDOW)
+    assert (spike and spike.iteration) == found
+
+
 # ---- from the reports to the alert ---------------------------------------------------------------
 
 
@@ -222,6 +231,49 @@ def test_a_checkpoint_is_kept_from_the_first_loss_that_is_not_finite_on(trained,
     train(trained, 1)
     look(1)
     assert pins(client) == []
+
+
+def hold(agent, clock, look, *, seconds=900, loss=None):
+    """Train and evaluate for a while."""
+    for _ in range(seconds // 30):
+        clock.now += 30
+        train(agent, 10, loss=loss)
+        look()
+
+
+def test_an_alert_stays_open_while_the_loss_stays_high_and_ends_when_it_returns(trained, client, clock, look):
+    train(trained, 10, loss=2.5e4)
+    look(1)
+    hold(trained, clock, look, loss=2.5e4)
+    (alert,) = alerts(client, "loss_spike")
+    assert (alert["state"], alert["iteration"], alert["last_good"]) == ("firing", 301, checkpoint_id(250, 1))
+    hold(trained, clock, look, seconds=120)
+    (alert,) = alerts(client, "loss_spike")
+    assert (alert["state"], alert["resolved_why"]) == ("resolved", "back to normal")
+
+
+def test_an_alert_ends_when_the_job_is_restored_to_before_it_and_says_so(trained, client, clock, look):
+    train(trained, 60, loss=2.5e4)
+    look(1)
+    trained.iteration, trained.lineage = 250, 2
+    trained.say(LineageStarted(at=trained.at, lineage=2, iteration=250, parent=checkpoint_id(250, 1)))
+    train(trained, 10)
+    look(1)
+    (alert,) = alerts(client, "loss_spike")
+    assert (alert["state"], alert["resolved_why"]) == ("resolved", "restored to iteration 250")
+    assert pins(client) == []
+    assert client.get(f"{JOB}/timeline").json()["last_good"] is None
+
+
+def test_the_end_of_the_job_ends_an_alert_but_the_page_still_names_the_checkpoint(trained, client, look):
+    train(trained, 60, loss=2.5e4)
+    look(1)
+    trained.say(AttemptFinished(at=trained.at, iteration=360, lineage=1, reason="FloatingPointError: loss"))
+    look(1)
+    look(61)
+    (alert,) = alerts(client, "loss_spike")
+    assert (alert["state"], alert["resolved_why"]) == ("resolved", "the job ended")
+    assert "Restore to 250…" in " ".join(client.get("/jobs/char-gpt").text.split())
 
 
 def test_limit_and_window_of_the_rule_apply(trained, client, look):
