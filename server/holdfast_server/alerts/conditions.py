@@ -127,7 +127,8 @@ def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind("job_failed", "Job failed", "The job ended with an exception", severity="critical")
 def _job_failed(facts: JobFacts, limit: float) -> RuleResult | None:
-    return RuleResult(facts.status == "failed", f"ended with {facts.status_reason}", subject=facts.attempt_uid)
+    message = f"ended with {facts.status_reason}" + (f": {facts.exception}" if facts.exception else "")
+    return RuleResult(facts.status == "failed", message, subject=facts.attempt_uid)
 
 
 @_kind(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,8 @@ from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
-from holdfast_server.records import checkpoints
+from holdfast_server.queries.attempts import exception_in
+from holdfast_server.records import attempt_reports, checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
@@ -38,6 +40,9 @@ MAX_SPIKE_ITERATIONS = 5000
 """Most of the newest iterations whose losses are checked for spikes."""
 SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
+OUTPUT_CHUNKS = 3
+"""Reports of output in which the exception of a failed job is looked for."""
+MAX_EXCEPTION = 300
 JOBS_PER_QUERY = 50
 """Jobs whose losses are read in one query."""
 
@@ -65,6 +70,8 @@ class JobFacts:
     project: str
     status: JobStatus
     status_reason: str = ""
+    exception: str = ""
+    """First line of the exception that a failed job ended with, without its type; empty if it is unknown."""
     attempt_uid: str = ""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
@@ -121,7 +128,7 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
     failing = await checkpoints.failing(session, names)
     damaged = await _damaged(session, names)
     orders = await _ended_orders(session, names, now=now)
-    return [
+    known = [
         _facts(
             job,
             attempt,
@@ -133,6 +140,35 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
         )
         for job, attempt in rows
     ]
+    exceptions = await _exceptions(session, [job for job in known if job.status == "failed"])
+    return [replace(job, exception=exceptions[job.job]) if job.job in exceptions else job for job in known]
+
+
+async def _exceptions(session: AsyncSession, failed: Sequence[JobFacts]) -> dict[str, str]:
+    """Return by job the message of its exception, from the last output of its attempt."""
+    if not failed:
+        return {}
+    rows, jobs = models.OutputRecord, models.JobRecord
+    newest = func.row_number().over(partition_by=rows.job, order_by=rows.end.desc())
+    of_attempt = and_(jobs.name == rows.job, jobs.uid == rows.uid)
+    ranked = select(rows.job, rows.contents, newest.label("place")).join(jobs, of_attempt)
+    last = ranked.where(rows.job.in_([job.job for job in failed])).subquery()
+    query = select(last.c.job, last.c.contents).where(last.c.place <= OUTPUT_CHUNKS)
+    chunks: dict[str, tuple[bytes, ...]] = {}
+    for name, contents in await session.execute(query.order_by(last.c.job, last.c.place.desc())):
+        chunks[name] = (*chunks.get(name, ()), bytes(contents))
+    types = {job.job: job.status_reason.partition(" at iteration ")[0] for job in failed}
+    return {name: _exception_message(found, types[name]) for name, found in chunks.items()}
+
+
+@lru_cache(maxsize=500)  # failed jobs are evaluated for days, and their output no longer changes
+def _exception_message(chunks: tuple[bytes, ...], type_name: str) -> str:
+    lines = [line for contents in chunks for line in attempt_reports.lines_of(contents)]
+    position = exception_in(lines)
+    if position is None:
+        return ""
+    _, named, message = lines[position].partition(f"{type_name}: ")
+    return (message if named else lines[position])[:MAX_EXCEPTION]
 
 
 def _facts(

@@ -78,13 +78,15 @@ async def output_of(session: AsyncSession, job: str, uid: str) -> tuple[int, lis
     """Return the number of the first line, and the last lines of output without those that were not reported."""
     rows = models.OutputRecord
     query = select(rows.first, rows.contents).where(rows.job == job, rows.uid == uid).order_by(rows.first)
-    chunks = [
-        (first, _lines.decode(decompress(contents, MAX_CONTENTS_BYTES)))
-        for first, contents in await session.execute(query)
-    ]
+    chunks = [(first, lines_of(contents)) for first, contents in await session.execute(query)]
     lines = [line for _, chunk in chunks for line in chunk][-MAX_OUTPUT_LINES:]
     last, chunk = chunks[-1] if chunks else (0, [])
     return last + len(chunk) - len(lines), lines
+
+
+def lines_of(contents: bytes) -> list[str]:
+    """Return the lines of one stored report of output."""
+    return _lines.decode(decompress(contents, MAX_CONTENTS_BYTES))
 
 
 def add_machine_sample(

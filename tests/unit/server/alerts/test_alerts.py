@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
 from holdfast.client import Client
+from holdfast.protocol.attempt_reports import OutputReport
 from holdfast.protocol.jobs import RecentFailures
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision, OrderStateChange
 from holdfast_server.accounts import projects
@@ -447,3 +448,20 @@ def test_a_job_that_has_ended_well_is_looked_at_seldom_and_all_the_same(alive, c
     assert alerts(client) == []
     look_at_rest()
     assert only(client, "checkpoint_damaged")["state"] == "firing"
+
+
+def test_the_alert_of_a_failed_job_has_the_first_line_of_the_exception(job, client, clock):
+    lines = [
+        "iteration 9: loss 2.1",
+        "Traceback (most recent call last):",
+        '  File "train.py", line 31, in <module>',
+        f"RuntimeError: CUDA out of memory. {'x' * 900}",
+        "second line of the message",
+    ]
+    job.say(AttemptFinished(at=job.at, iteration=30, lineage=1, reason="RuntimeError"))
+    job.say(OutputReport(at=job.at, first=0, lines=lines[:2]), OutputReport(at=job.at, first=2, lines=lines[2:]))
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    (alert,) = client.get("/api/v1/alerts", params={"rule": "job_failed"}).json()["alerts"]
+    begin = "ended with RuntimeError at iteration 30: CUDA out of memory. xxx"
+    assert alert["message"].startswith(begin)
+    assert len(alert["message"]) < len(begin) + 300
