@@ -261,6 +261,11 @@ def runs_step_hooks(item: object) -> bool:
     )
 
 
+def has_scheduler(optimizer: Optimizer) -> bool:
+    """Whether an LRScheduler was created for it, which wraps its `step`."""
+    return hasattr(optimizer.step, "_wrapped_by_lr_sched")
+
+
 def state_dict_hooks(optimizer: Optimizer) -> list[Any]:
     """Return the hooks that may change an optimizer's `state_dict()`."""
     pre, post = optimizer._optimizer_state_dict_pre_hooks, optimizer._optimizer_state_dict_post_hooks

@@ -122,8 +122,8 @@ class Boundary:
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out requests, if any."""
         self._training.boundary()
-        for what in self._training.unknown_loaders():
-            self._reporter.notice("warning", "loader", what)
+        for code, what in self._training.unsaved():
+            self._reporter.notice("warning", code, what)
         if self._lifecycle.state is Life.STARTING:
             self._begin_afresh()
         try:

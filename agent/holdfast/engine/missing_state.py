@@ -20,6 +20,7 @@ DEPTH = 4
 MOST_ENTRIES = 1000
 """A list or dict of more holds data."""
 _TOLD_APART = ("_parameters", "_buffers", "_modules")
+_TRAINED = ("state", "param_groups")
 _LEAVES = (torch.Tensor, str, bytes, int, float, type, types.FunctionType, types.MethodType, types.ModuleType)
 
 
@@ -69,6 +70,16 @@ def unused_keyword(name: str, objects: Mapping[str, Any]) -> str:
     """`name`, or with a number, so that no object of the session has it."""
     numbered = (f"{name}{number}" for number in itertools.count(2))
     return next(each for each in itertools.chain([name], numbered) if each not in objects)
+
+
+def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers in the attributes of the objects: `missing` reports them, or one is a part of another."""
+    for keyword, item in objects.items():
+        inside = unwrapped(item)
+        if isinstance(inside, torch.optim.Optimizer):
+            inside = {name: each for name, each in vars(inside).items() if name not in _TRAINED}
+        for _, found in _reachable(keyword, inside, DEPTH, {id(item)}):
+            yield from optimizers_in(found)
 
 
 def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:

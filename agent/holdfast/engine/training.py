@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
+from holdfast.engine.unsaved_objects import UnsavedObjects
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
@@ -61,9 +61,6 @@ class Training:
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
             loader.attach_session()
-        self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
-        self._reported_loaders: list[DataLoader] = []
-        """Loaders that are in no checkpoint and were reported."""
         self._current = -1
         """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
@@ -93,7 +90,7 @@ class Training:
         self._compared: object = None
         """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
-        DataLoader.watched_by.append(self._drawn_from)
+        self._unsaved = UnsavedObjects(self.registry)
 
     @property
     def epoch(self) -> int:
@@ -167,7 +164,7 @@ class Training:
         """Remove all hooks from the objects of the script."""
         for hook in self._hooks:
             hook.remove()
-        DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
+        self._unsaved.close()
         for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
             if isinstance(loader, DataLoader):
                 loader.detach_session()
@@ -198,21 +195,9 @@ class Training:
             "training waits. Call session.wait_copied() before each graph.replay() to copy while training goes on"
         )
 
-    def unknown_loaders(self) -> list[str]:
-        """Describe loaders that the script uses and the session was not given, each once."""
-        messages = []
-        while self._drawn_from:
-            loader = self._drawn_from.pop()
-            known = (*self._given_loaders, *(each for each, _ in self._loaders), *self._reported_loaders)
-            if not any(each is loader for each in known):
-                self._reported_loaders.append(loader)
-                keyword = missing_state.unused_keyword("loader", self.registry.given)
-                messages.append(
-                    f"the script uses a holdfast.DataLoader over {type(loader.dataset).__name__} that is in no "
-                    "checkpoint: after a resume it starts again at epoch 0. Give it to the session, "
-                    f"Session({keyword}=...)"
-                )
-        return messages
+    def unsaved(self) -> list[tuple[str, str]]:
+        """Describe loaders and optimizers that the script uses and no checkpoint holds, each once, with codes."""
+        return self._unsaved.found([*self._given_loaders, *(each for each, _ in self._loaders)])
 
     @property
     def loader(self) -> Iterable[Any] | None:
