@@ -11,13 +11,13 @@ import enum
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
 from holdfast.errors import Fenced, HoldfastError
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.protocol.retention import Retention, checkpoints_to_delete
+from holdfast.protocol.retention import BestRule, Retention, checkpoints_to_delete
 from holdfast.store import Lineage, Pins, Store, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import io_pool
@@ -26,6 +26,8 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 MIN_KEPT = 3
 """Number of newest sound checkpoints that server-sent rules never delete."""
+MOST_NAMED = 10
+"""Number of logged metrics that a notice names."""
 
 
 class PinnedCheckpoints:
@@ -157,6 +159,8 @@ class RetentionQueue:
         self._requested_loaded = False
         """Requested checkpoints of earlier attempts are loaded."""
         self._last_reason: str | None = None
+        self._unlogged: set[BestRule] = set()
+        """Rules whose metric no checkpoint had when that was reported."""
 
     def protect(self, protector: Protector, checkpoint: str | None) -> None:
         """Protect a checkpoint from retention, until `protector` protects another one or none."""
@@ -233,6 +237,8 @@ class RetentionQueue:
         sizes, metrics = self._facts.read(committed if needs_manifests else ())
         never = self._protected() | self._minimum_kept(committed, at.damaged)
         gone = checkpoints_to_delete(committed, rules, protected=never, pinned=pins, sizes=sizes, metrics=metrics)
+        if gone:
+            self._report_unlogged(rules, metrics)
         waits = held_checkpoints(self._store, self._job) if gone else set()
         deleted: dict[str, str] = {}
         try:
@@ -267,6 +273,19 @@ class RetentionQueue:
             return set()
         sound = (each for each in committed if each not in damaged)
         return set(sorted(sound, key=lambda each: parse_checkpoint_id(each)[::-1])[-MIN_KEPT:])
+
+    def _report_unlogged(self, rules: Retention, metrics: Mapping[str, Collection[str]]) -> None:
+        """Report, once for each rule, that no checkpoint has its metric although others were logged."""
+        logged = sorted({name for each in metrics.values() for name in each})
+        for rule in rules.best:
+            if logged and rule.metric not in logged and rule not in self._unlogged:
+                self._unlogged.add(rule)
+                names = ", ".join(logged[:MOST_NAMED]) + (", …" if len(logged) > MOST_NAMED else "")
+                message = (
+                    f"retention '{rule}': no checkpoint has the metric {rule.metric}; logged so far: {names}. "
+                    f"Until it appears the newest {rule.count} stay"
+                )
+                self._reporter.notice("warning", "retention", message)
 
     def _warn(self, reason: str) -> None:
         if reason != self._last_reason:

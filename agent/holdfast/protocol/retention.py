@@ -188,7 +188,8 @@ def checkpoints_to_delete(
         protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
         sizes: sizes in bytes; missing ones count as 0.
-        metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best.
+        metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best,
+            except while no checkpoint has it: then the newest are kept.
     """
     order = sorted(checkpoints, key=_trained)
     kept = {*protected, *pinned, *order[-1:]}
@@ -237,12 +238,12 @@ def _milestones(order: Iterable[str], every: int) -> set[str]:
     return set(first.values())
 
 
-def _best(order: Iterable[str], rule: BestRule, metrics: Mapping[str, Mapping[str, LoggedMetric]]) -> set[str]:
+def _best(order: list[str], rule: BestRule, metrics: Mapping[str, Mapping[str, LoggedMetric]]) -> set[str]:
     """Return the checkpoints with the best values, one for each time that the metric was logged.
 
     A metric that is logged seldom has the same value at several checkpoints. The first of them counts, since its
     state is nearest to the one that was measured; on the newest lineage, where several passed it. Of equal values
-    the newer are better.
+    the newer are better. While none has a value, the newest are kept in their place.
     """
     nearest: dict[LoggedMetric, str] = {}
     for each in order:
@@ -252,6 +253,8 @@ def _best(order: Iterable[str], rule: BestRule, metrics: Mapping[str, Mapping[st
         known = nearest.get(logged)
         if known is None or parse_checkpoint_id(each)[0] <= parse_checkpoint_id(known)[0]:
             nearest[logged] = each
+    if not nearest:
+        return set(order[-rule.count :])
     sign = -1 if rule.largest else 1
     newest_first = sorted(nearest.items(), key=lambda found: _trained(found[1]), reverse=True)
     ranked = sorted(newest_first, key=lambda found: sign * found[0].value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -85,11 +86,28 @@ def test_the_best_stay_also_after_a_restart(tmp_path: Path) -> None:
     assert iterations(open_store(tmp_path)) == [9, 15, 20]
 
 
-def test_a_metric_that_appears_nowhere_keeps_nothing_and_breaks_nothing(tmp_path: Path) -> None:
-    with begun(tmp_path, retention="last 1, best 3 by val_los") as session:
-        train(session, 5, {at: {"val_loss": 1.0 / at} for at in range(1, 6)})
-    assert iterations(open_store(tmp_path))[-1] == 5
-    assert len(iterations(open_store(tmp_path))) <= 2
+def test_while_no_checkpoint_has_the_metric_the_newest_stay_and_a_warning_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules, losses = "best 3 by val_loss", {at: {"loss": 1.0, "lr": 0.1} for at in range(1, 9)}
+    store = open_store(tmp_path)
+    with caplog.at_level(logging.WARNING), begun(tmp_path, retention=rules) as session:
+        train(session, 3, losses)
+        assert not caplog.records
+        train(session, 8, losses)
+        assert iterations(store) == [6, 7, 8]
+        # a validation after many checkpoints
+        train(
+            session,
+            14,
+            {9: {"val_loss": 3.0}, 10: {"val_loss": 1.0}, 11: {"val_loss": 4.0}, 12: {"val_loss": 2.0}},
+        )
+        assert iterations(store) == [9, 10, 12, 14]
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert warning.endswith(
+        "retention 'best 3 by val_loss': no checkpoint has the metric val_loss; logged so far: loss, lr. Until it "
+        "appears the newest 3 stay"
+    )
 
 
 def test_the_command_shows_the_metrics_of_a_checkpoint(tmp_path: Path) -> None:

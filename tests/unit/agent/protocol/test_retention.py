@@ -149,6 +149,18 @@ def test_a_checkpoint_without_a_finite_value_is_none_of_the_best(odd: float | No
     assert left(checkpoints, rule, metrics=metrics) == ids(10, 30)
 
 
+def test_while_none_has_the_metric_the_newest_stay() -> None:
+    checkpoints = [*ids(10, 20, 30, 40), *ids(25, 35, lineage=2)]
+    other = {each: logged(accuracy=1.0) for each in checkpoints}
+    assert left(checkpoints, "best 3 by loss", metrics=other) == [*ids(40), *ids(25, 35, lineage=2)]
+    assert left(checkpoints, "last 2, best 3 by loss", metrics=other) == [*ids(40), *ids(25, 35, lineage=2)]
+    # each lineage for itself, where the rules are applied so
+    some = other | {each: logged(loss=1.0) for each in ids(10)}
+    kept = left(checkpoints, "best 1 by loss, per lineage", metrics=some)
+    assert kept == [*ids(10), *ids(35, lineage=2)]
+    assert left(checkpoints, "best 3 by loss", metrics=some) == [*ids(10), *ids(35, lineage=2)]
+
+
 def test_of_several_with_the_value_of_one_measurement_the_nearest_counts() -> None:
     one = [(each, 0.5, 100) for each in ids(100, 110, 120)]
     other = [(each, 0.7, 200) for each in ids(205, 210)]
