@@ -23,7 +23,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
-from holdfast.protocol.messages import RestoreOrder
+from holdfast.protocol.messages import RestoreOrder, parse_checkpoint_id
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
@@ -325,6 +325,15 @@ class Startup:
                 return Start(loaded)
             lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1] if lineages else None)
+        if candidates:
+            newest = parse_checkpoint_id(candidates[0][0])[0]
+            message = (
+                f"every checkpoint of {job} ({len(candidates)}) is damaged: training starts over at iteration 0. "
+                "To keep what is left of the newest, stop training and run `holdfast store scrub --repair "
+                f"{store.url}` if they have parity, or `holdfast store export --degraded {store.url} {job} "
+                f"{newest} FILE`, which writes the tensors that are sound"
+            )
+            self._reporter.notice("error", "all_damaged", message)
         return Start()
 
     def _from_memory(self, candidates: list[tuple[str, bool]]) -> Start | None:

@@ -138,11 +138,17 @@ def test_other_damage_is_passed_over_as_well(store, breakage):
     trainer.crash()
 
 
-def test_when_nothing_verifies_training_starts_afresh_on_a_lineage_of_its_own(store, linked):
-    Trainer(store).run(until=4).crash()
+def test_when_nothing_verifies_training_starts_afresh_on_a_lineage_of_its_own(store, linked, caplog):
+    Trainer(store).run(until=7).crash()
     damage(store, 3)
+    damage(store, 6)
     trainer = Trainer(store, **linked)
     assert (trainer.session.resume(), trainer.session.lineage) == (0, 2)
+    (error,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert "every checkpoint of job (2) is damaged: training starts over at iteration 0" in error
+    assert f"holdfast store export --degraded {store} job 6 FILE" in error
+    (notice,) = [e for e in trainer.link.of(protocol.Notice) if e.level == "error"]
+    assert notice.code == "all_damaged"
     trainer.crash()
 
 
