@@ -236,7 +236,9 @@ class RetentionQueue:
         needs_manifests = rules.size_bytes is not None or bool(rules.best)
         sizes, metrics = self._facts.read(committed if needs_manifests else ())
         never = self._protected() | self._minimum_kept(committed, at.damaged)
-        gone = checkpoints_to_delete(committed, rules, protected=never, pinned=pins, sizes=sizes, metrics=metrics)
+        gone = checkpoints_to_delete(
+            committed, rules, protected=never, pinned=pins, damaged=at.damaged, sizes=sizes, metrics=metrics
+        )
         if gone:
             self._report_unlogged(rules, metrics)
         waits = held_checkpoints(self._store, self._job) if gone else set()

@@ -175,6 +175,7 @@ def checkpoints_to_delete(
     *,
     protected: Collection[str] = (),
     pinned: Collection[str] = (),
+    damaged: Collection[str] = (),
     sizes: Mapping[str, int] | None = None,
     metrics: Mapping[str, Mapping[str, LoggedMetric]] | None = None,
 ) -> dict[str, str]:
@@ -187,6 +188,8 @@ def checkpoints_to_delete(
         checkpoints: the names of the committed checkpoints.
         protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
+        damaged: checkpoints known as damaged. They do not count toward what the rules keep of the sound ones: the
+            first four rules apply to them separately.
         sizes: sizes in bytes; missing ones count as 0.
         metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best,
             except while no checkpoint has it: then the newest are kept.
@@ -194,7 +197,9 @@ def checkpoints_to_delete(
     order = sorted(checkpoints, key=_trained)
     kept = {*protected, *pinned, *order[-1:]}
     counted = [each for each in order if each not in pinned]
-    groups = _by_lineage(counted) if rules.per_lineage else [counted]
+    groups = [[each for each in counted if (each in damaged) is is_damaged] for is_damaged in (False, True)]
+    if rules.per_lineage:
+        groups = [lineage for group in groups for lineage in _by_lineage(group)]
     gone: dict[str, str] = {}
     if rules.counts:
         said = f"not kept by '{_without_size(rules)}'"

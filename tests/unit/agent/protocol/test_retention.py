@@ -221,6 +221,16 @@ def test_what_is_never_to_go_counts_among_those_kept_and_what_is_pinned_does_not
     assert left(checkpoints, "size 1B", protected=ids(2), pinned=ids(1), sizes=sizes) == ids(1, 2, 6)
 
 
+def test_what_is_known_as_damaged_takes_no_place_of_a_sound_one() -> None:
+    damaged, sound = ids(10, 20, 30), ids(1, 2, 3, 4, lineage=2)
+    assert left([*damaged, *sound], "last 3", damaged=damaged) == [*damaged, *sound[1:]]
+    assert left([*damaged, *sound], "spaced 4", damaged=damaged) == [*damaged, *sound]
+    assert left([*damaged, *sound], "last 2", damaged=damaged) == [*damaged[1:], *sound[2:]]
+    assert left([*damaged, *sound], "last 3, per lineage", damaged=[*damaged, sound[3]]) == [*damaged, *sound]
+    sizes = dict.fromkeys([*damaged, *sound], 10)
+    assert left([*damaged, *sound], "size 40B", damaged=damaged, sizes=sizes)[-1:] == sound[-1:]
+
+
 def test_after_a_restore_what_is_trained_now_is_newer_than_what_was_left() -> None:
     now = ids(50, 60, lineage=2)
     for rules in ("spaced 2", "last 2"):
@@ -267,6 +277,7 @@ def situations(draw: st.DrawFn) -> dict[str, object]:
         "rules": Retention(size_bytes=size, per_lineage=draw(st.booleans()), best=tuple(best.values()), **rules),
         "protected": draw(some),
         "pinned": draw(some),
+        "damaged": draw(some),
         "sizes": {each: draw(st.integers(0, 40)) for each in draw(some)},
         "metrics": {each: draw(st.dictionaries(metric_names, logged_metrics)) for each in draw(some)},
     }
@@ -301,7 +312,7 @@ def test_the_order_in_which_a_store_lists_changes_nothing(situation: dict, rando
 @given(situations())
 def test_no_more_than_the_most_that_the_rules_keep_stay(situation: dict) -> None:
     most = situation["rules"].most_kept
-    gone = checkpoints_to_delete(**situation | {"protected": (), "pinned": ()})
+    gone = checkpoints_to_delete(**situation | {"protected": (), "pinned": (), "damaged": ()})
     assert most is None or len(situation["checkpoints"]) - len(gone) <= most
 
 

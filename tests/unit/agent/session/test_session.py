@@ -152,6 +152,18 @@ def test_when_nothing_verifies_training_starts_afresh_on_a_lineage_of_its_own(st
     trainer.crash()
 
 
+def test_damaged_checkpoints_take_no_place_of_sound_ones_in_retention(store):
+    Trainer(store, retention="last 2").run(until=7).crash()
+    damage(store, 3)
+    damage(store, 6)
+    trainer = Trainer(store, retention="last 2").run(until=13)
+    trainer.session.close()
+    kept = open_store(store).checkpoints("job")
+    assert [each for each in kept if each.endswith("-1")] == ["000000000003-1", "000000000006-1"]
+    assert kept[-2:] == ["000000000012-2", "000000000013-2"]
+    assert len(kept) == 4
+
+
 def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog, monkeypatch):
     monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
     (tmp_path / "file").write_text("")
