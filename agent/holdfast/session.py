@@ -81,8 +81,8 @@ class Session:
     Raises:
         TypeError: an object has no state_dict, or one that cannot be stored, or is given as a setting; names the
             keyword.
-        ValueError: a job name, budget, interval or policy that makes no sense; or this is one of several ranks,
-            and torch.distributed is not set up yet.
+        ValueError: a job name, store, budget, interval or policy that makes no sense; or this is one of several
+            ranks, and torch.distributed is not set up yet.
 
     The loop runs under `session.batches(...)`, or calls `session.resume()` and draws its own batches; each
     iteration ends with `session.step()`. Not thread-safe: use it from the thread that trains.
@@ -124,6 +124,7 @@ class Session:
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Build the components, each from those before it."""
+        store = open_store(options.store)  # first: what follows attaches to the objects of the script
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
@@ -136,7 +137,7 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._checkpoints = Checkpointer(
-            open_store(options.store), self.job, uuid.uuid4().hex, retention=options.retention_rules,
+            store, self.job, uuid.uuid4().hex, retention=options.retention_rules,
             max_in_flight=options.max_in_flight, debug=options.debug,
             parity=options.parity, compress=options.compress, reporter=self._reporter, ranks=self._ranks,
         )  # fmt: skip

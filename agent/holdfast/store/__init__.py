@@ -16,7 +16,7 @@ __all__ = [
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store in a directory, or at `s3://bucket/prefix`; ValueError for another kind of address."""
+    """The store in a directory, or at `s3://bucket/prefix`; ValueError for anything else, such as a file."""
     text = os.fspath(url)
     if text.startswith("s3:"):
         from holdfast.store.s3 import ObjectStore
@@ -24,4 +24,9 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return ObjectStore(text)
     if "://" in text and not text.startswith("file://"):
         raise ValueError(f"store {text!r}: give a directory, or s3://bucket/prefix")
-    return LocalStore(Path(text.removeprefix("file://")).expanduser().absolute())
+    if not (text := text.removeprefix("file://")):
+        raise ValueError(f"store={os.fspath(url)!r} is empty: give a directory")
+    path = Path(text).expanduser().absolute()
+    if os.path.isfile(path):
+        raise ValueError(f"store {path} is a file: give a directory")
+    return LocalStore(path)

@@ -2,6 +2,7 @@ import errno
 import json
 import logging
 import math
+import os
 import signal
 import threading
 import types
@@ -178,7 +179,7 @@ def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted
 
 def test_a_store_that_cannot_be_written_to_is_reported_once(store, caplog):
     caplog.set_level(logging.INFO, "holdfast")
-    store.write_text("a file")
+    store.symlink_to(os.devnull)
     Trainer(store).run(until=8).crash()
     messages = [record.getMessage() for record in caplog.records]
     reason = f"store {store} is not writable: Not a directory"
@@ -423,7 +424,7 @@ def test_an_attempt_without_a_writable_store_reports_under_no_number_that_there_
     monkeypatch.setattr(FakeServerConnection, "desired", None, raising=False)
     FakeServerConnection.first = Desired(version=1, latest_attempt=10**300)
     store.parent.mkdir(exist_ok=True)
-    store.write_text("no directory")
+    store.symlink_to(os.devnull)
     Trainer(store, **linked).crash()
     assert made == [1]
 
@@ -1212,7 +1213,7 @@ def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back
     Trainer(store).run(until=7).crash()
     away = tmp_path / "away"
     store.rename(away)
-    store.write_text("not mounted")
+    store.symlink_to(os.devnull)
 
     def mount(trainer):
         if trainer.session.iteration == 4:
@@ -1241,7 +1242,7 @@ def test_what_was_asked_for_outlives_retention_when_the_store_comes_back_late(st
     Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
     away = tmp_path / "away"
     store.rename(away)
-    store.write_text("not mounted")
+    store.symlink_to(os.devnull)
     Trainer(store, every=1, keep=2).run(until=14, after=mount).crash()
     kept = open_store(store).checkpoints("job")
     assert "000000000004-1" in kept
@@ -1267,7 +1268,7 @@ def test_what_was_asked_for_outlives_retention_when_the_start_could_not_read_it(
 
 
 def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back(store, linked, monkeypatch):
-    store.write_text("not mounted")
+    store.symlink_to(os.devnull)
     trainer = Trainer(store, **linked)
     asking, answer = [], threading.Event()
 
@@ -1427,7 +1428,7 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
 
 
 def test_where_the_store_is_away_at_the_start_nothing_is_said_of_training(store, caplog):
-    store.write_text("not mounted")
+    store.symlink_to(os.devnull)
     trainer = Trainer(store)
     assert f"store {store} is not writable: Not a directory; checkpoints start when it is" in caplog.text
     assert "training continues" not in caplog.text

@@ -2,6 +2,7 @@
 
 import logging
 import pathlib
+import re
 import traceback
 
 import pytest
@@ -57,11 +58,13 @@ def test_objects_under_the_names_of_settings_are_saved_and_come_back(tmp_path):
         ),
         ({"state": {"a.b": net()}}, ValueError, r"state=\{'a\.b': \.\.\.\}: give a name without dots"),
         ({"state": {"rng": net()}}, ValueError, "this name is reserved in checkpoints"),
+        ({"store": ""}, ValueError, "store='' is empty: give a directory"),
+        ({"store": __file__}, ValueError, f"store {re.escape(__file__)} is a file: give a directory"),
     ],
 )
 def test_what_cannot_have_been_meant_is_refused_by_name(tmp_path, given, error, message):
     with pytest.raises(error, match=message):
-        holdfast.Session("job", store=tmp_path, **given)
+        holdfast.Session("job", **{"store": tmp_path} | given)
 
 
 def test_a_misspelt_keyword_is_named_where_the_checkpoint_has_another(tmp_path):
@@ -127,3 +130,11 @@ def test_a_metric_that_is_no_scalar_is_reported_once_by_name_and_training_goes_o
     assert len(warned) == 1
     assert warned[0].startswith(f"metric accuracy is not a scalar ({type(metric).__name__}), and recorded as NaN")
     assert session.iteration == 4
+
+
+def test_an_empty_variable_for_the_store_means_its_default(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_STORE", "")
+    monkeypatch.chdir(tmp_path)
+    with holdfast.Session("job", model=net()) as session:
+        session.step()
+    assert (tmp_path / "checkpoints" / "job").is_dir()
