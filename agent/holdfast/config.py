@@ -11,7 +11,7 @@ import getpass
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -234,6 +234,22 @@ SETTINGS = tuple(declared.name for declared in dataclasses.fields(Config))
 def variable(name: str) -> str:
     """The environment variable of a setting."""
     return f"HOLDFAST_{name.upper()}"
+
+
+def misspelled_variables(names: Iterable[str]) -> list[str]:
+    """In words: which of these environment variables have almost the name of a setting's variable.
+
+    Others that begin with HOLDFAST_ may belong to the server, or to tools.
+    """
+    found = []
+    for name in sorted(names):
+        setting_name = name.removeprefix("HOLDFAST_").lower()
+        if name.startswith("HOLDFAST_") and setting_name not in SETTINGS:
+            close = difflib.get_close_matches(setting_name, SETTINGS, n=1, cutoff=0.82)
+            found += [
+                f"{name} is not a setting and has no effect: did you mean {variable(each)}?" for each in close
+            ]
+    return found
 
 
 def _read(declared: dataclasses.Field[Any], given: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
+from holdfast.config import misspelled_variables
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
@@ -246,6 +247,8 @@ class Startup:
             ):  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
         self.publish_attempt()
+        for misspelled in misspelled_variables(os.environ):
+            self._reporter.notice("warning", "environment", misspelled)
         for limitation in self._training.limitations():
             self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import itertools
+import logging
 import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import holdfast
 from holdfast.cli import app
-from holdfast.config import SETTINGS, Config, variable
+from holdfast.config import SETTINGS, Config, misspelled_variables, variable
 
 
 def read(**given):
@@ -90,3 +93,30 @@ def test_the_settings_that_run_sets_are_declared():
     said = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
     sets = re.findall(r"--(\w+) .*Sets (HOLDFAST_\w+)", said)
     assert [(name, variable(name)) for name in ("store", "server", "budget")] == sets
+
+
+def test_a_variable_that_is_almost_that_of_a_setting_is_reported(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(variable("evry"), "5")
+    monkeypatch.setenv(variable("db"), "sqlite:///a")
+    with (
+        caplog.at_level(logging.WARNING),
+        holdfast.Session("job", store=tmp_path, v=holdfast.Variables()) as session,
+    ):
+        session.resume()
+        session.resume()
+    (warning,) = [each.getMessage() for each in caplog.records if "HOLDFAST_" in each.getMessage()]
+    assert warning.endswith(f"{variable('evry')} is not a setting and has no effect: did you mean HOLDFAST_EVERY?")
+
+
+def test_no_variable_that_holdfast_reads_is_reported_as_misspelled():
+    root = Path(__file__).parents[3]
+    found = set()
+    for folder, suffix in itertools.product(
+        ("agent", "server", "tools", "tests", "benchmarks", "docs", "examples", "deploy"),
+        ("py", "md", "yml", "yaml"),
+    ):
+        for path in (root / folder).rglob(f"*.{suffix}"):
+            found.update(re.findall(r"\bHOLDFAST_[A-Z0-9_]+\b", path.read_text()))
+    found.update(re.findall(r"\bHOLDFAST_[A-Z0-9_]+\b", (root / "docker-compose.yml").read_text()))
+    assert {"HOLDFAST_DB", "HOLDFAST_TEST_SEED", "HOLDFAST_OIDC_ISSUER"} <= found
+    assert misspelled_variables(found) == []
