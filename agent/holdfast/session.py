@@ -421,8 +421,8 @@ class Session:
             self._reporter.link.close,
             self._boundary.progress.close,
             self._training.close,
-            lambda: self._boundary.report_unsaved() if has_begun else None,
-            lambda: self._boundary.report_uncounted() if reason == "finished" else None,
+            lambda: self._boundary.unsaved_work.report_unsaved() if has_begun else None,
+            lambda: self._boundary.unsaved_work.report_uncounted() if reason == "finished" else None,
             console_log.close,
             self._preemption.close,  # last: a second SIGTERM must not interrupt the final checkpoint
         )

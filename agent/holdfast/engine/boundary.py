@@ -28,10 +28,11 @@ from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
+from holdfast.engine.unsaved_work import UnsavedWork
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
-from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.messages import checkpoint_id
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.snapshot.checkpoint_run import RunState
 from holdfast.store.records import record_ending
@@ -74,6 +75,7 @@ class Boundary:
         self._compression = Compression(options.compress and ranks.leads, controller, reporter)
         checkpoints.compresses = self._compression.begin
         self.requests = Requests()
+        self.unsaved_work = UnsavedWork(training, checkpoints, self._position, ranks)
         self.restore_callbacks = RestoreCallbacks(self._position)
         self.collective_call: CollectiveCall | None = None
         """Of an integration; the same on all ranks."""
@@ -137,8 +139,8 @@ class Boundary:
         """Checkpoint the end of training, so that a restarted job does not repeat work."""
         if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
             return
-        if not self._training.at_boundary:
-            logger.info("%s: the loop ended within an iteration; no final checkpoint is taken", self._reporter.job)
+        if not self._training.since_boundary.is_empty:
+            self.unsaved_work.report_no_final(requested=self.requests.checkpoint)
             return
         try:
             if not self._coordinator.end(self._position.iteration):
@@ -159,26 +161,6 @@ class Boundary:
         checkpoints = self._checkpoints
         if self._ranks.leads and checkpoints.attempt:
             record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
-
-    def report_unsaved(self) -> None:
-        """Log which iterations are in no checkpoint."""
-        head, here = self._checkpoints.head, self._position.iteration
-        kept = parse_checkpoint_id(head)[0] if head is not None else 0
-        if here > kept and self._ranks.leads:
-            where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
-            logger.warning(
-                "%s: the iterations after %s are in no checkpoint: the next attempt %s",
-                *(self._reporter.job, f"{kept:,}", where),
-            )
-
-    def report_uncounted(self) -> None:
-        """Warn about a loop that has ended without ever calling `step`."""
-        if self._training.updates and not self._training.trained and self._ranks.leads:
-            logger.warning(
-                "%s: optimizer.step() ran, but session.step() was never called, so no checkpoint was taken: call "
-                "it at the end of each iteration",
-                self._reporter.job,
-            )
 
     def settings_changed(self) -> None:
         """Apply the settings of the script and of operators as they are now."""

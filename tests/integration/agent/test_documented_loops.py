@@ -4,6 +4,9 @@ import contextlib
 from pathlib import Path
 
 import pytest
+import torch
+
+from holdfast.store import open_store
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "training.md"
 
@@ -16,7 +19,7 @@ def settings(monkeypatch, tmp_path):
 
 
 def code_under(heading):
-    return PAGE.read_text().split(f"### {heading}\n", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    return PAGE.read_text().split(f"## {heading}\n", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
 
 
 def run(code, ending):
@@ -61,3 +64,20 @@ def test_a_loop_over_epochs_of_its_own_resumes_exactly(settings, tmp_path, kille
     resumed = execute(other, "finished")
     assert resumed["session"].iteration == whole["session"].iteration == 36
     assert resumed["sums"].loss == whole["sums"].loss
+
+
+@pytest.mark.parametrize("killed_at", [4, 21])
+def test_gradient_accumulation_ends_and_resumes_exactly_with_batches_left(settings, tmp_path, killed_at):
+    code = code_under("Gradient accumulation").replace("session.close()\n", "")
+    settings.setenv("HOLDFAST_EVERY", "1")
+    settings.setenv("HOLDFAST_STORE", str(tmp_path / "whole"))
+    whole = execute(code, "finished")
+    assert whole["session"].iteration == 23, "90 batches, 4 per update"
+    assert open_store(str(tmp_path / "whole")).checkpoints("accumulation")[-1] == "000000000023-1"
+    settings.setenv("HOLDFAST_STORE", str(tmp_path / "cut"))
+    step = "        session.step(loss=loss)\n"
+    killed = f"{step}        if session.iteration == {killed_at}: raise KeyboardInterrupt\n"
+    assert execute(code.replace(step, killed), "SIGKILL")["session"].iteration == killed_at
+    resumed = execute(code.replace("model = torch", "torch.rand(5)\nmodel = torch"), "finished")
+    assert resumed["session"].iteration == 23
+    assert torch.equal(resumed["model"].weight, whole["model"].weight)

@@ -45,6 +45,52 @@ def test_a_loop_that_never_calls_step_is_warned_at_its_end(tmp_path, caplog, res
     assert ("session.step() was never called" in caplog.text) is (error is None)
 
 
+def end_within_an_iteration(tmp_path, *, batches, updates=0, requested=False, every=10**9):
+    model, optimizer, session = session_of(tmp_path)
+    session.every(every)
+    with session:
+        loader = session.batches([torch.ones(1, 4)] * 10)
+        next(loader)
+        iterate(model, optimizer, session)
+        for _ in range(batches):
+            model(next(loader)).sum().backward()
+        for _ in range(updates):
+            optimizer.step()
+        if requested:
+            session.checkpoint()
+        assert session._checkpoints.wait_settled(300)
+    return session
+
+
+def test_a_loop_that_ends_within_an_iteration_is_told_how_to_get_its_final_checkpoint(tmp_path, caplog):
+    session = end_within_an_iteration(tmp_path, batches=2)
+    assert session._checkpoints.store.checkpoints("m") == []
+    assert (
+        "m: 2 batches were drawn after the last session.step(), so no final checkpoint is taken: " in caplog.text
+    )
+    assert "apply those of the last batches and call session.step() once more" in caplog.text
+    assert "the iterations after 0 are in no checkpoint" in caplog.text
+
+
+def test_a_loop_that_ends_after_a_further_update_is_told_to_call_step(tmp_path, caplog):
+    end_within_an_iteration(tmp_path, batches=1, updates=1, every=1)
+    assert (
+        "m: optimizer.step() ran after the last session.step(), so no final checkpoint is taken: " in caplog.text
+    )
+    assert "is taken: call it after the last update" in caplog.text
+
+
+def test_a_request_that_no_step_follows_is_answered_at_the_end(tmp_path, caplog):
+    end_within_an_iteration(tmp_path, batches=1, requested=True)
+    assert "no final checkpoint is taken, nor the one that was requested: " in caplog.text
+
+
+def test_a_loop_that_draws_one_batch_too_many_loses_nothing_and_is_not_warned(tmp_path, caplog):
+    session = end_within_an_iteration(tmp_path, batches=1, every=1)
+    assert session._checkpoints.store.checkpoints("m") == ["000000000001-1"]
+    assert not [each for each in caplog.records if "no final checkpoint" in each.message and each.levelno > 20]
+
+
 def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
     caplog.set_level(logging.DEBUG, "holdfast")
     model, optimizer, session = session_of(tmp_path)

@@ -1,0 +1,71 @@
+"""What the log says about work of an attempt that is in no checkpoint, and why."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from holdfast.distributed.ranks import Ranks
+from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.training import Training
+from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.telemetry.reporter import TrainingPosition
+
+logger = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, slots=True)
+class UnsavedWork:
+    """Logs on rank 0. For the training thread."""
+
+    training: Training
+    checkpoints: Checkpointer
+    position: TrainingPosition
+    ranks: Ranks
+
+    @property
+    def _kept_iteration(self) -> int:
+        head = self.checkpoints.head
+        return parse_checkpoint_id(head)[0] if head is not None else 0
+
+    def report_no_final(self, *, requested: bool) -> None:
+        """Log why a loop that ended within an iteration gets no final checkpoint.
+
+        Model and random state may be those of the middle of an iteration, from which no script can continue.
+        """
+        if not self.ranks.leads:
+            return
+        work, is_lost = self.training.since_boundary, self.position.iteration > self._kept_iteration
+        if work.updates:
+            what, remedy = "optimizer.step() ran", "call it after the last update"
+        else:
+            what = "1 batch was drawn" if work.batches == 1 else f"{work.batches:,} batches were drawn"
+            remedy = (
+                "if gradients are accumulated, apply those of the last batches and call session.step() once more, "
+                "or use a number of batches that divides; otherwise, end the loop before it draws a batch"
+            )
+        logger.log(
+            logging.WARNING if is_lost or work.updates or requested else logging.INFO,
+            "%s: %s after the last session.step(), so no final checkpoint is taken%s: %s",
+            *(self.checkpoints.job, what),
+            *(", nor the one that was requested" if requested else "", remedy),
+        )
+
+    def report_unsaved(self) -> None:
+        """Log which iterations are in no checkpoint."""
+        here, kept = self.position.iteration, self._kept_iteration
+        if here > kept and self.ranks.leads:
+            where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
+            logger.warning(
+                "%s: the iterations after %s are in no checkpoint: the next attempt %s",
+                *(self.checkpoints.job, f"{kept:,}", where),
+            )
+
+    def report_uncounted(self) -> None:
+        """Warn about a loop that has ended without ever calling `step`."""
+        if self.training.updates and not self.training.trained and self.ranks.leads:
+            logger.warning(
+                "%s: optimizer.step() ran, but session.step() was never called, so no checkpoint was taken: call "
+                "it at the end of each iteration",
+                self.checkpoints.job,
+            )
