@@ -168,7 +168,7 @@ def _wakes_up(folder: Path, server: Client, job: str, chance: random.Random) -> 
         assert old.wait(PATIENCE_SECONDS) == EXIT_FENCED
     assert _contents(store / job) == before
     assert _seen(server, job, stopped_at) == seen
-    assert "stops taking checkpoints and reporting" in log.read_text()
+    assert "This one saves nothing from now on, and ends." in log.read_text()
     assert "this supervisor ends" in log.read_text()
 
 

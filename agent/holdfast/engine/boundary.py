@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import Any
 
@@ -33,15 +32,12 @@ from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.messages import checkpoint_id
-from holdfast.server_link.connection import OfflineConnection
 from holdfast.snapshot.checkpoint_run import RunState
 from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
-
-logger = logging.getLogger("holdfast")
 
 ASK_STORE_SECONDS = 60.0
 """Least time between two checks in the store whether a newer attempt has begun."""
@@ -75,7 +71,7 @@ class Boundary:
         self._compression = Compression(options.compress and ranks.leads, controller, reporter)
         checkpoints.compresses = self._compression.begin
         self.requests = Requests()
-        self.unsaved_work = UnsavedWork(training, checkpoints, self._position, ranks)
+        self.unsaved_work = UnsavedWork(training, checkpoints, reporter, ranks)
         self.restore_callbacks = RestoreCallbacks(self._position)
         self.collective_call: CollectiveCall | None = None
         """Of an integration; the same on all ranks."""
@@ -409,13 +405,9 @@ class Boundary:
         if self._lifecycle.state is Life.REPLACED:
             return
         self._lifecycle.enter(Life.REPLACED)
-        self._reporter.link.silence()
-        self._reporter.link = OfflineConnection()
+        self.unsaved_work.report_replaced()
+        self._reporter.stop()
         self._stop_coordinating()
-        logger.error(
-            "%s: a newer attempt of this job has begun: attempt %d stops taking checkpoints and reporting",
-            *(self._reporter.job, self._checkpoints.attempt),
-        )
 
     def _stop_coordinating(self) -> None:
         self._coordinator = DetachedCoordinator()

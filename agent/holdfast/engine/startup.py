@@ -16,6 +16,7 @@ from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import misspelled_variables
 from holdfast.distributed.ranks import Ranks, RanksLost
+from holdfast.engine.attempt_fencing import describe_running_predecessor
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training
@@ -246,6 +247,9 @@ class Startup:
                 page is not None and not supervisor_channel.is_supervised()
             ):  # which says it, and whether a server answers
                 logger.info("%s: dashboard: %s", checkpoints.job, page)
+            other = describe_running_predecessor(store, checkpoints.job, checkpoints.attempt)
+            if other is not None:
+                self._reporter.notice("warning", "replaced", other)
         self.publish_attempt()
         for misspelled in misspelled_variables(os.environ):
             self._reporter.notice("warning", "environment", misspelled)

@@ -6,22 +6,24 @@ import logging
 from dataclasses import dataclass
 
 from holdfast.distributed.ranks import Ranks
+from holdfast.engine.attempt_fencing import describe_replacement
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.training import Training
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.telemetry.reporter import TrainingPosition
+from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UnsavedWork:
     """Logs on rank 0. For the training thread."""
 
     training: Training
     checkpoints: Checkpointer
-    position: TrainingPosition
+    reporter: Reporter
     ranks: Ranks
+    _is_replaced: bool = False
 
     @property
     def _kept_iteration(self) -> int:
@@ -33,9 +35,9 @@ class UnsavedWork:
 
         Model and random state may be those of the middle of an iteration, from which no script can continue.
         """
-        if not self.ranks.leads:
+        if not self.ranks.leads or self._is_replaced:
             return
-        work, is_lost = self.training.since_boundary, self.position.iteration > self._kept_iteration
+        work, is_lost = self.training.since_boundary, self.reporter.position.iteration > self._kept_iteration
         if work.updates:
             what, remedy = "optimizer.step() ran", "call it after the last update"
         else:
@@ -53,13 +55,20 @@ class UnsavedWork:
 
     def report_unsaved(self) -> None:
         """Log which iterations are in no checkpoint."""
-        here, kept = self.position.iteration, self._kept_iteration
-        if here > kept and self.ranks.leads:
+        here, kept = self.reporter.position.iteration, self._kept_iteration
+        if here > kept and self.ranks.leads and not self._is_replaced:  # another process decides what is kept
             where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
             logger.warning(
                 "%s: the iterations after %s are in no checkpoint: the next attempt %s",
                 *(self.checkpoints.job, f"{kept:,}", where),
             )
+
+    def report_replaced(self) -> None:
+        """Report that another process has started the job, so that this attempt saves nothing from now on."""
+        self._is_replaced = True
+        checkpoints = self.checkpoints
+        what = describe_replacement(checkpoints.store, checkpoints.job, checkpoints.attempt)
+        self.reporter.notice("error", "replaced", what)
 
     def report_uncounted(self) -> None:
         """Warn about a loop that has ended without ever calling `step`."""

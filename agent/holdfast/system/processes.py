@@ -130,6 +130,16 @@ def started_at(pid: int) -> float | None:
     return int(booted_at.split()[1]) + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def has_run_since(pid: int, moment: float) -> bool:
+    """Return whether a process runs that started before a moment; `False` where that cannot be determined."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    started = started_at(pid)
+    return state not in "ZX" and started is not None and started <= moment
+
+
 def has_ended(pid: int) -> bool:
     """Return whether a child has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -167,7 +167,7 @@ class CheckpointEvents:
                 self._reporter.notice(
                     "info", "reuse", f"unchanged tensors were written again: {result.not_linked}"
                 )
-        elif result.reason and state is not RunState.ABANDONED:
+        elif result.reason and state is not RunState.ABANDONED and not result.fenced:  # which the session logs
             self.warn(result.reason)
         self._report(
             run,

@@ -70,7 +70,7 @@ class Reporter:
         self.job, self.position, self._quiet = job, position, quiet
         self._owner, self._labels = owner, dict(labels or {})
         self.link: ServerConnection | OfflineConnection = OfflineConnection()
-        self._interval_reported_at = 0.0
+        self._interval_reported_at, self._logs_intervals = 0.0, not quiet
         self._logged_interval: tuple[int | None, float | None] = None, None
         """In iterations, or in seconds."""
         self._pending_logged_at: tuple[int | None, float | None] = None, None
@@ -84,6 +84,12 @@ class Reporter:
     def has_server(self) -> bool:
         """A server is configured; reports that cost time to build are not built without one."""
         return self.link.has_server
+
+    def stop(self) -> None:
+        """Discard unsent reports; report and log no further intervals: a newer attempt has begun."""
+        self.link.silence()
+        self.link = OfflineConnection()
+        self._logs_intervals = False
 
     def event(self, event: messages.Event) -> None:
         self.link.event(event)
@@ -228,7 +234,7 @@ class Reporter:
             return
         self._interval_reported_at = now
         plan, profile = controller.plan, controller.profile
-        if changed and plan is not None and not self._quiet:
+        if changed and plan is not None and self._logs_intervals:
             self._log_interval(plan, controller.settings.budget)
         self.event(
             messages.IntervalDecision(

@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import types
 
@@ -499,7 +500,7 @@ def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
     told = trainer.link
     trainer.run(until=8, after=operator).crash()
     assert [event.state for event in told.of(protocol.OrderStateChange)] == ["delivered", "restoring"]
-    assert "attempt 2 of job has started" in told.of(protocol.Notice)[-1].message
+    assert "another process has started this job (attempt 2, " in told.of(protocol.Notice)[-1].message
     assert [lineage.order for lineage in open_store(store).records("job", Lineage)] == [None]
 
 
@@ -968,12 +969,20 @@ def test_where_the_store_cannot_say_what_is_pinned_nothing_is_deleted(store, lin
 
 
 def test_a_fenced_attempt_trains_on_and_commits_nothing(store, linked, caplog):
+    caplog.set_level(logging.INFO, "holdfast")
     old = Trainer(store, **linked).run(until=4)
     new = Trainer(store)
     assert new.session.resume() == 3
-    old.run(until=8).crash()
+    old.run(until=8).session.every(500)
+    old.run(until=10).crash()
     assert committed(store) == [3]
-    assert "attempt 2 of job has started" in caplog.text
+    assert "every 500 iterations" not in caplog.text
+    place = f"attempt 2, process {os.getpid()} on {socket.gethostname()}"
+    after = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert after == [
+        f"job: another process has started this job ({place}). This one saves nothing from now on: stop it, or "
+        "give it another job name"
+    ]
     new.crash()
 
 
