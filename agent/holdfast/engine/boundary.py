@@ -27,7 +27,7 @@ from holdfast.engine.orders import Orders
 from holdfast.engine.probing import Prober
 from holdfast.engine.startup import Start, Startup
 from holdfast.engine.training import Training
-from holdfast.engine.unsaved_work import UnsavedWork
+from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
@@ -417,6 +417,8 @@ class Boundary:
         """Before an optimizer step: wait until the copy under way allows it."""
         if self._lifecycle.state is Life.FORKED:  # this process has no copying thread
             return
+        if self._training.updates == UNCOUNTED_UPDATES and not self._training.trained:
+            self.unsaved_work.report_first_updates()
         waited = self._checkpoints.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)

@@ -14,6 +14,9 @@ from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
+UNCOUNTED_UPDATES = 100
+"""Number of optimizer steps without any `session.step` that is reported."""
+
 
 @dataclass(slots=True)
 class UnsavedWork:
@@ -24,6 +27,8 @@ class UnsavedWork:
     reporter: Reporter
     ranks: Ranks
     _is_replaced: bool = False
+    _is_call_missed: bool = False
+    """The first updates ran without a call of `session.step`, which was reported."""
 
     @property
     def _kept_iteration(self) -> int:
@@ -69,6 +74,17 @@ class UnsavedWork:
         checkpoints = self.checkpoints
         what = describe_replacement(checkpoints.store, checkpoints.job, checkpoints.attempt)
         self.reporter.notice("error", "replaced", what)
+
+    def report_first_updates(self) -> None:
+        """Warn once, before the optimizer step of that number, that the loop has not called `step` yet."""
+        if self._is_call_missed or not self.ranks.leads:
+            return
+        self._is_call_missed = True
+        logger.warning(
+            "%s: optimizer.step() ran %d times, but session.step() was not called: no checkpoint is taken until "
+            "it is. Call it at the end of each iteration",
+            *(self.checkpoints.job, UNCOUNTED_UPDATES),
+        )
 
     def report_uncounted(self) -> None:
         """Warn about a loop that has ended without ever calling `step`."""

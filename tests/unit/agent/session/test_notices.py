@@ -45,6 +45,29 @@ def test_a_loop_that_never_calls_step_is_warned_at_its_end(tmp_path, caplog, res
     assert ("session.step() was never called" in caplog.text) is (error is None)
 
 
+def test_a_loop_that_does_not_call_step_is_warned_while_it_trains(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path)
+    with session:
+        session.resume()
+        model(torch.ones(1, 4)).sum().backward()
+        for _ in range(99):
+            optimizer.step()
+        assert "session.step() was not called" not in caplog.text
+        for _ in range(2):
+            optimizer.step()
+        assert caplog.text.count("optimizer.step() ran 100 times, but session.step() was not called: no") == 1
+
+
+def test_a_loop_with_many_updates_in_an_iteration_is_warned_of_nothing(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path)
+    with session:
+        iterate(model, optimizer, session)
+        for _ in range(100):
+            optimizer.step()
+        session.step()
+    assert "session.step() was not called" not in caplog.text
+
+
 def end_within_an_iteration(tmp_path, *, batches, updates=0, requested=False, every=10**9):
     model, optimizer, session = session_of(tmp_path)
     session.every(every)
