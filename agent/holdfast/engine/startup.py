@@ -29,7 +29,7 @@ from holdfast.protocol.messages import RestoreOrder, parse_checkpoint_id
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
-from holdfast.store import Lineage, Store
+from holdfast.store import Attempt, Lineage, Store
 from holdfast.store.records import failures_between
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
@@ -91,6 +91,8 @@ class Startup:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
         self._server, self._token = server, token
+        self._has_server_answered = False
+        """The server answered the request for the first desired state."""
         self._give_up_at: float | None = None
         """When to stop asking the store, which does not answer now."""
 
@@ -128,6 +130,7 @@ class Startup:
         first, client = None, AgentClient(self._server, self._token)
         with contextlib.suppress(RequestFailed):
             first = client.desired(self._checkpoints.job, limit_seconds=FIRST_CONTACT_SECONDS)
+            self._has_server_answered = True
         client.close()
         if first is None and (noted := supervisor_channel.relaunch_order()) is not None:
             first = messages.Desired(restore=noted)
@@ -198,6 +201,21 @@ class Startup:
             "the first step"
         )
 
+    def _history_elsewhere(self) -> str | None:
+        """Return a warning if the server knows attempts of the job of which this store has no record."""
+        checkpoints, known = self._checkpoints, self._orders.first.latest_attempt
+        job, store = checkpoints.job, checkpoints.store
+        if not known or not checkpoints.attempt:
+            return None
+        with contextlib.suppress(OSError):
+            earlier = [each.number for each in store.records(job, Attempt)]
+            if not any(known <= number < checkpoints.attempt for number in earlier):
+                return (
+                    f"training starts at iteration 0, but the server knows attempt {known:,} of {job}, of which "
+                    f"this store, {store.url}, has no record: check the store and the working directory"
+                )
+        return None
+
     def choose(self) -> Start:
         """Load what an open restore request names, else the best sound checkpoint, and apply it.
 
@@ -243,10 +261,10 @@ class Startup:
         if self._ranks.leads:
             logger.info("%s: %s", checkpoints.job, self._start_message(loaded))
             page = self._reporter.link.page
-            if (
-                page is not None and not supervisor_channel.is_supervised()
-            ):  # which says it, and whether a server answers
-                logger.info("%s: dashboard: %s", checkpoints.job, page)
+            if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
+                logger.info("%s: dashboard: %s", checkpoints.job, page)  # which a supervisor says by itself
+            if loaded is None and not committed and (what := self._history_elsewhere()) is not None:
+                self._reporter.notice("warning", "afresh", what)
             other = describe_running_predecessor(store, checkpoints.job, checkpoints.attempt)
             if other is not None:
                 self._reporter.notice("warning", "replaced", other)

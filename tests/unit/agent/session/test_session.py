@@ -20,12 +20,13 @@ from holdfast.format import manifest as fmt
 from holdfast.protocol import messages as protocol
 from holdfast.protocol.messages import Desired, RestoreOrder, checkpoint_id
 from holdfast.protocol.retention import parse_retention
+from holdfast.server_link.http_client import RequestFailed
 from holdfast.snapshot.copying import HostCopies
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel
-from tests.support.fake_server_connection import FakeServerConnection
+from tests.support.fake_server_connection import FakeAgentClient, FakeServerConnection
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
 from tests.support.session_fixtures import uninterrupted as uninterrupted
@@ -201,6 +202,29 @@ def test_a_start_names_where_it_resumed_its_store_and_its_page(store, linked, ca
         "job: dashboard: http://127.0.0.1:1/jobs/job",
         f"job: attempt 2 resumed from iteration 3 (000000000003-1), lineage 1; checkpoints in {store}",
     ]
+
+
+def test_a_start_names_no_page_of_a_server_that_has_not_answered(store, linked, monkeypatch, caplog):
+    def refuse(self, job, *, limit_seconds):
+        raise RequestFailed("Connection refused")
+
+    monkeypatch.setattr(FakeAgentClient, "desired", refuse)
+    caplog.set_level(logging.INFO, "holdfast")
+    Trainer(store, **linked).run(until=1).crash()
+    assert "attempt 1 starts" in caplog.text
+    assert "dashboard" not in caplog.text
+
+
+@pytest.mark.parametrize("known", [0, 1, 2])
+def test_a_start_in_a_store_that_lacks_attempts_of_the_server_is_warned(store, linked, caplog, known):
+    open_store(store).acquire_attempt("job", "ended before its first checkpoint")
+    FakeServerConnection.first = Desired(version=1, latest_attempt=known)
+    Trainer(store, **linked).run(until=1).crash()
+    warned = [each.getMessage() for each in caplog.records if "but the server knows" in each.getMessage()]
+    assert warned == [
+        f"job: training starts at iteration 0, but the server knows attempt 2 of job, of which this store, "
+        f"{store}, has no record: check the store and the working directory"
+    ] * (known == 2)
 
 
 def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(
