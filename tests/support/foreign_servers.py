@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 SILENT, SSH, WEB = b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>"
+PAGE = (
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 66\r\n\r\n"
+    b'{"error":"not_found","message":"page not found: /jobs/gpt/api/v1"}'
+)
+"""Response of a Holdfast server below the address of one of its pages."""
 
 
 @contextmanager

@@ -38,8 +38,11 @@ REQUEST_SECONDS = 15.0
 """The limit of a request, however slowly the response arrives."""
 MAX_RESPONSE_BYTES = 256 * 1024
 """The largest response that an agent reads."""
+_NO_TLS = "WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"
+NO_API = f"no Holdfast API: give the server's address only, such as {DEFAULT_SERVER}"
 MAX_RETRY_AFTER_SECONDS = 600.0
 UNAUTHORIZED_RETRY_SECONDS = 60.0
+_FOR_AGENTS: Any = {"max_bytes": MAX_RESPONSE_BYTES, "tries": 2}
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 
 
@@ -53,6 +56,10 @@ class RequestFailed(Exception):
 
 class NotHttpServer(RequestFailed):
     """The peer does not speak HTTP."""
+
+
+class WrongAddress(RequestFailed):
+    """A server answers, but its API is at another address."""
 
 
 class TooManyRequests(RequestFailed):
@@ -330,6 +337,8 @@ def as_request_failed(error: Exception) -> RequestFailed:
     if isinstance(cause, http.client.HTTPException):
         return NotHttpServer("it does not speak HTTP")
     cause = error.__cause__ or cause
+    if getattr(error.args[0] if error.args else cause, "reason", "") in _NO_TLS:
+        return WrongAddress("the server does not speak HTTPS: use http://")
     return RequestFailed(getattr(cause, "strerror", None) or str(cause) or type(cause).__name__)
 
 
@@ -345,9 +354,6 @@ def _retry_after(header: str | None) -> float:
         except ValueError:
             return 0.0
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_SECONDS) if seconds == seconds else 0.0
-
-
-_FOR_AGENTS: Any = {"max_bytes": MAX_RESPONSE_BYTES, "tries": 2}
 
 
 class AgentClient(HttpClient):
@@ -429,6 +435,8 @@ def _failure(response: HttpResponse) -> RequestFailed:
     if status == HTTPStatus.NOT_FOUND and b'"unknown_job"' in response.body:
         # A job's first report creates it; a job that is unknown to this key belongs to another project.
         return JobOfOtherProject(f"HTTP {status}", retry_seconds=UNAUTHORIZED_RETRY_SECONDS)
+    if status == HTTPStatus.NOT_FOUND and b'"not_found"' in response.body:
+        return WrongAddress(NO_API)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return TooManyRequests(f"HTTP {status}", retry_seconds=response.retry_after_seconds)
     if 300 <= status < 400:

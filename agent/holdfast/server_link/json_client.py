@@ -14,11 +14,13 @@ import urllib3
 
 from holdfast.server_link.http_client import (
     DEFAULT_SERVER,
+    NO_API,
     Backoff,
     HttpClient,
     HttpResponse,
     NotHttpServer,
     RequestFailed,
+    WrongAddress,
     as_request_failed,
 )
 
@@ -175,6 +177,8 @@ class JsonClient(HttpClient):
         return self.send(method, _path(template, parts, query), body, headers, idempotent=idempotent)
 
     def _unreachable(self, error: RequestFailed) -> UnreachableError:
+        if isinstance(error, WrongAddress):
+            return UnreachableError(f"{self.server}: {error}")
         if isinstance(error, NotHttpServer):
             return UnreachableError(f"{self.server} is not a Holdfast server ({error})")
         reason = f"no server answers at {self.server} ({error})"
@@ -196,6 +200,8 @@ class JsonClient(HttpClient):
         if not isinstance(answer, dict | list):
             reason = f"HTTP status {reply.status} and no JSON"
             raise UnreachableError(f"{self.server} is not a Holdfast server ({reason})")
+        if reply.status == HTTPStatus.NOT_FOUND and self._base and b'"not_found"' in reply.body:
+            raise self._unreachable(WrongAddress(NO_API))
         if reply.status >= 400:
             kind = _ERRORS.get(reply.status, ServerBusy if reply.status >= 500 else ServerError)
             raise kind(reply.status, answer if isinstance(answer, dict) else {})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.support.fake_server import FakeServer, Holdfast
-from tests.support.foreign_servers import SILENT, SSH, other_server
+from tests.support.foreign_servers import PAGE, SILENT, SSH, WEB, other_server
 
 
 def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
@@ -124,6 +124,24 @@ def test_what_does_not_answer_as_a_web_server_does_is_recognised_in_one_plain_li
         result = holdfast("jobs", "--server", address)
     assert result.exit_code == 3
     assert result.stderr == f"holdfast: {address} is not a Holdfast server ({said})\n"
+
+
+def test_the_address_of_a_page_is_recognised(holdfast: Holdfast) -> None:
+    with other_server(PAGE) as address:
+        result = holdfast("jobs", "--server", f"{address}/jobs/gpt")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        f"holdfast: {address}/jobs/gpt: no Holdfast API: give the server's address only, such as "
+        "http://127.0.0.1:7117\n"
+    )
+
+
+def test_https_to_a_server_without_it_is_recognised(holdfast: Holdfast) -> None:
+    with other_server(WEB) as address:
+        secure = address.replace("http:", "https:")
+        result = holdfast("jobs", "--server", secure)
+    assert result.exit_code == 3
+    assert result.stderr == f"holdfast: {secure}: the server does not speak HTTPS: use http://\n"
 
 
 def test_json_of_another_shape_is_recognised(holdfast: Holdfast, server: FakeServer) -> None:

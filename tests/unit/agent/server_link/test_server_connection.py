@@ -32,7 +32,7 @@ from holdfast.server_link import event_queue, http_client
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration
 from tests.support.eventually import PATIENCE_SECONDS, eventually
-from tests.support.foreign_servers import SILENT, SSH, WEB, other_server
+from tests.support.foreign_servers import PAGE, SILENT, SSH, WEB, other_server
 
 
 class IngestServer:
@@ -417,6 +417,7 @@ def asked_once(address: str, limit_seconds: float = 60.0) -> Desired | None:
         (SILENT, "it closed the connection without a response; this is not a Holdfast server"),
         (SSH, "it does not speak HTTP; this is not a Holdfast server"),
         (WEB, "HTTP 404: this is not a Holdfast server"),
+        (PAGE, "no Holdfast API: give the server's address only, such as http://127.0.0.1:7117"),
     ],
 )
 def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
