@@ -237,7 +237,7 @@ def variable(name: str) -> str:
 
 
 def misspelled_variables(names: Iterable[str]) -> list[str]:
-    """In words: which of these environment variables have almost the name of a setting's variable.
+    """Describe the environment variables among `names` that have almost the name of a setting's variable.
 
     Others that begin with HOLDFAST_ may belong to the server, or to tools.
     """

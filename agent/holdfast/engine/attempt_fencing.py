@@ -1,4 +1,4 @@
-"""Two attempts of one job at the same time: what each of them is told about the other."""
+"""Two attempts of one job at the same time: the messages for each of them."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class Boundary:
         """Checkpoint the end of training, so that a restarted job does not repeat work."""
         if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
             return
-        if not self._training.since_boundary.is_empty:
+        if self._training.unsaved_batches or self._training.unsaved_updates:
             self.unsaved_work.report_no_final(requested=self.requests.checkpoint)
             return
         try:

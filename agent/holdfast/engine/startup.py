@@ -262,7 +262,7 @@ class Startup:
             logger.info("%s: %s", checkpoints.job, self._start_message(loaded))
             page = self._reporter.link.page
             if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
-                logger.info("%s: dashboard: %s", checkpoints.job, page)  # which a supervisor says by itself
+                logger.info("%s: dashboard: %s", checkpoints.job, page)  # a supervisor logs it itself
             if loaded is None and not committed and (what := self._history_elsewhere()) is not None:
                 self._reporter.notice("warning", "afresh", what)
             other = describe_running_predecessor(store, checkpoints.job, checkpoints.attempt)

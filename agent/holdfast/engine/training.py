@@ -16,7 +16,6 @@ from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
-from holdfast.engine.unfinished_iteration import UnfinishedIteration
 from holdfast.engine.unsaved_objects import UnsavedObjects
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
@@ -68,7 +67,8 @@ class Training:
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
         self.logger_runs: dict[str, tuple[str, int]] = {}
         """Runs of loggers, by logger: run id and the lineage that it logs."""
-        self.since_boundary = UnfinishedIteration()
+        self.unsaved_batches = self.unsaved_updates = 0
+        """Batches of `session.batches` and optimizer steps since the last iteration ended."""
         self.replays_updates = False
         """An optimizer step was captured as a CUDA graph, whose replays call no hooks."""
         self._is_replay_reported = False
@@ -99,7 +99,7 @@ class Training:
 
     def record_batch(self) -> None:
         """Record that the script got a batch of `session.batches`."""
-        self.since_boundary.batches += 1
+        self.unsaved_batches += 1
         self._drawn += 1
 
     def around_updates(
@@ -122,7 +122,7 @@ class Training:
                 self.replays_updates = True
                 on_capture()
                 return None
-            self.since_boundary.updates += 1
+            self.unsaved_updates += 1
             self.updates += 1
 
             def gradients_ready() -> None:
@@ -169,7 +169,7 @@ class Training:
         """Record the end of an iteration."""
         for loader in self._given_loaders:
             loader.iteration_ended()
-        self.since_boundary = UnfinishedIteration()
+        self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self.is_replay_announced = self.is_replay_announced, False
         self._ended += 1
         self.trained += 1

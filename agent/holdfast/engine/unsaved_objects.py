@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -19,6 +20,8 @@ from holdfast.state.variables import Variables
 from holdfast.state.wrappers import is_accelerator, is_optimizer, optimizers_in
 from holdfast.torch_internals import has_scheduler
 
+MOST_SEARCHES = 20
+"""Most optimizers that are looked for in the given objects, as one per parameter may be used."""
 _WITHOUT_SCHEDULER = (torch.nn.Module, torch.amp.GradScaler, Variables)
 
 
@@ -33,6 +36,7 @@ class UnsavedObjects:
         """Optimizers that made a step since the last call of `found`, by identity."""
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
+        self._searches, self._reported = 0, set[str]()
         stepped = self._stepped
 
         def note(optimizer: Optimizer, *_: object) -> None:
@@ -52,7 +56,12 @@ class UnsavedObjects:
         """
         messages = [("loader", each) for each in self._unsaved_loaders(loaders)] if self._drawn_from else []
         for optimizer in self._recurring():
-            messages += [("inventory", each) for each in self._missing(optimizer)]
+            self._searches += 1
+            if self._searches > MOST_SEARCHES:
+                break
+            new = [each for each in self._missing(optimizer) if each not in self._reported]
+            self._reported.update(new)
+            messages += [("inventory", each) for each in new]
         return messages
 
     def _unsaved_loaders(self, loaders: Collection[Any]) -> Iterator[str]:
@@ -87,14 +96,13 @@ class UnsavedObjects:
                 return
             if optimizer.state:  # of SGD without momentum, nothing is lost
                 yield (
-                    f"{name} trains parameters of {module!r} but is in no checkpoint: after a resume its moments "
-                    f"and learning rate start anew. Give it to the session, "
-                    f"Session({unused_keyword('optimizer', given)}=...)"
+                    f"{name} trains parameters of {module!r} but is in no checkpoint: a resume resets its moments "
+                    f"and learning rate. Give it to the session, Session({unused_keyword('optimizer', given)}=...)"
                 )
         if has_scheduler(optimizer) and not any(_may_schedule(each, optimizer) for each in given.values()):
             yield (
-                f"an LR scheduler changes the learning rate of {name} but is in no checkpoint: after a resume it "
-                f"starts anew. Give it to the session, Session({unused_keyword('scheduler', given)}=...)"
+                f"an LR scheduler changes the learning rate of {name} but is in no checkpoint: a resume resets "
+                f"it. Give it to the session, Session({unused_keyword('scheduler', given)}=...)"
             )
 
     def _trained_module(self, optimizer: Optimizer) -> str | None:
@@ -110,4 +118,5 @@ def _may_schedule(item: Any, optimizer: Optimizer) -> bool:
         scheduled = list(optimizers_in(item.optimizer))
         return not scheduled or any(each is optimizer for each in scheduled)
     is_other = isinstance(item, _WITHOUT_SCHEDULER) or is_generator(item) or is_accelerator(item)
-    return not (is_other or is_optimizer(item) or hasattr(item, "dataset"))
+    is_loader = inspect.getattr_static(item, "dataset", None) is not None  # runs no property of the script
+    return not (is_other or is_optimizer(item) or is_loader)

@@ -1,4 +1,4 @@
-"""What the log says about work of an attempt that is in no checkpoint, and why."""
+"""Messages about work of an attempt that is in no checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
-UNCOUNTED_UPDATES = 100
+UNCOUNTED_UPDATES = 1000
 """Number of optimizer steps without any `session.step` that is reported."""
 
 
@@ -42,17 +42,18 @@ class UnsavedWork:
         """
         if not self.ranks.leads or self._is_replaced:
             return
-        work, is_lost = self.training.since_boundary, self.reporter.position.iteration > self._kept_iteration
-        if work.updates:
+        is_lost = self.reporter.position.iteration > self._kept_iteration
+        updates, batches = self.training.unsaved_updates, self.training.unsaved_batches
+        if updates:
             what, remedy = "optimizer.step() ran", "call it after the last update"
         else:
-            what = "1 batch was drawn" if work.batches == 1 else f"{work.batches:,} batches were drawn"
+            what = "1 batch was drawn" if batches == 1 else f"{batches:,} batches were drawn"
             remedy = (
                 "if gradients are accumulated, apply those of the last batches and call session.step() once more, "
                 "or use a number of batches that divides; otherwise, end the loop before it draws a batch"
             )
         logger.log(
-            logging.WARNING if is_lost or work.updates or requested else logging.INFO,
+            logging.WARNING if is_lost or updates or requested else logging.INFO,
             "%s: %s after the last session.step(), so no final checkpoint is taken%s: %s",
             *(self.checkpoints.job, what),
             *(", nor the one that was requested" if requested else "", remedy),
@@ -71,9 +72,10 @@ class UnsavedWork:
     def report_replaced(self) -> None:
         """Report that another process has started the job, so that this attempt saves nothing from now on."""
         self._is_replaced = True
-        checkpoints = self.checkpoints
-        what = describe_replacement(checkpoints.store, checkpoints.job, checkpoints.attempt)
-        self.reporter.notice("error", "replaced", what)
+        if self.ranks.leads:
+            checkpoints = self.checkpoints
+            what = describe_replacement(checkpoints.store, checkpoints.job, checkpoints.attempt)
+            self.reporter.notice("error", "replaced", what)
 
     def report_first_updates(self) -> None:
         """Warn once, before the optimizer step of that number, that the loop has not called `step` yet."""

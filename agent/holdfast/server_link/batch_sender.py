@@ -66,7 +66,7 @@ class BatchSender:
         quiet: bool = False,
     ) -> None:
         self._client, self._outbox = client, outbox
-        self._interval = ReportInterval(flush_seconds)
+        self._flush_seconds, self._interval = flush_seconds, ReportInterval(flush_seconds)
         self._info, self._warning = (logging.DEBUG,) * 2 if quiet else (logging.INFO, logging.WARNING)
         self._on_ack, self._on_contact, self._measure = on_ack, on_contact, measure
         self._backoff = Backoff()
@@ -124,11 +124,13 @@ class BatchSender:
             work()
         except Exception:  # keep the thread alive: it is not restarted
             log.debug("sending to the server failed", exc_info=True)
-            self._retry_at = monotonic() + self._backoff.next_seconds(self._interval.seconds)
+            self._retry_at = monotonic() + self._backoff.next_seconds(self._flush_seconds)
 
     def _pause(self) -> float:
-        until_retry = self._retry_at - monotonic()
-        return min(self._interval.seconds, until_retry) if until_retry > 0 else self._interval.seconds
+        if self._contact in LOST:
+            until_retry = self._retry_at - monotonic()
+            return min(self._flush_seconds, until_retry) if until_retry > 0 else self._flush_seconds
+        return self._interval.seconds
 
     def _tick(self) -> None:
         if self.is_fenced or self._silenced:

@@ -227,6 +227,8 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
     open_spike = facts.open_spike
+    if open_spike is not None and not len(open_spike.before):
+        open_spike = None  # the server no longer has the samples before it
     if open_spike is not None and not (ended := open_spike.has_ended(facts.newest_losses, limit, facts.window)):
         if ended is None:
             return None

@@ -6,7 +6,8 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,10 +43,14 @@ SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
 OUTPUT_CHUNKS = 3
 """Reports of output in which the exception of a failed job is looked for."""
-MAX_EXCEPTION = 300
+MAX_EXCEPTION, MAX_EXCEPTIONS = 300, 10_000
+QUIET_SECONDS = 60.0
+"""Time after the last report of a failed attempt from which its output no longer changes."""
 JOBS_PER_QUERY = 50
 """Jobs whose losses are read in one query."""
 
+_quiet_exceptions: WeakKeyDictionary[Any, dict[tuple[str, str], str]] = WeakKeyDictionary()
+"""By database, job and attempt: messages that were read once, since failed jobs are evaluated for days."""
 _Losses = tuple[NDArray[np.int64], Floats, Floats]
 _NO_LOSSES: _Losses = (np.empty(0, np.int64), np.empty(0), np.empty(0))
 
@@ -140,8 +145,18 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
         )
         for job, attempt in rows
     ]
-    exceptions = await _exceptions(session, [job for job in known if job.status == "failed"])
-    return [replace(job, exception=exceptions[job.job]) if job.job in exceptions else job for job in known]
+    exceptions = _quiet_exceptions.setdefault(session.get_bind(), {})
+    failed = [job for job in known if job.status == "failed" and (job.job, job.attempt_uid) not in exceptions]
+    read = await _exceptions(session, failed)
+    if len(exceptions) > MAX_EXCEPTIONS:
+        exceptions.clear()
+    for job in failed:
+        if job.silent_seconds > QUIET_SECONDS:
+            exceptions[job.job, job.attempt_uid] = read.get(job.job, "")
+    return [
+        replace(job, exception=read.get(job.job) or exceptions.get((job.job, job.attempt_uid), ""))
+        for job in known
+    ]
 
 
 async def _exceptions(session: AsyncSession, failed: Sequence[JobFacts]) -> dict[str, str]:
@@ -151,17 +166,17 @@ async def _exceptions(session: AsyncSession, failed: Sequence[JobFacts]) -> dict
     rows, jobs = models.OutputRecord, models.JobRecord
     newest = func.row_number().over(partition_by=rows.job, order_by=rows.end.desc())
     of_attempt = and_(jobs.name == rows.job, jobs.uid == rows.uid)
-    ranked = select(rows.job, rows.contents, newest.label("place")).join(jobs, of_attempt)
+    ranked = select(rows.job, rows.uid, rows.first, newest.label("place")).join(jobs, of_attempt)
     last = ranked.where(rows.job.in_([job.job for job in failed])).subquery()
-    query = select(last.c.job, last.c.contents).where(last.c.place <= OUTPUT_CHUNKS)
+    is_last = and_(rows.job == last.c.job, rows.uid == last.c.uid, rows.first == last.c.first)
+    query = select(rows.job, rows.contents).join(last, is_last).where(last.c.place <= OUTPUT_CHUNKS)
     chunks: dict[str, tuple[bytes, ...]] = {}
-    for name, contents in await session.execute(query.order_by(last.c.job, last.c.place.desc())):
+    for name, contents in await session.execute(query.order_by(rows.job, last.c.place.desc())):
         chunks[name] = (*chunks.get(name, ()), bytes(contents))
     types = {job.job: job.status_reason.partition(" at iteration ")[0] for job in failed}
     return {name: _exception_message(found, types[name]) for name, found in chunks.items()}
 
 
-@lru_cache(maxsize=500)  # failed jobs are evaluated for days, and their output no longer changes
 def _exception_message(chunks: tuple[bytes, ...], type_name: str) -> str:
     lines = [line for contents in chunks for line in attempt_reports.lines_of(contents)]
     position = exception_in(lines)

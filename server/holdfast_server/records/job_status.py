@@ -174,7 +174,8 @@ def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, wait
     `waiting`: host of the supervisor that waits for a restore request; empty without one.
     """
     if waiting:
-        return f"at once: the waiting holdfast run on {waiting} starts the script"
+        start = f"the waiting holdfast run on {waiting} starts the script"
+        return f"at once: {start}; if it was killed, at the next start of the job"
     match restore_mode(attempt, alive=alive):
         case "in_place":
             return "in place, at the next iteration boundary"

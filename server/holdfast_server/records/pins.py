@@ -29,15 +29,17 @@ async def pin(
     A person's pin replaces that of an alert, which ends with the alert.
 
     Raises:
-        NotPossible: it is not durable, or the job has as many pins as it may.
+        NotPossible: it is not durable, an open alert keeps it, or the job has as many pins as it may.
     """
     adopted = pinned and row.pinned_by == ALERT != who
+    if not pinned and row.pinned_by == ALERT != who:
+        raise NotPossible(f"checkpoint {row.id} is kept for an open alert, which offers to restore it")
     if pinned == (row.pinned_at is not None) and not adopted:
         return False
     if pinned and row.state != "durable":
         raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
     asked = await desired_state.checkpoint_requests(session, [job.name])
-    if pinned and len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) >= MAX_PINS:
+    if pinned and not adopted and len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) >= MAX_PINS:
         raise NotPossible(f"{job.name} has {MAX_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True

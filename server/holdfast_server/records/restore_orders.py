@@ -344,7 +344,7 @@ async def _check_timeout(session: AsyncSession, *, order: str, job: str, now: fl
     if row is None or owner is None or await expire(session, owner, row, now=now):
         return
     silent_seconds = now - owner.last_contact_at
-    silent = silent_seconds > SILENT_AFTER_SECONDS  # an agent reports every second, even while it restores
+    silent = silent_seconds > SILENT_AFTER_SECONDS  # an agent reports at least every 10 s, even while it restores
     if row.state == "restoring" and silent:
         reason = f"no contact with attempt {row.taken_by_attempt} for {duration_text(silent_seconds)}"
         await _move(session, owner, row, Concluded("unknown"), at=now, who=SERVER, now=now, reason=reason)

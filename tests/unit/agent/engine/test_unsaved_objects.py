@@ -48,12 +48,23 @@ def model():
     return torch.nn.Linear(4, 1)
 
 
+def test_one_optimizer_for_each_parameter_is_one_warning(warned):
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(30)))
+    optimizers = [torch.optim.AdamW([parameter]) for parameter in model.parameters()]
+
+    def step():
+        for each in optimizers:
+            each.step()
+
+    assert len(warned(model, [step] * 3)) == 1
+
+
 def test_an_optimizer_of_a_given_module_is_missed_once(warned, model):
     optimizer = torch.optim.AdamW(model.parameters())
     (told,) = warned(model, [optimizer.step] * 4)
     assert told.endswith(
-        "AdamW trains parameters of 'model' but is in no checkpoint: after a resume its moments and learning rate "
-        "start anew. Give it to the session, Session(optimizer=...)"
+        "AdamW trains parameters of 'model' but is in no checkpoint: a resume resets its moments and learning "
+        "rate. Give it to the session, Session(optimizer=...)"
     )
     assert warned(model, [optimizer.step] * 4, optimizer=optimizer) == []
 
@@ -69,8 +80,8 @@ def test_the_scheduler_of_an_optimizer_is_missed(warned, model):
     steps = [step] * 4
     (told,) = warned(model, steps, optimizer=optimizer)
     assert told.endswith(
-        "an LR scheduler changes the learning rate of AdamW but is in no checkpoint: after a resume it starts "
-        "anew. Give it to the session, Session(scheduler=...)"
+        "an LR scheduler changes the learning rate of AdamW but is in no checkpoint: a resume resets "
+        "it. Give it to the session, Session(scheduler=...)"
     )
     assert len(warned(model, steps)) == 2
     assert warned(model, steps, optimizer=optimizer, scheduler=scheduler) == []

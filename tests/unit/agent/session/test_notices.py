@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES
 from tests.support.small_session import iterate, session_of
 
 
@@ -50,19 +51,19 @@ def test_a_loop_that_does_not_call_step_is_warned_while_it_trains(tmp_path, capl
     with session:
         session.resume()
         model(torch.ones(1, 4)).sum().backward()
-        for _ in range(99):
+        for _ in range(UNCOUNTED_UPDATES - 1):
             optimizer.step()
         assert "session.step() was not called" not in caplog.text
         for _ in range(2):
             optimizer.step()
-        assert caplog.text.count("optimizer.step() ran 100 times, but session.step() was not called: no") == 1
+        assert caplog.text.count("optimizer.step() ran 1000 times, but session.step() was not called: no") == 1
 
 
 def test_a_loop_with_many_updates_in_an_iteration_is_warned_of_nothing(tmp_path, caplog):
     model, optimizer, session = session_of(tmp_path)
     with session:
         iterate(model, optimizer, session)
-        for _ in range(100):
+        for _ in range(UNCOUNTED_UPDATES):
             optimizer.step()
         session.step()
     assert "session.step() was not called" not in caplog.text

@@ -191,6 +191,9 @@ def test_the_offered_checkpoint_is_pinned_while_its_alert_is_open(trained, clien
     assert "Kept for an alert" in client.get("/jobs/char-gpt").text
     page = client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(250, 1)}").text
     assert "until the alert that offers to" in page
+    refused = client.patch(f"{JOB}/checkpoints/{checkpoint_id(250, 1)}", json={"pinned": False})
+    assert (refused.status_code, pins(client)) == (409, [checkpoint_id(250, 1)])
+    assert "is kept for an open alert" in refused.json()["message"]
     client.put("/api/v1/projects/default/alert-rules/loss_spike", json={"enabled": False})
     look(1)
     assert (alerts(client, "loss_spike")[0]["state"], pins(client)) == ("resolved", [])

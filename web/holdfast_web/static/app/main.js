@@ -259,6 +259,7 @@ const isPageRefresh = (event) => event.detail.ctx?.sourceElement?.id === "live";
 /** Before a form leaves the page, ask whether the server answers: a browser's error page would lose the selection. */
 function startLeaving() {
   let answered = null;
+  let asking = false;
   document.addEventListener("submit", async (event) => {
     const { target: form, submitter } = event;
     if (!form.matches("[data-leaves]")) return;
@@ -266,7 +267,11 @@ function startLeaving() {
     answered = null;
     if (leaves) return;
     event.preventDefault();
-    const { status } = await fetch("/healthz", { cache: "no-store" }).catch(() => ({ status: 0 }));
+    if (asking) return;
+    asking = true;
+    const request = { cache: "no-store", signal: AbortSignal.timeout(5000) };
+    const { status } = await fetch("/readyz", request).catch(() => ({ status: 0 }));
+    asking = false;
     if (status === 0) showError("The server cannot be reached; nothing was changed. Try again in a moment.");
     else if (status >= 500) showError(`The server answered ${status}; nothing was changed. Try again in a moment.`);
     else {
