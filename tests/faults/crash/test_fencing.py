@@ -148,7 +148,8 @@ def test_training_that_wakes_up_in_the_past_goes_on_and_leaves_the_store_alone(
             found.append(f"the old attempt changed {set(contents(root).items()) ^ set(before.items())}")
         if old.status != 0 or [line for line in old.told if line.startswith("loss ")] != losses:
             found.append(f"the old attempt did not train to its end: {old.account()}")
-        if not published and not any("attempt 2 of job has started" in line for line in old.all("notice ")):
+        said = "another process has started this job (attempt 2,"
+        if not published and not any(said in line for line in old.all("notice ")):
             found.append(f"nobody was told that the old attempt is none any more: {old.account()}")
         tried.append(point)
         return found
