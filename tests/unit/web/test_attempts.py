@@ -40,7 +40,7 @@ def test_the_panel_lists_the_attempts_and_how_they_ended(
     client: TestClient, two_attempts: FakeAgent, clock: FakeClock
 ) -> None:
     assert "<bdi>running</bdi>" in client.get(f"{JOB}/attempts", headers=HTMX).text
-    clock.now += 3600  # it no longer reports, so that nobody knows
+    clock.now += 3600  # it no longer reports, so its state is unknown
     part = client.get(f"{JOB}/attempts", headers=HTMX).text
     assert "<html" not in part
     rows = re.findall(r'<a href="/jobs/char-gpt/attempts/(\d)">.*?<td data-label="End"><bdi>(.*?)</bdi>', part)

@@ -412,7 +412,7 @@ def test_how_much_of_the_measured_overhead_is_since_the_change_is_said(
 
 
 def fixed(agent: FakeAgent) -> None:
-    """Report an interval as an agent does that was told one, by its script or by an operator."""
+    """Report an interval as an agent does whose interval is set by its script or by an operator."""
     agent.pace()
     paced = agent.events[-1]
     assert isinstance(paced, IntervalDecision)

@@ -1,4 +1,4 @@
-"""What a new attempt is told about the process of the attempt before it."""
+"""The warning of a new attempt about the process of the attempt before it."""
 
 import logging
 import os
@@ -47,7 +47,7 @@ def test_a_start_warns_of_a_process_that_still_trains_the_job(tmp_path, other, c
     ]
 
 
-def test_an_attempt_that_has_ended_in_a_process_that_runs_on_is_no_rival(tmp_path, other):
+def test_no_warning_about_an_attempt_that_has_ended_in_a_process_that_still_runs(tmp_path, other):
     store = open_store(str(tmp_path))
     store.append("m", Ending(attempt=1, reason="finished", iterations=9, at=time.time()))
     store.acquire_attempt("m", "new")

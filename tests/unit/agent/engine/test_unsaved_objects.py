@@ -61,8 +61,8 @@ def test_one_optimizer_for_each_parameter_is_one_warning(warned):
 
 def test_an_optimizer_of_a_given_module_is_missed_once(warned, model):
     optimizer = torch.optim.AdamW(model.parameters())
-    (told,) = warned(model, [optimizer.step] * 4)
-    assert told.endswith(
+    (warning,) = warned(model, [optimizer.step] * 4)
+    assert warning.endswith(
         "AdamW trains parameters of 'model' but is in no checkpoint: a resume resets its moments and learning "
         "rate. Give it to the session, Session(optimizer=...)"
     )
@@ -78,8 +78,8 @@ def test_the_scheduler_of_an_optimizer_is_missed(warned, model):
         scheduler.step()
 
     steps = [step] * 4
-    (told,) = warned(model, steps, optimizer=optimizer)
-    assert told.endswith(
+    (warning,) = warned(model, steps, optimizer=optimizer)
+    assert warning.endswith(
         "an LR scheduler changes the learning rate of AdamW but is in no checkpoint: a resume resets "
         "it. Give it to the session, Session(scheduler=...)"
     )
@@ -94,7 +94,7 @@ def test_an_optimizer_with_nothing_to_lose_is_not_missed(warned, model):
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
     elsewhere = torch.optim.AdamW(torch.nn.Linear(4, 4).parameters())
     assert warned(model, [plain.step, elsewhere.step] * 3) == []
-    # one that is made in each iteration begins anew anyway
+    # one that is made in each iteration keeps nothing that a resume could lose
     kept = [torch.optim.AdamW(model.parameters()) for _ in range(4)]
     assert warned(model, [each.step for each in kept]) == []
 

@@ -1020,13 +1020,7 @@ def test_a_server_that_takes_no_samples_still_gets_what_happened(
     server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     def later(handler: BaseHTTPRequestHandler, batch: Batch) -> bool:
-        if batch.lane == "control":
-            return False
-        handler.send_response(429)
-        handler.send_header("Retry-After", "0.02")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-        return True
+        return batch.lane != "control" and always(429, Retry_After="0.02")(handler, batch)
 
     server.answer = later
     link = links(server)
@@ -1049,11 +1043,7 @@ def test_samples_that_the_server_put_off_are_sent_once_more_at_the_end(
         if batch.lane == "control":
             return False
         server.answer = None
-        handler.send_response(429)
-        handler.send_header("Retry-After", "600")
-        handler.send_header("Content-Length", "0")
-        handler.end_headers()
-        return True
+        return always(429, Retry_After="600")(handler, batch)
 
     server.answer = later
     link = links(server)
