@@ -21,6 +21,8 @@ MUTATING = (
     "unlinkat", "rmdir", "close", "flock", "fcntl",
 )  # fmt: skip
 CALL = re.compile(r"^(\d+) +(\w+)\((.*)")
+RELATIVE = re.compile(r'\d+<([^>]*)>, "([^/"][^"]*)"')
+"""A name in an open directory."""
 NAME = re.compile(r"""[<"](job\b[^">]*)""")
 """In the arguments of a call: what it is done to, below the root of the store."""
 
@@ -79,6 +81,7 @@ def points(log: Path, root: Path) -> list[Point]:
         if (call := CALL.match(line)) is None:
             continue
         thread, syscall, arguments = call.groups()
+        arguments = RELATIVE.sub(r'"\1/\2"', arguments)
         counts[thread, syscall] += 1
         if str(root) in arguments and not (syscall == "openat" and "O_CREAT" not in arguments):
             at = syscall, counts[thread, syscall]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -399,9 +400,9 @@ class Startup:
         while True:
             try:
                 answer = question()
-            except PermissionError:  # asking again does not help
-                raise
             except OSError as error:
+                if isinstance(error, PermissionError) or error.errno == errno.ELOOP:
+                    raise  # asking again does not help
                 now = time.monotonic()
                 if self._give_up_at is None:
                     self._give_up_at = now + PATIENCE_SECONDS

@@ -75,9 +75,13 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CHECKPOINT = re.compile(r"([0-9]{12})-([0-9]{1,9})")
 
 
+def is_job_name(job: object) -> bool:
+    return isinstance(job, str) and _JOB.fullmatch(job) is not None
+
+
 def validate_job(job: str) -> str:
     """Return `job` unchanged. ValueError: the name cannot be a directory and a URL segment."""
-    if not isinstance(job, str) or not _JOB.fullmatch(job):
+    if not is_job_name(job):
         raise ValueError(
             f"job name {job!r}: use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import cast, get_args
 from urllib.parse import quote
 
 from holdfast.protocol.messages import Lane
+from holdfast.system.files import Files
 
 log = logging.getLogger("holdfast")
 
@@ -36,17 +38,21 @@ class BatchKey:
 
 
 class Spool:
-    """A directory with one file per batch, which holds the bytes to post. Never raises if the disk fails."""
+    """A directory with one file per batch, which holds the bytes to post. Never raises if the disk fails.
+
+    It is below a store, where no symbolic link is followed: neither it nor the directory of its job may be one.
+    """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self._directory, self._files = directory, Files()
+        self._files.root = directory.parent.parent
         self._warned = False
-        self._used_bytes = sum(size for _, size in self._files())
+        self._used_bytes = sum(size for _, size in self._batches())
 
     def write(self, key: BatchKey, payload: bytes) -> bool:
         """Make a batch durable. Return whether there was room and the disk accepted it."""
         if self._used_bytes + len(payload) > LIMIT_BYTES:
-            self._used_bytes = sum(size for _, size in self._files())  # other processes may have sent some
+            self._used_bytes = sum(size for _, size in self._batches())  # other processes may have sent some
         if self._used_bytes + len(payload) > LIMIT_BYTES:
             self._warn(f"it already holds {LIMIT_BYTES >> 20} MiB of unsent reports")
             return False
@@ -61,58 +67,65 @@ class Spool:
     def read(self, key: BatchKey) -> bytes | None:
         """Return the bytes of a batch, or `None` if another process of this job has sent it."""
         try:
-            return (self._directory / key.filename).read_bytes()
+            with os.fdopen(self._files.open(self._directory / key.filename), "rb") as file:
+                return file.read()
         except OSError:
             return None
 
     def remove(self, key: BatchKey) -> None:
         path = self._directory / key.filename
         with contextlib.suppress(OSError):
-            size = path.stat().st_size
-            path.unlink()
-            self._used_bytes -= size
+            found = self._files.stat(path)
+            self._files.unlink(path)
+            self._used_bytes -= found.st_size if found is not None else 0
 
     def left_by_others(self, uid: str, rank: int) -> list[BatchKey]:
         """Return the batches of earlier attempts, oldest first. Rank 0 sends them for all ranks."""
         if rank != 0:
             return []
         # Killed attempts leave partial files. An attempt that still runs notices the failed write and repeats it.
-        for torn in self._directory.glob(f"*{SUFFIX}.tmp"):
-            if f".{uid}." not in torn.name:
+        for name in self._names():
+            if name.endswith(f"{SUFFIX}.tmp") and f".{uid}." not in name:
                 with contextlib.suppress(OSError):
-                    torn.unlink()
-        return sorted(key for key, _ in self._files() if key.uid != uid)
+                    self._files.unlink(self._directory / name)
+        return sorted(key for key, _ in self._batches() if key.uid != uid)
 
-    def _files(self) -> Iterator[tuple[BatchKey, int]]:
-        try:
-            entries = list(os.scandir(self._directory))
-        except OSError:
-            return
-        for entry in entries:
-            key = _key(entry.name)
-            if key is not None:
+    def _names(self) -> list[str]:
+        with contextlib.suppress(OSError):
+            return self._files.names(self._directory)
+        return []
+
+    def _batches(self) -> Iterator[tuple[BatchKey, int]]:
+        for name in self._names():
+            if (key := _key(name)) is not None:
                 with contextlib.suppress(OSError):
-                    if entry.is_file():  # reading a pipe would block
-                        yield key, entry.stat().st_size
+                    found = self._files.stat(self._directory / name)
+                    if found is not None and stat.S_ISREG(found.st_mode):  # reading a pipe would block
+                        yield key, found.st_size
 
     def _write(self, name: str, payload: bytes) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
+        if not self._files.is_directory(self._directory):
+            self._make_directory()
         temporary = self._directory / f"{name}.tmp"
         try:
-            with temporary.open("wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                self._files.unlink(temporary)
+            with os.fdopen(self._files.create(temporary), "wb") as file:
                 file.write(payload)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.rename(self._directory / name)
+            self._files.rename(temporary, self._directory / name)
         except OSError:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                self._files.unlink(temporary)
             raise
-        directory = os.open(self._directory, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        self._files.sync_directory(self._directory)
+
+    def _make_directory(self) -> None:
+        self._directory.parent.parent.mkdir(parents=True, exist_ok=True)
+        for directory in (self._directory.parent, self._directory):
+            with contextlib.suppress(FileExistsError):
+                self._files.make_directory(directory)
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +27,7 @@ from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     checkpoint_id,
     is_checkpoint_id,
+    is_job_name,
     parse_checkpoint_id,
     validate_job,
 )
@@ -42,7 +44,7 @@ from holdfast.store.local_writer import (
     write_durably,
 )
 from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, require_number
-from holdfast.system.files import RECORD_BYTES, Files
+from holdfast.system.files import LINK, RECORD_BYTES, Files
 
 HEADROOM = 1.2
 """Free space that a checkpoint requires before it is begun, as a multiple of its size."""
@@ -52,6 +54,8 @@ LEFTOVER = re.compile(r"\.tmp-([0-9]+)-|[0-9]+-[0-9]+\.damaged-([0-9]+)-")
 """Names of what an attempt was writing or deleting, or set aside; removable once a newer attempt has begun."""
 REPLACEMENT = ".repair-"
 """Prefix of a file that is being written in the place of a damaged one."""
+HALF_WRITTEN = re.compile(r"\..*\.json-.*")
+"""Names of records that were being written."""
 NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
@@ -67,6 +71,7 @@ class LocalStore(Store):
         self.url = str(root)
         self.read_threads = 8  # also on two cores: storage devices need several requests at a time
         self.files = files or Files()
+        self.files.root = root
         self._prepared: set[str] = set()
         self._volumes: dict[int, Volume] = {}
 
@@ -74,16 +79,25 @@ class LocalStore(Store):
         return self.files.free_bytes(self.root)
 
     def jobs(self) -> list[str]:
-        if not self.root.exists():
+        """List the names of all jobs, and of links that may have been put in the place of one."""
+        if self.files.stat(self.root) is None:
             return []
-        return sorted(p.name for p in self.root.iterdir() if p.is_dir() and (p / FOLDERS[Attempt]).is_dir())
+        with self.files.scan(self.root) as entries:
+            names = [(each.name, each.is_symlink()) for each in entries if is_job_name(each.name)]
+        attempts = FOLDERS[Attempt]
+        return sorted(
+            name for name, link in names if link or self.files.stat(self.root / name / attempts) is not None
+        )
 
     def checkpoints(self, job: str) -> list[str]:
         directory = self._job(job)
-        if not directory.exists():
+        if self.files.stat(directory) is None:
             return []
-        found = [name for name in os.listdir(directory) if is_checkpoint_id(name)]
-        return sorted((n for n in found if (directory / n / MANIFEST).exists()), key=parse_checkpoint_id)
+        with self.files.scan(directory) as entries:
+            named = [each for each in entries if is_checkpoint_id(each.name)]
+            # a link is listed, so that it is named as damaged instead of being passed over in silence
+            found = [each.name for each in named if each.is_symlink() or self._has_manifest(directory / each.name)]
+        return sorted(found, key=parse_checkpoint_id)
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> LocalReader:
         return LocalReader(self.files, self.path(job, checkpoint) / Path(file).name, from_disk=from_disk)
@@ -100,7 +114,7 @@ class LocalStore(Store):
         if not re.fullmatch(re.escape(_folder_prefix(checkpoint, attempt)) + "[0-9a-f]{8}", folder):
             raise ValueError(f"{folder!r} is not a directory in which attempt {attempt} writes {checkpoint}")
         directory = self._job(job) / folder
-        if not directory.is_dir():
+        if not self.files.is_directory(directory):
             self.require_newest(job, attempt)
             reason = "rank 0 began the checkpoint, but it is not visible here: all ranks need the same store"
             raise OSError(errno.ENOENT, reason, str(directory))
@@ -129,15 +143,17 @@ class LocalStore(Store):
 
     def leftovers(self, job: str) -> list[Leftover]:
         # list the directory before the attempts: anything that is being written belongs to the newest attempt
-        paths, leftovers = sorted(self._job(job).iterdir()), []
+        names, leftovers = sorted(self.files.names(self._job(job))), []
         newest = self.latest_attempt(job)
-        for path in paths:
-            if found := LEFTOVER.match(path.name):
+        for name in names:
+            if found := LEFTOVER.match(name):
                 unfinished, damaged = found.groups()
                 if damaged or int(unfinished) != newest:
                     what = f"set aside as damaged by attempt {int(damaged)}" if damaged else ""
                     what = what or f"left unfinished by attempt {int(unfinished)}"
-                    leftovers.append(Leftover(name=path.name, what=what, size_bytes=_size(path)))
+                    tree = self.files.tree(self._job(job) / name)
+                    size_bytes = sum(each.st_size for _, each in tree if stat.S_ISREG(each.st_mode))
+                    leftovers.append(Leftover(name=name, what=what, size_bytes=size_bytes))
         return leftovers
 
     def remove_leftover(self, job: str, name: str) -> None:
@@ -171,12 +187,15 @@ class LocalStore(Store):
     def path(self, job: str, checkpoint: str) -> Path:
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
 
+    def _has_manifest(self, checkpoint: Path) -> bool:
+        return self.files.stat(checkpoint / MANIFEST) is not None
+
     def _job(self, job: str) -> Path:
         return self.root / validate_job(job)
 
     def _prepare(self, job: str) -> None:
         directory = self._job(job)
-        if job not in self._prepared or not directory.is_dir():
+        if job not in self._prepared or not self.files.is_directory(directory):
             make_durably(self.files, self.root, directory, *(FOLDERS[kind] for kind in (Attempt, Ending, Lineage)))
             self._prepared.add(job)
 
@@ -194,14 +213,14 @@ class LocalStore(Store):
 
     def _record_files(self, job: str, folder: str) -> Iterable[str]:
         directory = self._job(job) / folder
-        return os.listdir(directory) if directory.is_dir() else ()
+        return self.files.names(directory) if self.files.stat(directory) is not None else ()
 
     def _record_name(self, record: Attempt | Lineage) -> str:
         return f"{record.number:0{8 if isinstance(record, Attempt) else 6}d}.json"
 
     def _create_record(self, job: str, name: str, data: bytes) -> None:
         path = self._job(job) / name
-        if not path.parent.is_dir():  # folders of pins and holds are created when first needed
+        if not self.files.is_directory(path.parent):  # folders of pins and holds are created when first needed
             make_durably(self.files, self.root, self._job(job), path.parent.name)
         create_durably(self.files, path, data)
 
@@ -231,15 +250,15 @@ class LocalStore(Store):
 
     def _remove_half_written_records(self, job: str) -> None:
         for folder in FOLDERS.values():
-            for path in (self._job(job) / folder).glob(".*.json-*"):
+            for name in filter(HALF_WRITTEN.fullmatch, self._record_files(job, folder)):
                 with contextlib.suppress(OSError):
-                    self.files.unlink(path)
+                    self.files.unlink(self._job(job) / folder / name)
 
     def _remove_leftovers(self, job: str, attempt: int) -> None:
-        for path in sorted(self._job(job).iterdir()):
-            found = LEFTOVER.match(path.name)
+        for name in sorted(self.files.names(self._job(job))):
+            found = LEFTOVER.match(name)
             if found and int(found[1] or found[2]) < attempt:  # fenced, so that nothing is written there
-                remove(self.files, path)
+                remove(self.files, self._job(job) / name)
 
 
 class LocalWriter:
@@ -265,11 +284,20 @@ class LocalWriter:
             try:
                 self._files.link(source, target)
             except OSError as error:
-                if not source.exists():
+                if self._files.stat(source) is None:
                     raise DamagedCheckpoint(str(source), "there is no such file") from error
                 if only_link or error.errno not in NOT_LINKED:
                     raise
                 self._copy(source, target)
+            else:
+                self._require_regular(source, target)
+
+    def _require_regular(self, source: Path, target: Path) -> None:
+        """Remove the link again if it is not one to a file: the source was something else."""
+        linked = self._files.stat(target)
+        if linked is not None and not stat.S_ISREG(linked.st_mode):
+            self._files.unlink(target)
+            raise DamagedCheckpoint(str(source), LINK if stat.S_ISLNK(linked.st_mode) else "is not a regular file")
 
     def _copy(self, source: Path, target: Path) -> None:
         with (
@@ -288,7 +316,7 @@ class LocalWriter:
         self.write(MANIFEST, [manifest])
         self.make_durable()
         with self._store.fenced(self._job, self._attempt):
-            if self._final.exists():
+            if self._files.stat(self._final) is not None:
                 self._set_aside(replace)
             rename(self._files, self._temporary, self._final)
         try:
@@ -329,9 +357,10 @@ class LocalReplacer:
         self._store, self._job, self._directory = store, job, store.path(job, checkpoint)
         self._attempt = store.latest_attempt(job)
         self._inode = self._found_inode()
-        for path in self._directory.glob(f"{REPLACEMENT}*"):  # what an interrupted repair left
-            with contextlib.suppress(OSError):
-                store.files.unlink(path)
+        for name in store.files.names(self._directory):
+            if name.startswith(REPLACEMENT):  # what an interrupted repair left
+                with contextlib.suppress(OSError):
+                    store.files.unlink(self._directory / name)
 
     def replace(self, file: str, parts: Sequence[memoryview | bytes], *, pace: Pace | None = None) -> None:
         files, target = self._store.files, self._directory / Path(file).name
@@ -353,13 +382,15 @@ class LocalReplacer:
 
     def _other_links(self, target: Path) -> list[Path]:
         """Return the files of other checkpoints that are the same file: they have the same damage."""
-        others = []
-        with contextlib.suppress(FileNotFoundError):  # missing, or removed meanwhile
-            found = target.stat()
-            if found.st_nlink > 1:
-                named = target.parent.parent.glob(f"[0-9]*/{target.name}")
-                others += [path for path in named if path != target and path.stat().st_ino == found.st_ino]
-        return others
+        found = self._store.files.stat(target)
+        if found is None or found.st_nlink < 2:
+            return []
+        names = (path / target.name for path in self._committed())
+        known = ((path, self._store.files.stat(path)) for path in names if path != target)
+        return [path for path, each in known if each is not None and os.path.samestat(each, found)]
+
+    def _committed(self) -> list[Path]:
+        return [self._store.path(self._job, each) for each in self._store.checkpoints(self._job)]
 
     def _relink(self, target: Path, other: Path) -> None:
         files, temporary = self._store.files, other.with_name(f"{REPLACEMENT}{secrets.token_hex(4)}")
@@ -371,20 +402,12 @@ class LocalReplacer:
             logger.debug("%s is not replaced by the repaired file: %s", other, error)
 
     def _found_inode(self) -> int:
-        try:
-            return self._directory.stat().st_ino
-        except FileNotFoundError as error:
-            raise DamagedCheckpoint(str(self._directory), "there is no such checkpoint") from error
+        if (found := self._store.files.stat(self._directory)) is None:
+            raise DamagedCheckpoint(str(self._directory), "there is no such checkpoint")
+        if not stat.S_ISDIR(found.st_mode):
+            raise DamagedCheckpoint(str(self._directory), LINK)
+        return found.st_ino
 
 
 def _folder_prefix(checkpoint: str, attempt: int) -> str:
     return f".tmp-{attempt:08d}-{checkpoint_id(*parse_checkpoint_id(checkpoint))}-"
-
-
-def _size(directory: Path) -> int:
-    """Return the size of the files in a directory that another process may be removing."""
-    size = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size

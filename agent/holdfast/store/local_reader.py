@@ -17,11 +17,11 @@ from holdfast.system.files import Files, is_cached
 DIRECT_BYTES = 256 << 10
 """Smaller reads gain nothing from direct I/O."""
 DAMAGE = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO,
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ELOOP,
     errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EBADMSG, errno.EUCLEAN,
 }  # fmt: skip
-"""Errors of the file itself: it is gone, or its device cannot read it. Other errors concern this process or the
-connection to the device, and do not mean that the checkpoint is damaged."""
+"""Errors of the file itself: it is gone or a link, or its device cannot read it. Other errors concern this process
+or the connection to the device, and do not mean that the checkpoint is damaged."""
 
 
 class LocalReader(FileReader):

@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,7 +242,7 @@ def make_durably(files: Files, root: Path, directory: Path, *inside: str) -> Non
 
     Their names are synced even if they exist: the process that created them may have died before it synced them.
     """
-    missing = [each for each in (directory, *directory.parents) if not each.is_dir()]
+    missing = [each for each in (directory, *directory.parents) if files.stat(each) is None]
     for each in (*reversed(missing), *(directory / name for name in inside)):
         with contextlib.suppress(FileExistsError):
             files.make_directory(each)
@@ -268,8 +269,9 @@ def _publish(files: Files, temporary: Path, path: Path) -> None:
     try:
         files.link(temporary, path)  # unlike rename, does not replace
     except OSError as error:
-        if path.exists():
-            if path.samefile(temporary):
+        if (there := files.stat(path)) is not None:
+            written = files.stat(temporary)
+            if written is not None and os.path.samestat(there, written):
                 return  # a network file system lost the response and retried
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         if error.errno not in NO_LINKS:
@@ -283,7 +285,7 @@ def rename(files: Files, source: Path, target: Path) -> None:
         files.rename(source, target)
     except OSError:
         # a network file system that loses the response to a rename retries, and finds nothing to rename
-        if os.path.lexists(source) or not os.path.lexists(target):
+        if files.stat(source) is not None or files.stat(target) is None:
             raise
 
 
@@ -297,11 +299,8 @@ def discard(files: Files, directory: Path) -> None:
     remove(files, doomed)
 
 
-def remove(files: Files, directory: Path) -> None:
-    """Remove a directory and its contents as far as possible."""
-    for place, _, names in os.walk(directory, topdown=False):
-        for name in names:
-            with contextlib.suppress(OSError):
-                files.unlink(Path(place, name))
+def remove(files: Files, path: Path) -> None:
+    """Remove what is at a path, with its contents, as far as possible; of a link, the link itself."""
+    for each, found in files.tree(path):
         with contextlib.suppress(OSError):
-            files.remove_directory(Path(place))
+            (files.remove_directory if stat.S_ISDIR(found.st_mode) else files.unlink)(each)

@@ -43,7 +43,7 @@ HOLD_SECONDS = 86400.0
 """Longer than any copy takes: the process that began it has died."""
 UNDOABLE = 3
 """Number of the last restores that can be undone: retention keeps the states that they replaced."""
-NO_RECORD = (errno.ENXIO, errno.EFBIG)
+NO_RECORD = (errno.ENXIO, errno.EFBIG, errno.ELOOP)
 """Errors that mean that a name does not refer to a record."""
 STARTING_SECONDS = 60.0
 """An attempt that says nothing and was followed so soon is taken for a start that failed, not for training that

@@ -23,6 +23,11 @@ RECORD_BYTES = 1 << 20
 """Upper limit of the size of a record."""
 UNSUPPORTED = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ESPIPE, errno.EINTR)
 """Errors of optional system calls that a file system does not support."""
+DIRECTORY = os.O_DIRECTORY | (getattr(os, "O_PATH", 0) or os.O_RDONLY)
+"""Flags to open a directory for names below it; O_PATH needs no permission to list it."""
+LINK = "is a symbolic link, which is not followed inside a store: replace it by its target, or mount that there"
+DEEPEST = 64
+"""Levels of directories that are listed or removed; Holdfast makes 2."""
 ON_LINUX = sys.platform == "linux"
 START_WRITING = 2
 WAIT_WRITTEN = 1 | 2 | 4
@@ -43,18 +48,27 @@ class Files:
     """The system calls that change a disk, and the clock.
 
     Errors are OSErrors. Those of calls on open files do not name the file: the caller adds the name.
+
+    Below `root` no symbolic link is followed, whatever else changes the directories meanwhile: each directory is
+    opened relative to the one above it.
     """
 
+    root: Path | None = None
+    """A directory, or a link to one, that operations on paths below it do not leave."""
+
     def make_directory(self, path: Path) -> None:
-        os.mkdir(path)
+        with self._within(path) as (fd, name):
+            os.mkdir(name, dir_fd=fd)
 
     def create(self, path: Path) -> int:
         """Create an empty file and open it for writing; FileExistsError when it exists."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with self._within(path) as (fd, name):
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=fd)
 
     def open(self, path: Path) -> int:
         """Open a regular file for reading; a pipe would block, and a device may be endless."""
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with self._within(path) as (parent, name):
+            fd = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=parent)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise OSError(errno.ENXIO, "is not a regular file", str(path))
@@ -112,22 +126,97 @@ class Files:
         os.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        os.rename(source, target)
+        with self._within(source) as (fd, name), self._within(target) as (target_fd, target_name):
+            os.rename(name, target_name, src_dir_fd=fd, dst_dir_fd=target_fd)
 
     def link(self, source: Path, target: Path) -> None:
-        """Create a hard link; unlike rename, it does not replace a file."""
-        os.link(source, target)
+        """Create a hard link, of a symbolic link to that itself; unlike rename, it does not replace a file."""
+        with self._within(source) as (fd, name), self._within(target) as (target_fd, target_name):
+            os.link(name, target_name, src_dir_fd=fd, dst_dir_fd=target_fd, follow_symlinks=False)
 
     def unlink(self, path: Path) -> None:
-        os.unlink(path)
+        with self._within(path) as (fd, name):
+            os.unlink(name, dir_fd=fd)
 
     def remove_directory(self, path: Path) -> None:
-        os.rmdir(path)
+        with self._within(path) as (fd, name):
+            os.rmdir(name, dir_fd=fd)
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with self._directory(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             os.fsync(fd)
+
+    def stat(self, path: Path) -> os.stat_result | None:
+        """Return what a path is, a link as itself; None when there is nothing."""
+        try:
+            with self._within(path) as (fd, name):
+                return os.stat(name, dir_fd=fd, follow_symlinks=fd is None)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def is_directory(self, path: Path) -> bool:
+        return (found := self.stat(path)) is not None and stat.S_ISDIR(found.st_mode)
+
+    @contextlib.contextmanager
+    def scan(self, path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+        """Open the entries of a directory, for use within the block."""
+        with self._directory(path, os.O_RDONLY | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
+            yield entries
+
+    def names(self, path: Path) -> list[str]:
+        with self._directory(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            return os.listdir(fd)
+
+    def tree(self, path: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield what is at and below a path, the contents of a directory before it.
+
+        What is mounted there is not part of it: to remove it would empty another directory.
+        """
+        with self._directory(path.parent, DIRECTORY) as fd:
+            mount = _mount(fd)
+        left: list[tuple[Path, int, os.stat_result | None]] = [(path, 0, None)]
+        while left:
+            at, depth, listed = left.pop()
+            if listed is not None:
+                yield at, listed
+                continue
+            with contextlib.suppress(OSError):  # another process may be removing it
+                if (found := self.stat(at)) is None:
+                    continue
+                if stat.S_ISDIR(found.st_mode):
+                    with self._directory(at, os.O_RDONLY | os.O_DIRECTORY) as fd:
+                        if _mount(fd) != mount:
+                            continue
+                        names = os.listdir(fd) if depth < DEEPEST else []
+                    left.append((at, depth, found))
+                    left += [(at / name, depth + 1, None) for name in names]
+                else:
+                    left.append((at, depth, found))
+
+    @contextlib.contextmanager
+    def _within(self, path: Path) -> Iterator[tuple[int | None, str | Path]]:
+        """Open the directory that a path below the root is in, and yield it with the name there."""
+        if self.root is None or path == self.root or not path.is_relative_to(self.root):
+            yield None, path
+            return
+        with self._directory(path.parent, DIRECTORY) as fd, _naming(path, path.name):
+            yield fd, path.name
+
+    @contextlib.contextmanager
+    def _directory(self, path: Path, flags: int) -> Iterator[int]:
+        """Open a directory, one component at a time from the root on."""
+        root = self.root if self.root is not None and path.is_relative_to(self.root) else path
+        names = path.relative_to(root).parts
+        fd = os.open(root, DIRECTORY if names else flags)
+        try:
+            at = root
+            for name in names:
+                at /= name
+                with _naming(at, name):
+                    inner = os.open(name, (flags if at == path else DIRECTORY) | os.O_NOFOLLOW, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            yield fd
         finally:
             os.close(fd)
 
@@ -138,7 +227,9 @@ class Files:
         The kernel releases a flock when its holder dies, in any container, unlike a file with a process id.
         """
         # O_NONBLOCK: opening a pipe in its place would wait forever
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW
+        with self._within(path) as (parent, name):
+            fd = os.open(name, flags, 0o666, dir_fd=parent)
         try:
             self._wait_for_lock(fd, path)
             try:
@@ -166,11 +257,13 @@ class Files:
             self.sleep(LOCK_POLL_SECONDS)
 
     def free_bytes(self, path: Path) -> int:
-        return shutil.disk_usage(path).free
+        with self._directory(path, DIRECTORY) as fd:
+            return shutil.disk_usage(fd).free
 
     def device(self, path: Path) -> int:
-        """Return the id of the file system that a path is on."""
-        return os.stat(path).st_dev
+        """Return the id of the file system that a directory is on."""
+        with self._directory(path, DIRECTORY) as fd:
+            return os.fstat(fd).st_dev
 
     def now(self) -> float:
         """Return seconds since the epoch, for display."""
@@ -182,6 +275,28 @@ class Files:
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+@contextlib.contextmanager
+def _naming(path: Path, name: str | Path) -> Iterator[None]:
+    """Give an error of a call on a name in an open directory the whole path, and say so if it is a link."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename == name:
+            error.filename = str(path)
+            if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+                raise OSError(errno.ELOOP, LINK, str(path)) from error
+        elif error.filename2 == name:
+            error.filename2 = str(path)
+        raise
+
+
+def _mount(fd: int) -> int | str:
+    """Identify the mount that a directory is on: two of one file system have the same st_dev."""
+    with contextlib.suppress(OSError), open(f"/proc/self/fdinfo/{fd}") as info:
+        return next((line for line in info if line.startswith("mnt_id:")), os.fstat(fd).st_dev)
+    return os.fstat(fd).st_dev
 
 
 def _call_if_known(name: str, *args: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -223,4 +224,6 @@ def _bytes_of(count: int, checkpoint_bytes: int, shared_bytes: int) -> int:
 
 def not_writable(store: Store, error: Exception) -> str:
     reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    where = getattr(error, "filename", None)
+    reason = f"{where} {reason}" if where and getattr(error, "errno", None) == errno.ELOOP else reason
     return f"store {store.url} is not writable: {reason}"

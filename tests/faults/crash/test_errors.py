@@ -22,13 +22,19 @@ UNTIL = 6
 DATA = ("write", "pwrite64", "pwritev", "pwritev2", "fallocate")
 REFUSED = {
     **dict.fromkeys(("fsync", "fdatasync", "close"), ("EIO", "ENOSPC", "EDQUOT")),
-    **dict.fromkeys(("rename", "link"), ("EIO", "ENOSPC", "EROFS")),
-    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), ("EIO", "EACCES")),
-    **dict.fromkeys(("mkdir", "openat"), ("ENOSPC", "EROFS")),
+    **dict.fromkeys(("renameat", "linkat"), ("EIO", "ENOSPC", "EROFS")),
+    **dict.fromkeys(("unlink", "unlinkat"), ("EIO", "EACCES")),
+    **dict.fromkeys(("mkdir", "mkdirat", "openat"), ("ENOSPC", "EROFS")),
     **dict.fromkeys(DATA, ("ENOSPC", "EIO", "EDQUOT")),
     "flock": ("EIO", "ENOLCK"),
 }
-LASTING = {"fsync": "EIO", "fdatasync": "EIO", "mkdir": "EROFS", "rename": "EROFS"} | dict.fromkeys(DATA, "ENOSPC")
+LASTING = {
+    "fsync": "EIO",
+    "fdatasync": "EIO",
+    "mkdirat": "EROFS",
+    "renameat": "EROFS",
+    **dict.fromkeys(DATA, "ENOSPC"),
+}
 INTERRUPTED = ("openat", "write", "pwrite64", "pwritev", "fsync", "fdatasync", "fallocate", "flock")
 WRITTEN = re.compile(r"\.tmp-\d+-\d+-\d+-\w+")
 """A directory in which a checkpoint is in the making."""

@@ -468,9 +468,9 @@ def syncs(monkeypatch):
         log.append(("fsync", names[fd]))
         _real(fd)
 
-    def rename(source, target, _real=os.rename):
+    def rename(source, target, _real=os.rename, **directories):
         log.append(("rename", os.path.basename(target)))
-        _real(source, target)
+        _real(source, target, **directories)
 
     monkeypatch.setattr(os, "open", opened)
     monkeypatch.setattr(os, "fsync", fsync)
