@@ -80,14 +80,21 @@ def carry_out(store: Store, planned: RemovalPlan) -> None:
 
     Raises:
         Fenced: a newer attempt has begun.
-        OSError: the store failed; some items are removed.
+        OSError: an item could not be removed, the first one of them; the others are removed.
     """
+    failure: OSError | None = None
     for item in planned.items:
-        if item.is_leftover:
-            store.remove_leftover(planned.job, item.name)
+        try:
+            if item.is_leftover:
+                store.remove_leftover(planned.job, item.name)
+            else:
+                store.delete(planned.job, item.name, planned.attempt)
+        except OSError as error:
+            failure = failure or error
         else:
-            store.delete(planned.job, item.name, planned.attempt)
-        item.removed = True
+            item.removed = True
+    if failure is not None:
+        raise failure
 
 
 def running_where(attempt: Attempt) -> str | None:

@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from holdfast.client import Client
-from holdfast.commands.console import asking, fail, parsed, print_json, print_or_json, print_table, with_client
+from holdfast.commands.console import (
+    asking,
+    fail,
+    parsed,
+    print_json,
+    print_or_json,
+    print_table,
+    say,
+    with_client,
+)
 from holdfast.commands.options import DEFAULT_SERVER, Json, OnlyJob, Server, Token
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import parse_positive_seconds
@@ -47,7 +56,7 @@ def alerts(
             ("ALERT", "SEVERITY", "STATE", "JOB", "SINCE", "DESCRIPTION"), [_row(alert, now) for alert in found]
         )
     else:
-        print("no alerts yet" if history else "no open alerts")
+        say("no alerts yet" if history else "no open alerts")
 
 
 @app.command()

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, get_type_hints
@@ -18,6 +20,7 @@ import typer
 
 from holdfast.client import Client, Invalid, ServerError, UnreachableError
 from holdfast.commands.options import DEFAULT_SERVER, Server, Token
+from holdfast.system.masking import escaped
 
 EXIT_REFUSED, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
 EXIT_CODES = (
@@ -27,8 +30,18 @@ EXIT_CODES = (
 T = TypeVar("T")
 
 
+def say(*lines: str, error: bool = False) -> None:
+    """Print lines to stdout or stderr, with control characters escaped. No command prints in another way."""
+    for line in lines or ("",):
+        print(escaped(line), file=sys.stderr if error else sys.stdout, flush=True)
+
+
+def complain(message: str) -> None:
+    say(f"holdfast: {message}", error=True)
+
+
 def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
-    print(f"holdfast: {message}", file=sys.stderr)
+    complain(message)
     raise typer.Exit(code)
 
 
@@ -79,28 +92,37 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 def print_json(value: object) -> None:
     """Print JSON, with "nan", "inf" and "-inf" as the server writes them."""
-    print(msgspec.json.format(msgspec.json.encode(_finite(msgspec.to_builtins(value)))).decode())
+    text = msgspec.json.format(msgspec.json.encode(_encodable(msgspec.to_builtins(value)))).decode()
+    # the encoder escapes the control characters of ASCII only
+    say(*(re.sub(r"[^ -~]", _json_escape, line) for line in text.split("\n")))
 
 
 def print_or_json(value: object, text: str, *, json: bool) -> None:
     if json:
         print_json(value)
     else:
-        print(text)
+        say(text)
 
 
-def _finite(value: Any) -> Any:
+def _json_escape(found: re.Match[str]) -> str:
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f")
+
+
+def _encodable(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):  # the name of a file may have bytes that are not text
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in (header, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    table = [[escaped(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def percent(fraction: float | None) -> str:
@@ -134,5 +156,5 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task(what, total=None)
+        task = shown.add_task(escaped(what), total=None)
         yield lambda done_bytes, total_bytes: shown.update(task, completed=done_bytes, total=total_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.client import Client, JobSummary, ServerError
-from holdfast.commands.console import EXIT_USAGE, fail, parsed, percent, print_or_json, with_client
+from holdfast.commands.console import EXIT_USAGE, complain, fail, parsed, percent, print_or_json, say, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.quantities import parse_positive_seconds
@@ -199,10 +198,10 @@ def delete(client: Client, job: JobName, yes: Yes = False) -> None:
     """
     found = client.job(job)
     if not yes:
-        print(f"{job} is {found.status}, at iteration {found.iteration}. Its checkpoints stay in its store.")
+        say(f"{job} is {found.status}, at iteration {found.iteration}. Its checkpoints stay in its store.")
         typer.confirm(f"Delete everything that {client.server} has stored of it?", abort=True)
     client.delete_job(job)
-    print(f"{job} is deleted; its checkpoints stay in its store")
+    say(f"{job} is deleted; its checkpoints stay in its store")
 
 
 @with_client
@@ -257,7 +256,7 @@ def suggest_nearest(command: str, job: str, checkpoint: str) -> Iterator[None]:
         yield
     except ServerError as error:
         if error.code == "no_such_checkpoint" and (nearest := error.body.get("nearest")):
-            print(f"holdfast: {job} has no checkpoint {checkpoint}.", file=sys.stderr)
+            complain(f"{job} has no checkpoint {checkpoint}.")
             fail(f"the nearest earlier one is at {nearest['iteration']}: holdfast {command} {job} {nearest['id']}")
         raise
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from typing import Annotated
 
@@ -13,7 +12,7 @@ import typer
 
 from holdfast.checkpoint import forking, restore
 from holdfast.checkpoint.forking import Fork
-from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json, progress_bar
+from holdfast.commands.console import EXIT_USAGE, fail, parsed, print_json, progress_bar, say
 from holdfast.commands.options import Json, StoreJob, StoreOption, Token
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.config import DEFAULT_STORE
@@ -76,11 +75,11 @@ def fork(
         print_json({**msgspec.to_builtins(made), "store": where, "reported": reported})
         return
     verb = "begins" if made.new else "is already a fork, and began"
-    print(f"{new} {verb} at iteration {made.iteration:,} of {job} ({made.origin.checkpoint}) in {where}")
+    say(f"{new} {verb} at iteration {made.iteration:,} of {job} ({made.origin.checkpoint}) in {where}")
     if made.new:
-        print(f'start it like {job}, with this store and holdfast.Session("{new}", ...)')
+        say(f'start it like {job}, with this store and holdfast.Session("{new}", ...)')
         if reported is False:
-            print(f"{server} could not be reached: it shows the fork when {new} starts", file=sys.stderr)
+            say(f"{server} could not be reached: it shows the fork when {new} starts", error=True)
 
 
 def _is_requested(made: Fork, iteration: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from holdfast.commands.console import percent, print_table
+from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
 from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
 from holdfast.pacing.policy import duration, format_iterations
@@ -44,32 +44,32 @@ class PlanReport:
 def print_report(report: PlanReport) -> None:
     comparison = report.comparison
     for sentence in _sentences(report):
-        print(_wrapped(sentence))
-    print()
+        say(*_wrapped(sentence).splitlines())
+    say()
     header = ("", "EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS A DAY")
     print_table(header, [_row(each) for each in _rows(comparison)])
     for each in comparison.policies:
         if each.interval is None:
-            print(f"{each.name}: {each.reason}")
+            say(f"{each.name}: {each.reason}")
         elif each.decided_by:
-            print(f"{each.name}: replaced by {each.decided_by}")
-    print()
+            say(f"{each.name}: replaced by {each.decided_by}")
+    say()
     print_plot(comparison)
-    print()
+    say()
     if report.simulated is not None:
-        print(
+        say(
             _wrapped(
                 f"Simulated: {RUNS} runs of each policy, each for about {FORESEEN_FAILURES} mean times between "
                 "failures, with the same failures for all, at the failure rate below."
             )
         )
-        print()
+        say()
         columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "HOURS LOST A DAY")
         print_table(columns, [_simulated_row(each) for each in report.simulated])
-        print()
+        say()
     width = max(len(line.value) for line in report.inputs)
     for line in report.inputs:
-        print(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
+        say(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
 
 
 def simulate_policies(comparison: IntervalComparison) -> list[SimulatedPolicy]:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
-from holdfast.commands.console import counted, fail, percent, print_json, print_table, seconds, with_client
+from holdfast.commands.console import counted, fail, percent, print_json, print_table, say, seconds, with_client
 from holdfast.commands.options import JobName, Json
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
@@ -34,7 +34,7 @@ def jobs(client: Client, json: Json = False) -> None:
         header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT")
         print_table(header, [_row(job) for job in known])
     else:
-        print(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
+        say(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
 
 
 @with_client
@@ -50,7 +50,7 @@ def show(client: Client, job: JobName, json: Json = False) -> None:
     is_current = found.desired.version == (found.applied_version or 0)
     pending = [] if is_current else _pending(found, client.edits(job))
     for name, value in [*_facts(found), *pending]:
-        print(f"{name:<16} {value}")
+        say(f"{name:<16} {value}")
 
 
 @with_client
@@ -74,7 +74,7 @@ def checkpoints(
         header = ("ITERATION", "CHECKPOINT", "KIND", "STATE", "SIZE", "TAKEN", "LABEL")
         print_table(header, [_checkpoint_row(row) for row in found])
     else:
-        print(f"{job} has no {'' if every_state else 'restorable '}checkpoint yet")
+        say(f"{job} has no {'' if every_state else 'restorable '}checkpoint yet")
 
 
 @with_client
@@ -97,7 +97,7 @@ def goodput(
     else:
         lost = f", {counted(found.lost_iterations, 'iteration')} lost" if found.lost_iterations else ""
         kept = counted(found.iterations, "iteration")
-        print(f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {kept}{lost}")
+        say(f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {kept}{lost}")
         print_table(
             ("BUCKET", "TIME", "SHARE", "MEANING"),
             [(row.name, seconds(row.seconds), percent(row.share), row.definition) for row in found.buckets],
@@ -132,7 +132,7 @@ def config(
         if rows:
             print_table(("NAME", other.upper(), f"ATTEMPT {attempt}"), rows)
         else:
-            print(f"attempt {attempt} does not differ from {other}")
+            say(f"attempt {attempt} does not differ from {other}")
     else:
         print_table(("NAME", "VALUE"), [*found.configuration.items(), *found.environment.items()])
 
@@ -148,7 +148,7 @@ def logs(client: Client, job: JobName, attempt: AttemptNumber = None, json: Json
         print_json(found)
     else:
         for line in found.lines:
-            print(line)
+            say(line)
 
 
 def _newest_attempt(client: Client, job: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Annotated, TypeVar
@@ -11,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from holdfast.client import CheckpointInfo, Client, JobSummary, NoticeInfo, Order, ServerError
-from holdfast.commands.console import fail, parsed, print_json, seconds, with_client
+from holdfast.commands.console import complain, fail, parsed, print_json, say, seconds, with_client
 from holdfast.commands.control import (
     POLL_SECONDS,
     acknowledgement,
@@ -60,7 +59,7 @@ def checkpoint(
     if row is not None and row.state == "durable":
         if not json:
             took = "" if row.persist_seconds is None else f", written in {seconds(row.persist_seconds)}"
-            print(f"durable: {row.id}, {format_bytes(row.payload_bytes)}{took}")
+            say(f"durable: {row.id}, {format_bytes(row.payload_bytes)}{took}")
     elif row is not None and not _is_in_progress(row):
         fail(f"the checkpoint at iteration {row.iteration} is {row.state}: {row.reason or 'no reason given'}")
     elif not seen.alive and not is_applied(seen, desired.version):
@@ -100,7 +99,7 @@ def probe(
         return
     if answer is not None and answer.level == "info":
         if not json:
-            print("\n".join(answer.message.split(". ")))
+            say(*answer.message.split(". "))
     elif answer is not None:
         fail(answer.message)
     elif not seen.alive and not is_applied(seen, desired.version):
@@ -128,7 +127,7 @@ def _request(
     with _interruptible("the request stays open"):
         seen = wait_until_applied(client, job, desired.version, deadline - time.monotonic())
         if not quiet:
-            print(f"{done}: {describe(seen, desired.version)}", flush=True)
+            say(f"{done}: {describe(seen, desired.version)}")
         if wait_seconds is None or not is_applied(seen, desired.version):
             return desired, seen, None
         while True:
@@ -208,7 +207,7 @@ def verify(
         state = "not verified" if found.state in ("failed", "cancelled") else found.state
         fail(f"{name} is {state}: {found.reason}")
     if not json:
-        print(done)
+        say(done)
 
 
 # ---- a restore, an undo -------------------------------------------------------------------------
@@ -276,12 +275,12 @@ def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json
     seen = client.job(job)
     waiting = seen.alive and seen.restore_mode != "next_start" and not no_wait
     if seen.alive and seen.restore_mode == "relaunch" and not json:
-        print(f"{job} restarts for this restore: {seen.restore_reason}", flush=True)
+        say(f"{job} restarts for this restore: {seen.restore_reason}")
     try:
         for moved in client.follow(order, timeout_seconds=timeout) if waiting else ():
             order = moved
             if not json:
-                print(_progress(order), flush=True)
+                say(_progress(order))
     except KeyboardInterrupt:
         fail(f"no longer waiting; request {order.id} stays {order.state}")
     if json:
@@ -289,7 +288,7 @@ def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json
     if not waiting:
         if not json:
             when = _when(seen)
-            print(f"restore of {job} to iteration {order.iteration}: {order.state} (request {order.id}){when}")
+            say(f"restore of {job} to iteration {order.iteration}: {order.state} (request {order.id}){when}")
     elif order.state in OPEN_ORDER_STATES:
         fail(f"still {order.state} after {timeout:g} s; request {order.id} stays open")
     elif order.state != "restored":
@@ -320,10 +319,10 @@ def _request_restore(
             raise
     missing = f"{job} has no checkpoint at iteration {iteration}"
     if not nearest or there > iteration:
-        print(f"holdfast: {missing}.", file=sys.stderr)
+        complain(f"{missing}.")
         alternative = f", or {iteration} --nearest" if there <= iteration else ""
         fail(f"the {which} is at {there}: holdfast restore {job} {there}{alternative}")
-    print(f"{missing}: restoring the {which}, {there}", file=sys.stderr)
+    say(f"{missing}: restoring the {which}, {there}", error=True)
     return client.restore(job, there, expires_seconds=expires_seconds)
 
 

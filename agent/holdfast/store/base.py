@@ -200,7 +200,7 @@ class Store(RecordStore):
 
     @abstractmethod
     def remove_leftover(self, job: str, name: str) -> None:
-        """Remove a leftover as far as possible."""
+        """Remove a leftover. OSError when something in it cannot be removed."""
 
 
 def read_manifest(

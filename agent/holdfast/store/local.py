@@ -158,7 +158,9 @@ class LocalStore(Store):
 
     def remove_leftover(self, job: str, name: str) -> None:
         if LEFTOVER.match(name) and os.sep not in name:
-            remove(self.files, self._job(job) / name)
+            remove(self.files, path := self._job(job) / name)
+            if self.files.stat(path) is not None:
+                raise OSError(errno.ENOTEMPTY, "something in it is mounted, or cannot be removed", str(path))
 
     def read_record(self, job: str, name: str) -> bytes:
         path = self._job(job) / name

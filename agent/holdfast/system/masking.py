@@ -1,4 +1,4 @@
-"""Masks secrets in names, command lines and text before they leave the machine."""
+"""Masks secrets before text leaves the machine, and control characters before it reaches a terminal."""
 
 from __future__ import annotations
 
@@ -76,3 +76,10 @@ def _secrets_of_environment() -> tuple[str, ...]:
     found = {value for name, value in os.environ.items() if is_secret(name) and not value.startswith("/")}
     # longest first: one may be a part of another
     return tuple(sorted((each for each in found if len(each) >= LEAST_SECRET_CHARACTERS), key=len, reverse=True))
+
+
+def escaped(text: str) -> str:
+    """Escape control characters, line ends and marks that reorder text: a terminal would act on them."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

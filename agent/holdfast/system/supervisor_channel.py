@@ -30,6 +30,7 @@ import msgspec
 
 from holdfast.protocol.messages import RestoreOrder
 from holdfast.system import processes
+from holdfast.system.masking import escaped
 
 logger = logging.getLogger("holdfast")
 
@@ -114,7 +115,7 @@ def _remove_abandoned_folders(place: Path) -> None:
 def log_line(line: str, level: int = logging.INFO) -> None:
     """Write a log line of the supervisor to stderr, in the trainer's format."""
     at, name = time.strftime(LOG_TIME), logging.getLevelName(level)
-    print(f"{at} {name} holdfast run: {line}", file=sys.stderr, flush=True)
+    print(f"{at} {name} holdfast run: {escaped(line)}", file=sys.stderr, flush=True)
 
 
 def publish_attempt(attempt: PublishedAttempt) -> None:

@@ -26,6 +26,7 @@ from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
+from holdfast.system.masking import escaped
 from holdfast.telemetry import configuration, fingerprint
 from holdfast.telemetry.iteration_clock import Iteration
 
@@ -362,6 +363,7 @@ class ConsoleLog:
     def open(self) -> None:
         """Open for one more session."""
         self._sessions += 1
+        logger.addFilter(_escape_message)
         if logger.hasHandlers():
             return
         self._handler, self._level = logging.StreamHandler(), logger.level
@@ -373,6 +375,8 @@ class ConsoleLog:
     def close(self) -> None:
         """Close for one session; after the last, restore the logger."""
         self._sessions -= 1
+        if not self._sessions:
+            logger.removeFilter(_escape_message)
         if self._handler is not None and not self._sessions:
             logger.removeHandler(self._handler)
             logger.setLevel(self._level)
@@ -380,6 +384,13 @@ class ConsoleLog:
 
 
 console_log = ConsoleLog()
+
+
+def _escape_message(record: logging.LogRecord) -> bool:
+    """Escape control characters in a message: it may have a name or value from a store."""
+    if not (message := record.getMessage()).isprintable():
+        record.msg, record.args = escaped(message), None
+    return True
 
 
 def _reported_from_seconds(kind: StallKind, iteration_seconds: float) -> float:

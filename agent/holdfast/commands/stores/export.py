@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from holdfast.commands.console import counted, fail, print_json, progress_bar
+from holdfast.commands.console import counted, fail, print_json, progress_bar, say
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.pacing.quantities import format_bytes
@@ -71,12 +71,12 @@ def export(
         print_json(about | msgspec.to_builtins(made))
         return
     what = f"{', '.join(made.objects)}: {counted(made.tensors, 'tensor')}"
-    print(f"wrote {target} from {job} {name} ({what}, {format_bytes(made.size_bytes)})")
+    say(f"wrote {target} from {job} {name} ({what}, {format_bytes(made.size_bytes)})")
     if made.lost:
-        print(f"lost {counted(len(made.lost), 'damaged tensor')}: {', '.join(made.lost)}")
+        say(f"lost {counted(len(made.lost), 'damaged tensor')}: {', '.join(made.lost)}")
     if made.left_out:
         few = ", ".join(made.left_out[:3]) + (", …" if len(made.left_out) > 3 else "")
-        print(f"left out {counted(len(made.left_out), 'value')} that are not tensors: {few}")
+        say(f"left out {counted(len(made.left_out), 'value')} that are not tensors: {few}")
 
 
 @contextlib.contextmanager

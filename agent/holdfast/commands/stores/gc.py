@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import Annotated
 
 import msgspec
@@ -12,10 +11,21 @@ import typer
 from holdfast.checkpoint import garbage_collection
 from holdfast.checkpoint.garbage_collection import RemovableItem, RemovalPlan
 from holdfast.client import NotFound
-from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, print_json, print_table
+from holdfast.commands.console import (
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    asking,
+    complain,
+    counted,
+    fail,
+    print_json,
+    print_table,
+    say,
+)
 from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Yes
-from holdfast.commands.stores.arguments import jobs_of, opened
+from holdfast.commands.stores.arguments import for_each_job, jobs_of, opened, reason
 from holdfast.config import Config
+from holdfast.errors import HoldfastError
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import Retention
 from holdfast.store import Store
@@ -59,9 +69,11 @@ def gc(
         fail("--drop needs --job: jobs have checkpoints of the same names", EXIT_USAGE)
     rules = _rules(retention, keep)
     with opened(path) as store:
-        jobs = jobs_of(store, job)
-        wanted = _ordered(server, token, jobs) if server else {}
-        plans = [garbage_collection.plan(store, name, rules, drop or (), wanted.get(name, ())) for name in jobs]
+        wanted = _ordered(server, token, jobs_of(store, job)) if server else {}
+        plans, has_failed = for_each_job(
+            *(store, job),
+            lambda name: garbage_collection.plan(store, name, rules, drop or (), wanted.get(name, ())),
+        )
         if job is not None and (unknown := sorted(set(drop or ()) - set(store.checkpoints(job)))):
             fail(f"{job} has no checkpoint {', '.join(unknown)}")
         ours = [each for each in plans if while_running or each.running is None]
@@ -70,9 +82,11 @@ def gc(
         if not dry_run and any(each.items for each in ours):
             if not yes:
                 typer.confirm("Remove these?", abort=True)
-            _carry_out(store, ours)
+            has_failed |= _carry_out(store, ours)
     if json:
         print_json([each if each in ours else msgspec.structs.replace(each, items=[]) for each in plans])
+    if has_failed:
+        raise typer.Exit(EXIT_REFUSED)
 
 
 def _rules(retention: str | None, keep: int | None) -> Retention:
@@ -93,29 +107,35 @@ def _ordered(server: str, token: str | None, jobs: list[str]) -> dict[str, list[
     return found
 
 
-def _carry_out(store: Store, plans: list[RemovalPlan]) -> None:
-    """Carry out the plans, and print what was removed, also after an error."""
+def _carry_out(store: Store, plans: list[RemovalPlan]) -> bool:
+    """Carry out the plans, print what was removed, and return whether something was not."""
+    has_failed = False
     try:
         for each in plans:
-            garbage_collection.carry_out(store, each)
+            try:
+                garbage_collection.carry_out(store, each)
+            except (HoldfastError, OSError) as error:
+                complain(f"{each.job}: {reason(error) if isinstance(error, OSError) else error}")
+                has_failed = True
     finally:
         gone = [item for each in plans for item in each.items if item.removed]
-        print(f"removed {counted(len(gone), 'item')}, {_sum(gone)}", file=sys.stderr)
+        say(f"removed {counted(len(gone), 'item')}, {_sum(gone)}", error=True)
+    return has_failed
 
 
 def _print_plans(plans: list[RemovalPlan], ours: list[RemovalPlan], *, dry_run: bool) -> None:
     """Print what is removed, and which jobs are skipped."""
     for each in plans:
         if each not in ours:
-            print(f"{each.job} {each.running}: skipped; use --while-running to include it")
+            say(f"{each.job} {each.running}: skipped; use --while-running to include it")
     rows = [(each.job, item.name, _size(item), item.why) for each in ours for item in each.items]
     if not rows:
-        print("nothing to remove")
+        say("nothing to remove")
         return
     print_table(("JOB", "NAME", "SIZE", "WHY"), rows)
     items = [item for each in ours for item in each.items]
     stays = ", ".join(f"{each.job} keeps {counted(each.stays, 'checkpoint')}" for each in ours)
-    print(f"\n{counted(len(items), 'item')}, {_sum(items)}{' would be removed' if dry_run else ''}; {stays}")
+    say("", f"{counted(len(items), 'item')}, {_sum(items)}{' would be removed' if dry_run else ''}; {stays}")
 
 
 def _size(item: RemovableItem) -> str:

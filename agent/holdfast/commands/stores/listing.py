@@ -8,9 +8,9 @@ import msgspec
 import typer
 
 from holdfast.checkpoint import restore
-from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table, progress_bar
+from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json, print_table, progress_bar, say
 from holdfast.commands.options import Json, OnlyJob, StorePath
-from holdfast.commands.stores.arguments import chosen, jobs_of, opened, reason
+from holdfast.commands.stores.arguments import chosen, for_each_job, opened, reason
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import parse_checkpoint_id
@@ -42,16 +42,23 @@ def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
     Examples: holdfast store ls checkpoints  ·  holdfast store ls checkpoints --job char-gpt --json
     """
     with opened(path) as store:
-        print_found([described(store, *each) for each in named(store, job)], path, json=json)
+        wanted, has_failed = named(store, job)
+        print_found([described(store, *each) for each in wanted], path, json=json)
+    if has_failed:
+        raise typer.Exit(EXIT_REFUSED)
 
 
-def named(store: Store, job: str | None, checkpoint: str | None = None) -> list[tuple[str, str]]:
-    """Return the checkpoints of all jobs, of one, or the one with this name, which needs a job."""
+def named(store: Store, job: str | None, checkpoint: str | None = None) -> tuple[list[tuple[str, str]], bool]:
+    """Return the checkpoints of all jobs, of one, or the one with this name, which needs a job.
+
+    The second result says whether a job could not be read.
+    """
     if checkpoint is None:
-        return [(name, each) for name in jobs_of(store, job) for each in store.checkpoints(name)]
+        listed, has_failed = for_each_job(store, job, lambda name: (name, store.checkpoints(name)))
+        return [(name, each) for name, checkpoints in listed for each in checkpoints], has_failed
     if job is None:
         fail("--checkpoint needs --job", EXIT_USAGE)
-    return [(job, chosen(store, job, checkpoint))]
+    return [(job, chosen(store, job, checkpoint))], False
 
 
 def described(store: Store, job: str, checkpoint: str) -> ListedCheckpoint:
@@ -77,7 +84,7 @@ def print_found(found: list[ListedCheckpoint], path: str, *, json: bool) -> None
     if json:
         print_json(found)
     elif not found:
-        print(f"no checkpoints in {path}")
+        say(f"no checkpoints in {path}")
     else:
         header = ("JOB", "CHECKPOINT", "ITERATION", "KIND", "SIZE", "STATE")
         print_table(header, [_cells(row) for row in found])
@@ -106,18 +113,18 @@ def verify(
     Examples: holdfast store verify checkpoints  ·  holdfast store verify checkpoints --job char-gpt --json
     """
     with opened(path) as store:
-        wanted = named(store, job, checkpoint)
+        wanted, has_failed = named(store, job, checkpoint)
         found = [_verified(store, *each, f"{i} of {len(wanted)}") for i, each in enumerate(wanted, 1)]
         print_found(found, path, json=json)
         if not json:
             for row in found:
                 if row.state == "damaged":
-                    print("\n" + _advice(store, row, found))
+                    say("", *_advice(store, row, found).split("\n"))
             if any(row.state == "repairable" for row in found):
-                print(
-                    f"\nA restore repairs such damage in memory. Repair it: holdfast store scrub {path} --repair"
+                say(
+                    "", f"A restore repairs such damage in memory. Repair it: holdfast store scrub {path} --repair"
                 )
-    if any(row.state != "verified" for row in found):
+    if has_failed or any(row.state != "verified" for row in found):
         raise typer.Exit(EXIT_REFUSED)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from typing import Annotated
 
 import typer
@@ -16,11 +15,13 @@ from holdfast.commands.console import (
     EXIT_REFUSED,
     EXIT_USAGE,
     asking,
+    complain,
     counted,
     fail,
     print_json,
     print_table,
     progress_bar,
+    say,
 )
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
 from holdfast.commands.stores.arguments import opened
@@ -60,7 +61,7 @@ def scrub(
         fail(str(error), EXIT_USAGE)
     found = []
     with opened(path) as store:
-        wanted = named(store, job, checkpoint)
+        wanted, has_failed = named(store, job, checkpoint)
         for number, (name, each) in enumerate(wanted, 1):
             with progress_bar(f"{name} {each} ({number} of {len(wanted)})") as progress:
                 found.append(scrub_checkpoint(store, name, each, repair=repair, pace=pace, progress=progress))
@@ -72,7 +73,7 @@ def scrub(
         with asking(server, token) as client:
             for scrubbed in found:
                 _report(client, scrubbed)
-    if any(each.state not in ("sound", "repaired", "removed") for each in found):
+    if has_failed or any(each.state not in ("sound", "repaired", "removed") for each in found):
         raise typer.Exit(EXIT_REFUSED)
 
 
@@ -89,20 +90,20 @@ def _report(client: Client, found: ScrubbedCheckpoint) -> None:
     try:
         client.report_scrub(found.job, found.checkpoint, report)
     except NotFound:
-        print(f"holdfast: {client.server} does not know {found.job} {found.checkpoint}", file=sys.stderr)
+        complain(f"{client.server} does not know {found.job} {found.checkpoint}")
 
 
 def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:
     if not found:
-        print(f"no checkpoints in {path}")
+        say(f"no checkpoints in {path}")
         return
     rows = [(each.job, each.checkpoint, format_bytes(each.read_bytes), each.state) for each in found]
     print_table(("JOB", "CHECKPOINT", "READ", "STATE"), rows)
     for each in found:
         if each.reason is not None:
-            print(f"\n{each.job} {each.checkpoint} is unreadable: {each.reason}")
+            say("", f"{each.job} {each.checkpoint} is unreadable: {each.reason}")
         for file in each.files:
-            print(f"\n{each.job} {each.checkpoint}/{file}")
+            say("", f"{each.job} {each.checkpoint}/{file}")
     repairable = [each for each in found if each.state == "repairable"]
     if repairable and not repair:
-        print(f"\nrepair {counted(len(repairable), 'checkpoint')} with: holdfast store scrub {path} --repair")
+        say("", f"repair {counted(len(repairable), 'checkpoint')} with: holdfast store scrub {path} --repair")

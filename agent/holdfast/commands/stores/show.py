@@ -14,10 +14,11 @@ import typer
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import object_of
-from holdfast.commands.console import counted, fail, print_json, print_table, progress_bar, seconds
+from holdfast.commands.console import counted, fail, print_json, print_table, progress_bar, say, seconds
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.format.manifest import Manifest, Tensor, raw_bytes, reused_bytes
+from holdfast.errors import DamagedCheckpoint
+from holdfast.format.manifest import MANIFEST, Manifest, Tensor, raw_bytes, reused_bytes
 from holdfast.format.shards import is_module, state_for, tensors_for
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.retention import LoggedMetric
@@ -106,11 +107,12 @@ def show(
         if tensor is not None:
             show_tensor(store, job, name, manifest, tensor, json=json)
             return
-        shown = _shown(name, manifest)
-    if json:
-        print_json(shown)
-    else:
-        _print(shown)
+        try:
+            shown = _shown(name, manifest)
+            print_json(shown) if json else _print(shown)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            # its digest matches, so Holdfast did not write it
+            raise DamagedCheckpoint(f"{name}/{MANIFEST}", f"its states are malformed ({error})") from error
 
 
 def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
@@ -160,20 +162,20 @@ def _print(shown: ShownCheckpoint) -> None:
         taken += f", {format_bytes(shown.reused_bytes)} of it from earlier checkpoints"
     if shown.raw_bytes:
         taken += f", {format_bytes(shown.raw_bytes)} before compression"
-    print(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
+    say(f"{shown.job} {shown.checkpoint}: {taken}, {tensors}, {counted(len(shown.files), 'file')}")
     after = f", after {shown.parent}" if shown.parent else ""
-    print(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
+    say(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created_at))
-    print(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
+    say(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
     if shown.versions:
-        print(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
+        say(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
     if shown.timings:
         timings = (f"{name.removesuffix('_seconds')} {seconds(took)}" for name, took in shown.timings.items())
-        print(f"  timings   {', '.join(timings)}")
+        say(f"  timings   {', '.join(timings)}")
     if shown.metrics:
         metrics = (f"{name} {each.value:.6g} (iteration {each.iteration})" for name, each in shown.metrics.items())
-        print(f"  metrics   {', '.join(metrics)}")
-    print()
+        say(f"  metrics   {', '.join(metrics)}")
+    say()
     print_table(
         ("OBJECT", "TENSORS", "SIZE"),
         [(o.name, str(o.tensors), format_bytes(o.size_bytes)) for o in shown.objects],
@@ -185,7 +187,7 @@ def _print(shown: ShownCheckpoint) -> None:
 def _print_tensors(shown: ShownCheckpoint) -> None:
     rows = shown.tensors[:MAX_REPORTED_TENSORS]
     if rows:
-        print()
+        say()
         cells = [
             (row.name, row.dtype, _shape(row.shape), format_bytes(row.size_bytes), _stored(row)) for row in rows
         ]
@@ -199,14 +201,14 @@ def _print_tensors(shown: ShownCheckpoint) -> None:
 def _print_values(shown: ShownCheckpoint) -> None:
     rows = list(shown.values.items())[:MOST_VALUES]
     if rows:
-        print()
+        say()
         print_table(("VALUE", ""), [(name, _value(value)) for name, value in rows])
     _print_rest(len(shown.values) - len(rows), "more")
 
 
 def _print_rest(count: int, what: str) -> None:
     if count:
-        print(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; use --json to list all")
+        say(f"and {count} {what}{'s' if what.endswith('one') and count > 1 else ''}; use --json to list all")
 
 
 def _stored(row: ShownTensor) -> str:
@@ -300,7 +302,7 @@ def _first(flat: torch.Tensor) -> list[Any]:
 
 def _print_tensor(found: TensorSummary) -> None:
     shape = "×".join(map(str, found.shape)) or "scalar"
-    print(f"{found.name}: {found.dtype}, {shape}, {format_bytes(found.size_bytes)}, matches its digest")
+    say(f"{found.name}: {found.dtype}, {shape}, {format_bytes(found.size_bytes)}, matches its digest")
     rows = {
         "minimum": found.minimum,
         "maximum": found.maximum,
@@ -310,10 +312,10 @@ def _print_tensor(found: TensorSummary) -> None:
         "infinite": found.infinite,
     }
     for name, value in rows.items():
-        print(f"  {name:<9} {'-' if value is None else f'{value:.9g}'}")
+        say(f"  {name:<9} {'-' if value is None else f'{value:.9g}'}")
     more = ", …" if math.prod(found.shape) > FIRST else ""
     first = (f"{value:.6g}" if isinstance(value, float) else str(value) for value in found.first)
-    print(f"  first     {', '.join(first)}{more}")
+    say(f"  first     {', '.join(first)}{more}")
 
 
 def values_of(state: Mapping[str, Any]) -> dict[str, Any]:

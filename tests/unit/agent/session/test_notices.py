@@ -130,7 +130,7 @@ def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
 LOGGING = """
 import logging, sys
 from holdfast.telemetry.reporter import console_log, logger
-before = (logger.level, logger.propagate, list(logger.handlers))
+before = (logger.level, logger.propagate, list(logger.handlers), list(logger.filters))
 for when in sys.argv[1:]:
     if when == "before":
         logging.basicConfig(format="script: %(message)s", stream=sys.stderr)
@@ -142,7 +142,7 @@ for when in sys.argv[1:]:
     console_log.close()
     logger.warning("twice")
     console_log.close()
-    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+    assert (logger.level, logger.propagate, list(logger.handlers), list(logger.filters)) == before
     logging.root.handlers.clear()
 """
 
@@ -156,3 +156,17 @@ def test_the_log_is_shown_once_and_the_logger_is_left_as_it_was():
     assert len(lines) == len(expected)
     for pattern, line in zip(expected, lines, strict=True):
         assert re.fullmatch(pattern, line), line
+
+
+def test_control_characters_of_a_name_in_a_store_are_escaped_in_the_log(tmp_path, caplog):
+    name = "\x1b[2J\x9b31m\rFORGED\u202e.json"
+    (tmp_path / "m" / "holds").mkdir(parents=True)
+    (tmp_path / "m" / "holds" / name).write_text("{}")
+    model, optimizer, session = session_of(tmp_path, keep=1)
+    with session:
+        for _ in range(3):
+            iterate(model, optimizer, session)
+            assert session._checkpoints.wait_settled(300)
+            assert session._checkpoints.retention_queue.wait_idle(300)
+    assert r"\x1b[2J\x9b31m\rFORGED\u202e.json is not a Holdfast record, ignoring it" in caplog.text
+    assert all(line.isprintable() for line in caplog.text.split("\n"))
