@@ -11,7 +11,7 @@ import msgspec
 from holdfast.checkpoint import restore
 from holdfast.protocol.retention import Retention, checkpoints_to_delete
 from holdfast.store import Attempt, Lineage, Store, newest_attempt, newest_pins
-from holdfast.store.records import held_checkpoints, protected_checkpoints
+from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import processes
 
 SLACK_SECONDS = 60.0
@@ -56,9 +56,8 @@ def plan(
     committed = store.checkpoints(job)
     lineages = store.records(job, Lineage)
     head = next((checkpoint for checkpoint, _ in restore.candidates(store, job)), None)
-    never = protected_checkpoints(
-        lineages, max((each.number for each in lineages), default=0), restore.of_kind(store, job, "requested")
-    )
+    asked_for = restore.of_kind(store, job, "requested", ASKED_FOR)
+    never = protected_checkpoints(lineages, max((each.number for each in lineages), default=0), asked_for)
     never |= held_checkpoints(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
     sizes, metrics = restore.CheckpointFacts(store, job).read(committed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ Payload = Callable[[fmt.File, Collection[str]], memoryview]
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
 FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
+HEAD_BYTES = 1 << 10
+_KIND = re.compile(rb'\n "kind": "([^"\\]*)",\n')
+"""The line of a manifest that names the kind of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def candidates(store: Store, job: str) -> Iterator[tuple[str, bool]]:
     """
     descended = lineage_checkpoints(store, job)
     yield from ((checkpoint, True) for checkpoint in descended)
-    abandoned = (c for c in store.checkpoints(job) if c not in descended)
+    abandoned = set(store.checkpoints(job)).difference(descended)
     for checkpoint in sorted(abandoned, key=lambda c: parse_checkpoint_id(c)[::-1], reverse=True):
         yield checkpoint, False
 
@@ -121,26 +125,33 @@ def read_manifest_or_copy(store: Store, job: str, checkpoint: str) -> tuple[fmt.
 
     Raises what `manifest` does.
     """
+    return _read_as(fmt.Manifest, store, job, checkpoint)
+
+
+def _read_as(kind: type[fmt.M], store: Store, job: str, checkpoint: str) -> tuple[fmt.M, str, bytes]:
     damage: DamagedCheckpoint | None = None
     for name in (fmt.MANIFEST, *fmt.MANIFEST_COPIES):
         try:
             data = read_manifest(store, job, checkpoint, name)
-            return _decoded(data, job, checkpoint, name), name, data
+            return _decoded(kind, data, job, checkpoint, name), name, data
         except DamagedCheckpoint as error:
             damage = damage or error
     assert damage is not None
     raise damage
 
 
-def _decoded(data: bytes, job: str, checkpoint: str, name: str) -> fmt.Manifest:
-    found = fmt.decode_manifest(data, f"{checkpoint}/{name}")
+def _decoded(kind: type[fmt.M], data: bytes, job: str, checkpoint: str, name: str) -> fmt.M:
+    found = fmt.decode_as(kind, data, f"{checkpoint}/{name}")
     if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
         raise DamagedCheckpoint(
             f"{checkpoint}/{name}",
             f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
-    fmt.require_sound(found)
-    require_complete(found)
+    if isinstance(found, fmt.Manifest):
+        fmt.require_sound(found)
+        require_complete(found)
+    else:
+        fmt.require_sound_files(found.files)
     return found
 
 
@@ -149,14 +160,25 @@ def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
     return _shapes(tensors_for(manifest, rank))
 
 
-def of_kind(store: Store, job: str, kind: CheckpointKind) -> list[str]:
-    """List the committed checkpoints of a kind, ignoring those with unreadable manifests."""
-    found = []
-    for checkpoint in store.checkpoints(job):
+def of_kind(store: Store, job: str, kind: CheckpointKind, most: int) -> list[str]:
+    """List the last committed checkpoints of a kind, at most `most`, without those with unreadable manifests."""
+    found: list[str] = []
+    for checkpoint in reversed(store.checkpoints(job)):
+        if len(found) == most:
+            break
         with contextlib.suppress(HoldfastError):
-            if manifest(store, job, checkpoint).kind == kind:
+            if _may_be(store, job, checkpoint, kind) and manifest(store, job, checkpoint).kind == kind:
                 found.append(checkpoint)
-    return found
+    return found[::-1]
+
+
+def _may_be(store: Store, job: str, checkpoint: str, kind: CheckpointKind) -> bool:
+    """Return whether a checkpoint may be of a kind, by the first lines of its manifest, which name it."""
+    with store.open_file(job, checkpoint, fmt.MANIFEST) as file:
+        head = bytearray(min(file.size_bytes, HEAD_BYTES))
+        file.read_into(0, memoryview(head))
+    named = _KIND.search(head)
+    return named is None or named[1] == kind.encode()
 
 
 class CheckpointFacts:
@@ -175,7 +197,7 @@ class CheckpointFacts:
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
                 try:
-                    read = manifest(self._store, self._job, checkpoint)
+                    read, _, _ = _read_as(fmt.ManifestSummary, self._store, self._job, checkpoint)
                 except HoldfastError:
                     continue
                 self._known[checkpoint] = read.files, read.metrics

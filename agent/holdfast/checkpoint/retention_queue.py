@@ -174,7 +174,7 @@ class RetentionQueue:
 
     def load_requested(self) -> None:
         """Load the requested checkpoints and pins of earlier attempts. OSError: a later run tries again."""
-        found = restore.of_kind(self._store, self._job, "requested")
+        found = restore.of_kind(self._store, self._job, "requested", ASKED_FOR)
         with self._lock:
             newer = [each for each in self._requested_ids if each not in found]
             self._requested_ids = collections.deque([*found, *newer], maxlen=ASKED_FOR)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import math
 import re
@@ -194,7 +195,7 @@ def checkpoints_to_delete(
         metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best,
             except while no checkpoint has it: then the newest are kept.
     """
-    order = sorted(checkpoints, key=_trained)
+    order, pinned, damaged = sorted(checkpoints, key=_trained), set(pinned), set(damaged)
     kept = {*protected, *pinned, *order[-1:]}
     counted = [each for each in order if each not in pinned]
     groups = [[each for each in counted if (each in damaged) is is_damaged] for is_damaged in (False, True)]
@@ -229,7 +230,7 @@ def _beyond(
         return [each for each in order if each not in stays]
     count = rules.spaced
     newest = order[-max(1, (count + 1) // 2) :]
-    return _thinned(order, {*stays, *newest}, lambda left: len(left) > count)
+    return _thinned(order, {*stays, *newest}, count, lambda each: 1)
 
 
 def _milestones(order: Iterable[str], every: int) -> set[str]:
@@ -267,23 +268,83 @@ def _best(order: list[str], rule: BestRule, metrics: Mapping[str, Mapping[str, L
 
 
 def _too_large(order: list[str], most_bytes: float, kept: Collection[str], sizes: Mapping[str, int]) -> list[str]:
-    return _thinned(order, kept, lambda left: sum(sizes.get(each, 0) for each in left) > most_bytes)
+    return _thinned(order, kept, most_bytes, lambda each: sizes.get(each, 0))
 
 
-def _thinned(order: list[str], stays: Collection[str], too_many: Callable[[Collection[str]], bool]) -> list[str]:
-    """Choose checkpoints to remove one by one while there are `too_many`.
+def _thinned(order: list[str], stays: Collection[str], most: float, weigh: Callable[[str], int]) -> list[str]:
+    """Choose checkpoints to remove one by one while the rest weighs more than `most`.
 
     The next is the one whose removal leaves the smallest gap for its age, which spaces the rest exponentially: all
     of the last minutes, and hours apart from yesterday.
     """
-    left, gone = list(order), []
-    while too_many(left):
-        removable = [i for i, each in enumerate(left) if each not in stays]
-        if not removable:
-            break
-        places = _places(left)
-        gone.append(left.pop(min(removable, key=lambda i: _loss(places, i))))
+    spacing, gone = _Spacing(order), list[str]()
+    losses = [(spacing.loss(i), i) for i, each in enumerate(order) if each not in stays]
+    heapq.heapify(losses)
+    removable = {i for _, i in losses}
+    weight = sum(map(weigh, order))
+    while weight > most and removable:
+        loss, i = heapq.heappop(losses)
+        if i not in removable:
+            continue
+        if (now := spacing.loss(i)) != loss:  # removals only shorten distances to the end, so that losses grow
+            heapq.heappush(losses, (now, i))
+            continue
+        gone.append(order[i])
+        removable.remove(i)
+        weight -= weigh(order[i])
+        for beside in spacing.remove(i):
+            if beside in removable:
+                heapq.heappush(losses, (spacing.loss(beside), beside))
     return gone
+
+
+class _Spacing:
+    """How far checkpoints are apart, in the iterations trained between them, including abandoned ones."""
+
+    def __init__(self, order: list[str]) -> None:
+        self._iterations = [parse_checkpoint_id(each)[0] for each in order]
+        self._before = list(range(-1, len(order) - 1))
+        self._after = list(range(1, len(order) + 1))
+        self._sums = [0] * (len(order) + 1)
+        """A Fenwick tree of the distances of each from the one before it."""
+        for i in range(len(order)):
+            self._add(i, self._distance(i))
+
+    def loss(self, i: int) -> float:
+        """Return the gap that removing a checkpoint leaves, relative to its age."""
+        after = self._after[i]
+        gap = self._distance(i) + (self._distance(after) if after < len(self._after) else 0)
+        return gap / (self._sum(len(self._after)) - self._sum(i + 1) + 1)
+
+    def remove(self, i: int) -> tuple[int, int]:
+        """Remove one, and return those before and after it, which may be -1 and the number of all."""
+        before, after = self._before[i], self._after[i]
+        self._add(i, -self._distance(i))
+        if before >= 0:
+            self._after[before] = after
+        if after < len(self._before):
+            was = self._distance(after)
+            self._before[after] = before
+            self._add(after, self._distance(after) - was)
+        return before, after
+
+    def _distance(self, i: int) -> int:
+        if self._before[i] < 0:
+            return self._iterations[i]
+        return max(1, abs(self._iterations[i] - self._iterations[self._before[i]]))
+
+    def _add(self, i: int, change: int) -> None:
+        at = i + 1
+        while at < len(self._sums):
+            self._sums[at] += change
+            at += at & -at
+
+    def _sum(self, count: int) -> int:
+        total = 0
+        while count:
+            total += self._sums[count]
+            count -= count & -count
+        return total
 
 
 def _by_lineage(order: Iterable[str]) -> list[list[str]]:
@@ -293,19 +354,6 @@ def _by_lineage(order: Iterable[str]) -> list[list[str]]:
 def _trained(checkpoint: str) -> tuple[int, int]:
     iteration, lineage = parse_checkpoint_id(checkpoint)
     return lineage, iteration
-
-
-def _places(order: list[str]) -> list[int]:
-    """Return the iterations trained up to each checkpoint, including abandoned ones."""
-    iterations = [parse_checkpoint_id(checkpoint)[0] for checkpoint in order]
-    steps = (max(1, abs(after - before)) for before, after in itertools.pairwise(iterations))
-    return list(itertools.accumulate(steps, initial=iterations[0]))
-
-
-def _loss(places: list[int], i: int) -> float:
-    """Return the gap that removing a checkpoint leaves, relative to its age."""
-    before = places[i - 1] if i else 0
-    return (places[min(i + 1, len(places) - 1)] - before) / (places[-1] - places[i] + 1)
 
 
 def _without_size(rules: Retention) -> str:

@@ -82,21 +82,14 @@ class LocalStore(Store):
         """List the names of all jobs, and of links that may have been put in the place of one."""
         if self.files.stat(self.root) is None:
             return []
-        with self.files.scan(self.root) as entries:
-            names = [(each.name, each.is_symlink()) for each in entries if is_job_name(each.name)]
-        attempts = FOLDERS[Attempt]
-        return sorted(
-            name for name, link in names if link or self.files.stat(self.root / name / attempts) is not None
-        )
+        return sorted(filter(is_job_name, self.files.links_and_holders(self.root, FOLDERS[Attempt])))
 
     def checkpoints(self, job: str) -> list[str]:
         directory = self._job(job)
         if self.files.stat(directory) is None:
             return []
-        with self.files.scan(directory) as entries:
-            named = [each for each in entries if is_checkpoint_id(each.name)]
-            # a link is listed, so that it is named as damaged instead of being passed over in silence
-            found = [each.name for each in named if each.is_symlink() or self._has_manifest(directory / each.name)]
+        # a link is listed, so that it is named as damaged instead of being passed over in silence
+        found = filter(is_checkpoint_id, self.files.links_and_holders(directory, MANIFEST))
         return sorted(found, key=parse_checkpoint_id)
 
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> LocalReader:
@@ -188,9 +181,6 @@ class LocalStore(Store):
 
     def path(self, job: str, checkpoint: str) -> Path:
         return self._job(job) / checkpoint_id(*parse_checkpoint_id(checkpoint))
-
-    def _has_manifest(self, checkpoint: Path) -> bool:
-        return self.files.stat(checkpoint / MANIFEST) is not None
 
     def _job(self, job: str) -> Path:
         return self.root / validate_job(job)

@@ -157,11 +157,19 @@ class Files:
     def is_directory(self, path: Path) -> bool:
         return (found := self.stat(path)) is not None and stat.S_ISDIR(found.st_mode)
 
-    @contextlib.contextmanager
-    def scan(self, path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
-        """Open the entries of a directory, for use within the block."""
+    def links_and_holders(self, path: Path, name: str) -> list[str]:
+        """List the directories in a directory that hold `name`, and the links, which are not followed."""
+        found = []
         with self._directory(path, os.O_RDONLY | os.O_DIRECTORY) as fd, os.scandir(fd) as entries:
-            yield entries
+            for each in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if each.is_dir(follow_symlinks=False):
+                        with contextlib.suppress(PermissionError):  # it may hold it
+                            os.stat(f"{each.name}/{name}", dir_fd=fd, follow_symlinks=False)
+                    elif not each.is_symlink():
+                        continue
+                    found.append(each.name)
+        return found
 
     def names(self, path: Path) -> list[str]:
         with self._directory(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
