@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, delete, select
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.attempt_reports import (
@@ -58,30 +58,43 @@ async def configuration_of(
 
 
 async def record_output(session: AsyncSession, attempt: models.AttemptRecord, event: OutputReport) -> None:
-    """Store lines of output, and delete those before the last `MAX_OUTPUT_LINES`."""
+    """Store lines of output, whatever numbers the report gives them, and keep the last `MAX_OUTPUT_LINES`.
+
+    A report replaces what was reported with the same numbers, so that an attempt has at most twice as many.
+    """
     lines = [line[:MAX_OUTPUT_CHARACTERS] for line in event.lines[-MAX_OUTPUT_LINES:]]
     if not lines:
         return
-    end = event.first + len(event.lines)
-    rows = models.OutputRecord
-    contents = compress(msgspec.msgpack.encode(lines), COMPRESSION_LEVEL)
-    await session.merge(rows(job=attempt.job, uid=attempt.uid, first=end - len(lines), end=end, contents=contents))
-    await session.flush()
+    rows, end = models.OutputRecord, event.first + len(event.lines)
+    first = end - len(lines)
     of_attempt = (rows.job == attempt.job, rows.uid == attempt.uid)
+    newest = max(end, await session.scalar(select(func.max(rows.end)).where(*of_attempt)) or end)
+    outdated = rows.end <= newest - MAX_OUTPUT_LINES
+    same_numbers = and_(rows.first < end, rows.end > first)
     await session.execute(
-        delete(rows).where(*of_attempt, rows.end <= end - MAX_OUTPUT_LINES),
+        delete(rows).where(*of_attempt, or_(outdated, same_numbers)),
         execution_options={"synchronize_session": False},
     )
+    if end > newest - MAX_OUTPUT_LINES:
+        contents = compress(msgspec.msgpack.encode(lines), COMPRESSION_LEVEL)
+        await session.execute(
+            insert(rows).values(job=attempt.job, uid=attempt.uid, first=first, end=end, contents=contents)
+        )
 
 
 async def output_of(session: AsyncSession, job: str, uid: str) -> tuple[int, list[str]]:
     """Return the number of the first line, and the last lines of output without those that were not reported."""
     rows = models.OutputRecord
-    query = select(rows.first, rows.contents).where(rows.job == job, rows.uid == uid).order_by(rows.first)
-    chunks = [(first, lines_of(contents)) for first, contents in await session.execute(query)]
-    lines = [line for _, chunk in chunks for line in chunk][-MAX_OUTPUT_LINES:]
-    last, chunk = chunks[-1] if chunks else (0, [])
-    return last + len(chunk) - len(lines), lines
+    query = select(rows.end, rows.contents).where(rows.job == job, rows.uid == uid).order_by(rows.first.desc())
+    lines: list[str] = []
+    last: int | None = None
+    for end, contents in await session.execute(query):
+        last = end if last is None else last
+        lines = [*lines_of(contents), *lines]
+        if len(lines) >= MAX_OUTPUT_LINES:
+            break
+    lines = lines[-MAX_OUTPUT_LINES:]
+    return (last or 0) - len(lines), lines
 
 
 def lines_of(contents: bytes) -> list[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_VALUE, MAX_OUTPUT_CHARACTERS
+import pytest
+from sqlalchemy import select
+
+from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_VALUE, MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES
 from holdfast.protocol.messages import OUTPUT_RANK, ConfigurationReport, OutputReport
+from holdfast_server import models
+from holdfast_server.records.attempt_reports import lines_of
 
 ATTEMPTS = "/api/v1/jobs/char-gpt/attempts"
 
@@ -42,6 +47,52 @@ def test_output_is_kept_up_to_its_last_lines_also_where_some_are_missing(agent, 
     relay.say(OutputReport(at=1.0, first=1002, lines=["later"]))
     found = client.get(f"{ATTEMPTS}/1/output").json()
     assert (found["first"], found["lines"]) == (1001, ["f", "later"])
+
+
+def stored(client):
+    """Return the number of stored reports of output, and of their lines."""
+
+    async def read():
+        async with client.app.state.database.read() as session:
+            contents = list(await session.scalars(select(models.OutputRecord.contents)))
+            return len(contents), sum(len(lines_of(each)) for each in contents)
+
+    return client.portal.call(read)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        range(2000, 0, -1),
+        range(5000, 0, -7),
+        [7] * 50,
+        range(0, 2000, 13),
+        [2**50, 5, 2**40, *range(2**50, 0, -(2**45))],
+    ],
+    ids=["falling", "falling with gaps", "repeated", "overlapping", "jumping"],
+)
+def test_output_is_bounded_whatever_numbers_its_reports_have(agent, client, numbers):
+    agent.start()
+    reports = [OutputReport(at=1.0, first=first, lines=["x" * 20] * 20) for first in numbers]
+    for start in range(0, len(reports), 500):
+        agent.say(*reports[start : start + 500])
+    count, lines = stored(client)
+    assert count <= MAX_OUTPUT_LINES
+    assert lines <= 2 * MAX_OUTPUT_LINES
+    found = client.get(f"{ATTEMPTS}/1/output").json()
+    assert 20 <= len(found["lines"]) <= MAX_OUTPUT_LINES
+    assert min(numbers) <= found["first"] <= max(numbers)
+
+
+def test_a_report_that_is_repeated_or_longer_replaces_the_one_before(agent, client):
+    agent.start()
+    agent.say(
+        OutputReport(at=1.0, first=0, lines=["a", "b"]), OutputReport(at=1.0, first=0, lines=["a", "b", "c"])
+    )
+    agent.say(OutputReport(at=1.0, first=3, lines=["d"]))
+    agent.say(OutputReport(at=1.0, first=3, lines=["d"]))
+    found = client.get(f"{ATTEMPTS}/1/output").json()
+    assert (found["first"], found["lines"]) == (0, ["a", "b", "c", "d"])
 
 
 def test_what_is_too_long_is_cut(agent, client):
