@@ -33,9 +33,13 @@ READ_BYTES = 65536
 SEND_SECONDS, MOST_WAIT_SECONDS = 3.0, 30.0
 """Time between two reports of new lines, and the longest wait for a server that does not answer."""
 LAST_REPORT_SECONDS = 10.0
-MAX_LINE_BYTES = 4 * MAX_OUTPUT_CHARACTERS
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()#%][0-9A-B]?)")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+MAX_LINE_BYTES = 4 * MAX_OUTPUT_CHARACTERS + 2000
+"""More than is shown: a secret at the end of what is shown must be known as one."""
+_ESCAPES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b(?:\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_=>()#%][0-9A-B]?)"
+)
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+"""Control characters, and those that have no width or change the direction of text."""
 
 
 class OutputTail:
@@ -76,7 +80,7 @@ def _last_written(line: bytes) -> bytes:
 def plain(line: bytes) -> str:
     """Return a line without escape sequences, control characters and secrets."""
     text = _CONTROLS.sub("", _ESCAPES.sub("", line.decode(errors="replace")))
-    return mask_text(text[:MAX_OUTPUT_CHARACTERS])
+    return mask_text(text)[:MAX_OUTPUT_CHARACTERS]
 
 
 class OutputSender:

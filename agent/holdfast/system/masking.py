@@ -2,44 +2,147 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from urllib.parse import quote
 
 MASK = "<hidden>"
 LEAST_SECRET_CHARACTERS = 8
 """Shorter values of secret environment variables are not searched for: they occur in ordinary text."""
-_WORDS = frozenset(
-    ("token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials", "auth")
+_SECRETS = frozenset(
+    ("auth", "authorization", "bearer", "cookie", "cookies", "cred", "credential", "credentials", "creds", "dsn",
+     "jwt", "passcode", "passphrase", "passwd", "password", "passwords", "pwd", "secret", "secrets", "token",
+     "webhook")
+)  # fmt: skip
+_ONE_WORD = re.compile(
+    r"(?:passwords?|passwd|passphrases?|secrets?|credentials?"
+    r"|(?:api|app|access|auth|bot|hf|hub|id|refresh|session|user|bearer)tokens?"
+    r"|(?:api|access|account|auth|deploy|encryption|hmac|master|private|secret|service|session|signing|ssh)keys?)$"
 )
-_KEYS = frozenset(("api", "access", "private", "secret", "account", "signing", "encryption"))
+"""Ends of names that are written as one word: `pgpassword`, `openaiapikey`."""
+_KEYS = frozenset(
+    ("access", "account", "anthropic", "api", "auth", "aws", "azure", "deploy", "encryption", "google", "hf",
+     "hmac", "license", "master", "openai", "private", "rsa", "secret", "service", "session", "signing", "ssh",
+     "storage", "tls", "wandb", "webhook")
+)  # fmt: skip
 """Words that make a secret of a `key` behind them."""
-_NAME = r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|api[_-]?key|access[_-]?key|private[_-]?key)"
-# no unlimited repetition before what must match: a long line would take quadratic time
+_PASSES = frozenset(
+    ("admin", "db", "ftp", "imap", "mail", "mysql", "pg", "proxy", "redis", "root", "smtp", "sudo", "user")
+)
+"""Words that make a secret of a `pass` behind them."""
+_TOKENS = frozenset(("access", "api", "auth", "bearer", "hf", "hub", "refresh", "secret", "session"))
+"""Words that make secrets of `tokens` behind them, which mostly count text."""
+_TEXT_TOKENS = frozenset(
+    ("additional", "audio", "begin", "bos", "class", "cls", "decoder", "dist", "each", "end", "eos", "first",
+     "forced", "image", "last", "mask", "max", "next", "no", "num", "pad", "patch", "per", "prefix", "sep",
+     "special", "start", "stop", "suffix", "unk", "video")
+)  # fmt: skip
+"""Words that make a piece of text of a `token` behind them."""
+_PLACES = frozenset(("dir", "directory", "file", "folder", "home", "path", "sock", "socket"))
+"""Last words of names that say where a secret is, or something else is."""
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_SPELLED = r"(?:passw(?:or)?ds?|passphrases?|passcode|pwd|[_-]pass)"
+_NAME = (
+    r"(?:token|secrets?|credentials?"
+    r"|(?:api|access|account|auth|encryption|private|secret|session|signing|ssh|sharedaccess)[ _-]?keys?)"
+)
+_AFTER = r"(?:[\"']?\s{0,3}[=:]|[\"'],)\s{0,3}"
+_NO_VALUE = r"(?!(?:none|null|true|false|yes|no|\*+)(?![\w-]))"
+# Every repetition is limited, or can begin at one place only: a long line must not take quadratic time.
 _PATTERNS = (
-    (re.compile(r"(://[^\s:/@]{0,100}):[^\s@/]{1,200}@"), rf"\1:{MASK}@"),
+    (re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]{0,20000}(?:-----END [A-Z ]{0,40}-----)?"), MASK),
+    (
+        re.compile(
+            r"\A\s{0,20}(?=[A-Z\d+/]{0,80}[a-z])(?=[a-z\d+/]{0,80}[A-Z])[A-Za-z\d+/]{60,80}={0,2}\s{0,20}\Z"
+        ),
+        MASK,
+    ),
+    (re.compile(r"(://[^\s:/@]{0,100}):(?!\d{1,5}/)[^\s\"'<>]{1,200}@(?=[\w\[])"), rf"\1:{MASK}@"),
+    (re.compile(r"(://)(?=[^\s:/@]{0,200}\d)[\w.~+-]{12,200}@(?=[\w\[])"), rf"\1{MASK}@"),
+    (
+        re.compile(r"(hooks\.slack\.com/|discord(?:app)?\.com/api/webhooks/|webhook\.office\.com/)[\w/@+.-]{10,}"),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(rf"(?i)(\bauthorization{_AFTER}[\"']?)(?:([a-z][\w-]{{0,20}})\s{{1,3}})?[^\s\"',;]{{6,}}"),
+        rf"\1\2 {MASK}",
+    ),
+    (
+        re.compile(r"(?i)\b((?:set-)?cookie[\"']?\s{0,3}:\s{0,3}[\"']?)(?=[^\s=;]{1,100}=)[^\"'\r\n]{4,}"),
+        rf"\1{MASK}",
+    ),
     (re.compile(r"(?i)\b(bearer|basic)\s{1,3}[\w.~+/=-]{8,}"), rf"\1 {MASK}"),
-    (re.compile(r"\b(?:sk-|hf_|gh[opsu]_|github_pat_|glpat-|xox[abprs]-)[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b"), MASK),
-    (re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+"), MASK),
+    (
+        re.compile(
+            r"\b(?:sk-|gh[oprsu]_|github_pat_|glpat-|xox[abeoprs]-|xapp-|npm_|pypi-|[rs]k_live_|dop_v1_|ya29\.)[\w-]{10,}"
+            r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|\bSG\.[\w-]{10,100}\.[\w-]{10,}"
+            r"|\bhfl?_(?:[A-Za-z0-9]{30,}|[\w-]{0,40}\d[\w-]{16,})"
+        ),
+        MASK,
+    ),
+    (re.compile(r"(?<![\w-])eyJ[\w-]{10,4000}\.[\w-]{10,}\.[\w-]+"), MASK),
+    (
+        re.compile(r"(?i)\b(x-(?:amz|goog)-(?:signature|credential|security-token)=|sig=)[^\s;&\"']{10,}"),
+        rf"\1{MASK}",
+    ),
+    (re.compile(rf"(?i)((?:{_NAME}|{_SPELLED}){_AFTER}([\"']))(?!\2)[^\r\n]{{1,200}}?\2"), rf"\1{MASK}\2"),
+    (
+        re.compile(
+            rf"(?i)({_SPELLED}{_AFTER}[\"']?|(?<!-)--[\w-]{{0,40}}{_SPELLED}\s{{1,3}}){_NO_VALUE}[^\s\"',;&<]{{4,}}"
+        ),
+        rf"\1{MASK}",
+    ),
     # a number, as in "seconds per token: 0.004213", is no secret
     (
         re.compile(
-            rf"(?i)({_NAME}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?|(?<!-)--[\w-]{{0,40}}{_NAME}\s{{1,3}})"
-            r"(?![\d.,+-]+(?:\s|$))[^\s\"',;&]{6,}"
+            rf"(?i)({_NAME}{_AFTER}[\"']?|(?<!-)--[\w-]{{0,40}}{_NAME}\s{{1,3}})"
+            rf"(?![\d.,+-]{{1,40}}(?:\s|$)){_NO_VALUE}[^\s\"',;&<]{{6,}}"
         ),
         rf"\1{MASK}",
     ),
 )
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a name is that of a secret: `api_key`, `hub.token`, but not `max_tokens`."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
-    pairs = pairwise(words)
-    return not _WORDS.isdisjoint(words) or any(last == "key" and first in _KEYS for first, last in pairs)
+def is_secret(name: str, value: str = "") -> bool:
+    """Return whether a name is that of a secret: `api_key`, `hub.token`, `PGPASSWORD`, but not `max_tokens`.
+
+    Args:
+        value: a number is no secret under a name that can also be that of a count, such as `tokens`.
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] in _PLACES or name in ("PWD", "OLDPWD"):
+        return False
+    if words == ["pass"] and name.isalpha():
+        return True
+    for before, word in pairwise(["", *words]):
+        if word == "token" and before in _TEXT_TOKENS:
+            continue
+        if (
+            word in _SECRETS
+            or (word in ("key", "keys") and before in _KEYS)
+            or (word == "pass" and before in _PASSES)
+        ):
+            return True
+        if word == "tokens" and (before in _TOKENS or words == ["tokens"]) and not _is_number(value):
+            return True
+        if word == "string" and before == "connection":
+            return True
+        if _ONE_WORD.search(word) or (before == "keys" and word in _KEYS):
+            return True
+    return False
+
+
+def _is_number(value: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(value)
+        return True
+    return False
 
 
 def mask_text(text: str) -> str:
@@ -60,10 +163,10 @@ def _masked_words(words: Iterable[str]) -> Iterator[str]:
     is_value = False
     for word in words:
         name, equals, value = word.partition("=")
-        if is_value and not word.startswith("-"):
+        if is_value and not word.startswith("--") and not (word.startswith("-") and len(word) == 2):
             yield MASK
             is_value = False
-        elif equals and is_secret(name):
+        elif equals and is_secret(name, value):
             yield f"{name}={MASK if value else ''}"
         else:
             is_value = word.startswith("-") and is_secret(word)
@@ -72,10 +175,19 @@ def _masked_words(words: Iterable[str]) -> Iterator[str]:
 
 @functools.cache
 def _secrets_of_environment() -> tuple[str, ...]:
-    # a path, as in SSH_AUTH_SOCK, names a secret and is none
-    found = {value for name, value in os.environ.items() if is_secret(name) and not value.startswith("/")}
+    """Return the values of secret variables, each line of them, and how they are written in a URL."""
+    values = [value for name, value in os.environ.items() if is_secret(name, value) and not _is_place(value)]
+    lines = {line.strip() for value in values for line in (value, *value.splitlines())}
+    found = {
+        form for line in lines if len(line) >= LEAST_SECRET_CHARACTERS for form in (line, quote(line, safe=""))
+    }
     # longest first: one may be a part of another
-    return tuple(sorted((each for each in found if len(each) >= LEAST_SECRET_CHARACTERS), key=len, reverse=True))
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _is_place(value: str) -> bool:
+    """Return whether the value of a variable says where the secret is."""
+    return value.startswith("/") and os.path.exists(value)
 
 
 def escaped(text: str) -> str:

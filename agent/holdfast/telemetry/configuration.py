@@ -66,7 +66,7 @@ def _flattened(name: str, value: object, depth: int) -> Iterator[tuple[str, str]
             yield from _flattened(path, below, depth - 1)
     elif name:
         shown = _shown(value)
-        hides = is_secret(name) and shown not in ("", "None", "False")
+        hides = is_secret(name, shown) and shown not in ("", "None", "False")
         yield name[:MAX_CONFIGURATION_NAME], MASK if hides else shown
 
 
