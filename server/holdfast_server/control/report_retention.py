@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.pacing.quantities import MAX_SECONDS
 from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
@@ -20,7 +20,7 @@ from holdfast_server.samples import compaction
 
 EVERY_SECONDS = 300.0
 LEAST_SECONDS = 3600.0
-LEAST_BYTES = 2**20
+LEAST_BYTES, MOST_BYTES = 2**20, 2**60
 ROWS_AT_ONCE = 2000
 """Rows deleted in one transaction, for which reports wait."""
 
@@ -50,9 +50,11 @@ async def change(
         InvalidSetting: a value is too small; names the field.
     """
     for name, value in msgspec.structs.asdict(changes).items():
-        least = LEAST_BYTES if name.endswith("_bytes") else LEAST_SECONDS
-        if isinstance(value, float | int) and not least <= value < math.inf:
-            raise InvalidSetting(name, f"{name} is {value}: give at least {least:g}, or null for no limit")
+        is_size = name.endswith("_bytes")
+        least, most = (LEAST_BYTES, MOST_BYTES) if is_size else (LEAST_SECONDS, MAX_SECONDS)
+        if isinstance(value, float | int) and not least <= value <= most:
+            reason = f"{name} is {value!s:.40}: give {least:g} to {most:g}, or null for no limit"
+            raise InvalidSetting(name, reason)
     await require_project(session, project)
     row = await session.get(models.RetentionRecord, project)
     before = _fields(row)

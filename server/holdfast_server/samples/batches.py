@@ -223,8 +223,9 @@ def _validate_event(event: messages.Event) -> None:
         names = [*event.checkpoints, *event.pinned, *event.deleted]
     if isinstance(event, messages.VerificationReport):
         names = [event.checkpoint, event.against]
-    for name in filter(None, names):
-        messages.parse_checkpoint_id(name)
+    for name in names:
+        if name is not None:
+            messages.parse_checkpoint_id(name)
 
 
 def _correct_times(event: messages.Event, *, ahead: float, latest: float) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import re
 import typing
 from urllib.parse import quote
 
 import pytest
 from fastapi import params
+from fastapi.routing import APIRoute
 
-from holdfast_web.accounts import routes as accounts
-from holdfast_web.checkpoint import routes as checkpoint
-from holdfast_web.fleet import routes as fleet
-from holdfast_web.job import annotation_dialogs, controls
-from holdfast_web.job import routes as job_pages
+from holdfast_web import _routers
 
 JOB = "/api/v1/jobs/char-gpt"
 ODD = [
@@ -53,9 +51,9 @@ def fields_of(endpoint):
 
 FORMS = {
     route.path: sorted(fields_of(route.endpoint))
-    for area in (fleet, job_pages, annotation_dialogs, controls, checkpoint, accounts)
-    for route in area.router.routes
-    if "POST" in route.methods
+    for router in _routers()
+    for route in router.routes
+    if isinstance(route, APIRoute) and "POST" in route.methods
 }
 QUERIES = {
     "/": ["search", "owner", "label", "sort", "hide", "page"],
@@ -86,9 +84,11 @@ def test_every_query_is_tried(client):
         "after", "wait", "from", "to", "points", "limit", "before", "checkpoint", "iteration", "budget", "every",
     }  # fmt: skip
     assert {name for names in FORMS.values() for name in names} == {
-        "token", "next", "version", "budget", "mode", "every", "paused", "checkpoint", "key", "name", "password",
-        "code", "policy", "hold", "edit", "job", "back", "pinned", "label", "against",
-        "retention", "action", "jobs", "all_matching", "iteration", "text",
+        "action", "admin", "against", "alert", "all_matching", "back", "budget", "checkpoint", "code", "edit",
+        "enabled", "every", "expires", "for_seconds", "hold", "iteration", "job", "jobs", "key", "kind", "label",
+        "least_severity", "limit", "mode", "name", "next", "password", "paused", "person", "pinned", "policy",
+        "present", "project", "retention", "role", "scopes", "seconds", "severity", "target", "text", "token",
+        "version", "window",
     }  # fmt: skip
 
 
@@ -103,9 +103,18 @@ def test_no_odd_query_breaks_the_server(job, client, step):
 @SWEEPS
 def test_no_odd_form_breaks_the_server(job, client, step):
     usual = {"version": "0", "budget": "3", "every": "9", "paused": "true", "key": "k", "checkpoint": POINT}
+    usual |= {
+        "name": "spikes",
+        "kind": "loss_spike",
+        "limit": "6",
+        "window": "30",
+        "for_seconds": "0",
+        "jobs": "*",
+    }
+    usual |= {"severity": "warning", "jobs": "*"}
+    named = {"job": "char-gpt", "checkpoint": POINT, "project": "default", "annotation": "1", "alert": "1"}
     for path, names in FORMS.items():
-        address = path.replace("{job}", "char-gpt").replace("{order}", "x").replace("{checkpoint}", POINT)
-        address = address.replace("{annotation}", "1")
+        address = re.sub(r"{(\w+)(:\w+)?}", lambda match: named.get(match[1], "x"), path)
         for name, value in list(itertools.product(names, ODD))[len(path) % step :: step]:
             reply = client.post(address, data=usual | {name: value}, headers=PAGE, follow_redirects=False)
             assert reply.status_code < 500, (path, name, value)
@@ -119,6 +128,13 @@ def test_no_odd_json_breaks_the_server(job, client):
         edit = client.patch(f"{JOB}/desired", content=body, headers={"If-Match": '"0"'})
         assert client.post(f"{JOB}/restores", content=body).status_code < 500, body
         assert edit.status_code < 500, body
+
+
+@pytest.mark.parametrize("field", ["samples_seconds", "fine_seconds", "reports_seconds", "samples_bytes"])
+def test_no_odd_retention_breaks_the_server(client, field):
+    for value in [*ODD_JSON, str(2**63 - 1), str(2**63), "1e308", "5e-324"]:
+        reply = client.patch("/api/v1/projects/default/retention", content=f'{{"{field}": {value}}}'.encode())
+        assert reply.status_code == 200 if value == "null" else reply.status_code in (400, 422), value
 
 
 def test_no_odd_path_or_header_breaks_the_server(job, client):

@@ -15,6 +15,8 @@ from holdfast_server.records.pins import ALERT
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
+MAX_SIZE = 10**21
+"""Bytes, or bytes per second, from which on a figure is absurd."""
 _PERCENT = re.compile(r"(\d)%")
 _DURATIONS = ((86400.0, "d", 3600.0, "h"), (3600.0, "h", 60.0, "min"), (60.0, "min", 1.0, "s"))
 _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -138,9 +140,16 @@ def gpu_hours(value: float | None) -> str:
     return f"{amount(value * 3600)} GPU-s" if 0 < value < 0.01 else f"{amount(value)} GPU-h"
 
 
+def speed(size_bytes: int, seconds: float | None) -> str:
+    """Format the rate at which bytes were written, as `123 MB/s`."""
+    if not seconds or not 0 <= size_bytes / seconds < MAX_SIZE:
+        return NONE
+    return f"{size(round(size_bytes / seconds))}/s"
+
+
 def size(value: int | None) -> str:
     """Format bytes with decimal units."""
-    if value is None or not 0 <= value < 10**21:
+    if value is None or not 0 <= value < MAX_SIZE:
         return NONE
     scaled, unit = float(value), 0
     while scaled >= 999.5 and unit < len(_SIZES) - 1:
@@ -241,6 +250,6 @@ FILTERS = {
     function.__name__: function
     for function in (
         age, amount, browser, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours, interval, iso,
-        iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, stamp,
+        iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed, stamp,
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from urllib.parse import urlencode
 
 from holdfast.pacing.quantities import parse_seconds
@@ -61,9 +62,12 @@ def seconds(field: str, text: str) -> float:
 
 def number(field: str, text: str) -> float:
     try:
-        return float(_cut(text).replace(",", ""))
+        value = float(_cut(text).replace(",", ""))
     except ValueError:
-        raise InvalidSetting(field, f"{field} {_cut(text)!r} is not a number") from None
+        value = math.nan
+    if not math.isfinite(value):
+        raise InvalidSetting(field, f"{field} {_cut(text)!r} is not a number")
+    return value
 
 
 def version(text: str) -> int:

@@ -72,3 +72,20 @@ def test_an_inventory_that_no_store_can_have_is_left_out(agent, client):
     agent.say(Inventory(at=agent.at, checkpoints=[checkpoint_id(number, 1) for number in range(100_001)]))
     told = client.get(f"{JOB}/checkpoints", params={"limit": 500}).json()["checkpoints"]
     assert [row["id"] for row in told] == [POINT]
+
+
+def test_an_inventory_with_an_empty_name_is_refused(agent, client):
+    agent.start()
+    before = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    agent.say(Inventory(at=agent.at, checkpoints=[""]))
+    agent.say(Inventory(at=agent.at, checkpoints=[], deleted=[""]))
+    assert client.get(f"{JOB}/checkpoints").json()["checkpoints"] == before
+
+
+@pytest.mark.parametrize("seconds", [5e-324, 1e-310, 1e-9])
+def test_a_checkpoint_written_in_no_time_ends_no_page(agent, client, seconds):
+    agent.start()
+    agent.train(10)
+    agent.checkpoint(persist_seconds=seconds)
+    for path in ("/jobs/char-gpt", "/jobs/char-gpt/live", f"/jobs/char-gpt/checkpoints/{POINT}", "/"):
+        assert client.get(path, headers={"Accept": "text/html"}).status_code == 200, path
