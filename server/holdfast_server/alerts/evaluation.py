@@ -104,11 +104,19 @@ def _check(
 ) -> list[_RuleCheck]:
     applying = (rule for rule in project_rules if rules.applies(rule, job.job))
     found = []
+    judged: dict[tuple[str, float, int], RuleResult | None] = {}
     for rule in applying:
-        # the facts are copied for rules with a window only: a copy takes longer than most checks
         spike = open_spikes.get((job.job, rule.name))
-        facts_of_rule = replace(job, window=rule.window, open_spike=spike) if rule.window else job
-        found.append(_RuleCheck(rule, KINDS[rule.kind].judge(facts_of_rule, rule.limit)))
+        condition = (rule.kind, rule.limit, rule.window)
+        if spike is not None or condition not in judged:
+            # the facts are copied for rules with a window only: a copy takes longer than most checks
+            facts_of_rule = replace(job, window=rule.window, open_spike=spike) if rule.window else job
+            result = KINDS[rule.kind].judge(facts_of_rule, rule.limit)
+            if spike is None:
+                judged[condition] = result
+        else:
+            result = judged[condition]
+        found.append(_RuleCheck(rule, result))
     return found
 
 

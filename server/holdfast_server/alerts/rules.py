@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -24,6 +24,8 @@ MAX_FOR_SECONDS = 7 * 86400.0
 MAX_PATTERN = 200
 MIN_WINDOW, MAX_WINDOW = 20, 1000
 MAX_RULES = 100
+MAX_WINDOWS = 5
+"""Different windows of a project's rules: each is evaluated over thousands of losses of each job."""
 """Custom rules of a project: each is evaluated for each of its jobs, every few seconds."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "changed_at", "changed_by")
@@ -94,6 +96,7 @@ async def change(
             setattr(row, field, getattr(rule, field))
         session.add(row)
     _apply(row, changes)
+    _limit_windows(row, known.values())
     row.changed_at, row.changed_by = now, who
     await session.flush()
     after = _stored(row)
@@ -169,6 +172,15 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         if not 1 <= len(changes.jobs) <= MAX_PATTERN or not re.fullmatch(r"[A-Za-z0-9._*?-]+", changes.jobs):
             raise InvalidSetting("jobs", "give a pattern for job names, with * and ? as wildcards, as in llama-*")
         row.jobs = changes.jobs
+
+
+def _limit_windows(changed: models.AlertRuleRecord, known: Iterable[AlertRule]) -> None:
+    windows = {rule.window for rule in known if KINDS[rule.kind].window and rule.name != changed.name}
+    if changed.window not in (0, *windows) and len(windows) >= MAX_WINDOWS:
+        used = ", ".join(map(str, sorted(windows)))
+        raise InvalidSetting(
+            "window", f"a project has rules with at most {MAX_WINDOWS} windows: use one of {used}"
+        )
 
 
 async def _record(

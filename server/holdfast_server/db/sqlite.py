@@ -51,7 +51,8 @@ class SqliteBackend:
         self.url = url
         self.path = Path(str(url.database))
         self.place = str(self.path)
-        self._lock_file: int | None = None
+        self._locks: list[int] = []
+        """Open files that are locked: one beside the database, and the database itself."""
         self._writer: Engine | None = None
         self._session: ThreadSession | None = None
         """Session of the writer thread, kept from one commit to the next."""
@@ -70,6 +71,7 @@ class SqliteBackend:
         self.take()
         try:
             _create(self.path)
+            self.take()
             return upgrade(self.url)
         except BaseException:  # unlock the file even on Ctrl-C
             self.release()
@@ -83,14 +85,22 @@ class SqliteBackend:
             NotOurDatabase: it is not a SQLite file.
         """
         _check_path(self.path)
-        if self._lock_file is None:
-            self._lock_file = _lock(self.path)
+        place = self.path.resolve()
+        if not self._locks:
+            self._locks.append(_lock(place.with_name(place.name + ".lock"), self.path, os.O_CREAT))
+            os.ftruncate(self._locks[0], 0)
+            os.pwrite(self._locks[0], f"{os.getpid()}\n".encode(), 0)
+        if len(self._locks) == 1 and place.exists():
+            try:
+                self._locks.append(_lock(place, self.path))  # a hard link is another path to the same database
+            except BaseException:
+                self.release()
+                raise
 
     def release(self) -> None:
         """Unlock the file for other servers."""
-        if self._lock_file is not None:
-            os.close(self._lock_file)
-            self._lock_file = None
+        while self._locks:
+            os.close(self._locks.pop())
 
     async def open(self, settled: Callable[[list[WriteUnit]], None]) -> AsyncEngine:
         # reuse the connection that was used last: its cache is warm, and the others stay small
@@ -236,19 +246,19 @@ def _first_bytes(path: Path) -> bytes:
         return file.read(len(SQLITE_MAGIC))
 
 
-def _lock(path: Path) -> int:
-    lock_file = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(file: Path, database: Path, flags: int = 0) -> int:
+    """Open a file and lock it. SQLite's own locks are of another kind."""
+    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(lock_file, 32, 0).decode(errors="replace").strip() or "unknown"
-        os.close(lock_file)
+        text = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        holder = f"process {text}" if text.isdigit() else "under another name of the file"
         raise DatabaseInUse(
-            f"another Holdfast server (process {holder}) uses {path}: stop it, or use another file with --db"
+            f"another Holdfast server ({holder}) uses {database}: stop it, or use another file with --db"
         ) from None
-    os.ftruncate(lock_file, 0)
-    os.pwrite(lock_file, f"{os.getpid()}\n".encode(), 0)
-    return lock_file
+    return descriptor
 
 
 def _configure(engine: Engine, *, begin: str) -> None:

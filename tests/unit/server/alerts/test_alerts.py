@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
@@ -18,11 +19,11 @@ from holdfast.protocol.attempt_reports import OutputReport
 from holdfast.protocol.jobs import RecentFailures
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision, OrderStateChange
 from holdfast_server.accounts import projects
-from holdfast_server.alerts import evaluation
+from holdfast_server.alerts import evaluation, rules
 from holdfast_server.alerts import facts as job_facts
-from holdfast_server.alerts.conditions import KINDS
+from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import EndedRestore, JobFacts
-from holdfast_server.alerts.loss_spikes import LossHistory
+from holdfast_server.alerts.loss_spikes import LossHistory, OpenSpike
 from tests.support.postgres import ON_SQLITE
 
 PROJECT = "/api/v1/projects/default"
@@ -310,6 +311,35 @@ def test_rules_are_of_a_project_and_can_be_changed_and_put_back(client, clock):
 def test_a_rule_that_cannot_be_is_refused_by_its_field(client, name, changes, field):
     reply = client.put(f"{PROJECT}/alert-rules/{name}", json=changes)
     assert (reply.status_code, reply.json()["field"]) == (422, field)
+
+
+@ON_SQLITE
+def test_rules_of_a_project_have_few_windows(client):
+    windows = [200, *range(20, 20 + rules.MAX_WINDOWS - 1)]  # that of the built-in rule first
+    for window in windows:
+        change(client, f"own-{window}", kind="loss_spike", window=window)
+    reply = client.put(f"{PROJECT}/alert-rules/more", json={"kind": "loss_spike", "window": 1000})
+    assert (reply.status_code, reply.json()["field"]) == (422, "window")
+    assert "use one of 20" in reply.json()["message"]
+    change(client, "more", kind="loss_spike", window=windows[-1], limit=9)
+    change(client, "own-20", window=20, limit=3)
+
+
+def test_equal_conditions_are_judged_once(monkeypatch):
+    judged = []
+
+    def judge(facts, limit):
+        judged.append((facts.window, limit, facts.open_spike))
+        return RuleResult(True, f"{limit}", limit)
+
+    monkeypatch.setitem(KINDS, "loss_spike", replace(KINDS["loss_spike"], judge=judge))
+    built_in = rules._default("default", KINDS["loss_spike"], "loss_spike")
+    many = [structs.replace(built_in, name=f"own-{n}", limit=6 + n % 2) for n in range(100)]
+    open_spike = OpenSpike("1-7", "high", 9.0, 7, 1, np.ones(60))
+    checks = evaluation._check(GOOD, many, {(GOOD.job, "own-4"): open_spike})
+    assert [check.result.value for check in checks] == [6 + n % 2 for n in range(100)]
+    assert len(judged) == 3
+    assert [spike for *_, spike in judged].count(open_spike) == 1
 
 
 def test_a_project_that_is_not_there_has_no_rules(client):

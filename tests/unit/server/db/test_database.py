@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 
@@ -274,6 +275,45 @@ def test_one_file_has_one_server(database):
     other = Database(str(database.path))
     other.prepare()
     other.release()
+
+
+@ON_SQLITE
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_one_file_has_one_server_under_any_name(database, link):
+    database.prepare()
+    other = Database(str(database.path.with_name("other.db")))
+    link(database.path, other.path)
+    with pytest.raises(DatabaseInUse, match="another Holdfast server"):
+        other.prepare()
+    with pytest.raises(DatabaseInUse), other.alone():
+        pass
+    database.release()
+    other.prepare()
+    with pytest.raises(DatabaseInUse):
+        database.prepare()
+    other.release()
+
+
+@ON_SQLITE
+def test_a_database_that_accepts_no_write_is_not_ready(client):
+    async def refuse(session):
+        await session.execute(
+            text(
+                "CREATE TRIGGER full BEFORE UPDATE ON alembic_version BEGIN "
+                "SELECT RAISE(ABORT, 'database or disk is full'); END"
+            )
+        )
+
+    async def accept(session):
+        await session.execute(text("DROP TRIGGER full"))
+
+    database = client.app.state.database
+    assert client.get("/readyz").status_code == 200
+    client.portal.call(database.write, refuse)
+    reply = client.get("/readyz")
+    assert (reply.status_code, reply.json()["error"]) == (503, "not_ready")
+    client.portal.call(database.write, accept)
+    assert client.get("/readyz").status_code == 200
 
 
 @ON_SQLITE
