@@ -110,6 +110,7 @@ class Startup:
         checkpoints.latest_lineage = first.latest_lineage if first else 0
         wanted = first.restore.id if first is not None and first.restore is not None else None
         checkpoints.acquire_attempt(latest + 1, order=wanted)
+        self.publish_attempt()  # a start that fails while it loads has begun this attempt, too
         self._orders.start(first, checkpoints.attempt)
         if self._server and leads:
             spool = spool_directory(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None

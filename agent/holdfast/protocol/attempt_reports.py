@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -35,6 +37,28 @@ class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
     first: int
     """Number of the first line, from 0 at the start of the processes; lines between two reports may be missing."""
     lines: list[str] = []
+
+
+SupervisorState = Literal["restarting", "gave_up", "stopped", "ended"]
+"""Stopped: by a signal to the supervisor. Ended: with the exit status 0 of the script."""
+
+
+class SupervisorReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="supervisor"):
+    """What the supervisor does after a start has ended; repeated until the next start has begun its attempt."""
+
+    at: float
+    state: SupervisorState
+    reason: str
+    """Why the start ended: its exception, or as in `killed by SIGKILL`."""
+    start: int = 0
+    """Number of the next start in a row without a new iteration, or of the last one when it gave up; 0: starts are
+    not counted, as for a restore."""
+    limit: int = 0
+    """Number of such starts after which the supervisor gives up."""
+    delay_seconds: float = 0.0
+    """Time until the next start."""
+    waits: bool = False
+    """Whether the supervisor that gave up waits for a restore request."""
 
 
 class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
@@ -91,3 +115,38 @@ class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machi
 
 MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
 """Names of the measured fields of a `MachineSample`."""
+
+_PREFIX = re.compile(r"\[[\w.]{0,100}\d\]:\s?")
+_TRACEBACK = re.compile(rf"(?P<prefix>(?:{_PREFIX.pattern})?)\s*(?:\| )?Traceback \(most recent call last\):\s*")
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
+
+
+def exception_in(lines: Sequence[str]) -> int | None:
+    """Return the position of the line that names the exception of the last traceback, before that of a launcher.
+
+    Lines of ranks begin with a prefix, as in `[rank0]: `; the lines of a traceback are those with its prefix.
+    """
+    found: int | None = None
+    for start, line in enumerate(lines):
+        if (begins := _TRACEBACK.fullmatch(line)) is None:
+            continue
+        prefix = begins["prefix"]
+        for position in range(start + 1, len(lines)):
+            text = lines[position]
+            if not text.startswith(prefix) or text[len(prefix) :].startswith((" ", "\t")):
+                continue
+            if _EXCEPTION.match(text, len(prefix)):
+                is_of_launcher = "ChildFailedError" in text
+                found = found if found is not None and is_of_launcher else position
+                break
+            if not prefix and not _PREFIX.match(text):
+                break
+    return found
+
+
+def exception_text(line: str) -> str:
+    """Return the message of a line that `exception_in` found, with its type if the message is one word or none."""
+    named = _PREFIX.sub("", line, count=1).strip()
+    kind, _, message = named.partition(":")
+    message = message.strip()
+    return message if " " in message else named.removeprefix(kind[: kind.rfind(".") + 1])

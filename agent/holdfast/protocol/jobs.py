@@ -15,12 +15,14 @@ from holdfast.protocol.messages import (
     OrderState,
     RestoreMode,
     StallKind,
+    SupervisorState,
 )
 
 MAX_REASON = 1000
 """Longest reason of a scrub in characters."""
 
-JobStatus = Literal["starting", "running", "paused", "finished", "stopped", "failed", "silent"]
+JobStatus = Literal["starting", "running", "paused", "restarting", "finished", "stopped", "failed", "silent"]
+"""Restarting: the supervisor starts the script again, or has, and no iteration is finished yet."""
 
 
 class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignore[misc]  # msgspec allows it
@@ -262,6 +264,25 @@ class RecentFailures(Struct, kw_only=True, frozen=True):
     """Time of the first failure."""
 
 
+class SupervisorInfo(Struct, kw_only=True, frozen=True):
+    """What `holdfast run` does, or did, after the last start ended."""
+
+    state: SupervisorState
+    host: str
+    reason: str
+    """Why that start ended, or what the next one restores."""
+    start: int
+    """Number of the next start in a row without a new iteration, or of the last one; 0 if they are not counted."""
+    limit: int
+    """Number of such starts after which it gives up; 0 if they are not counted."""
+    failed: bool
+    """Whether that start failed; a restore restarts a script as well."""
+    has_started: bool
+    """Whether the next start has begun, and has finished no iteration yet."""
+    waits: bool
+    """Whether it waits for a restore request."""
+
+
 class JobSummary(Struct, kw_only=True, frozen=True):
     job: str
     project: str
@@ -272,7 +293,9 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     status_reason: str
     """Explanation of the status; may be empty."""
     alive: bool
-    """Whether the job reports and is not finished, so that it acts on requests now."""
+    """Whether the job has not ended, so that it acts on requests now or as soon as it has restarted."""
+    supervisor: SupervisorInfo | None
+    """What the supervisor does after the last start has ended; `None` while the job trains."""
     restore_mode: RestoreMode
     """How a restore happens: in place, by a supervised restart, or at the next start."""
     restore_reason: str

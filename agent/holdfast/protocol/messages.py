@@ -19,6 +19,8 @@ from holdfast.protocol.attempt_reports import ConfigurationReport as Configurati
 from holdfast.protocol.attempt_reports import MachineSample as MachineSample
 from holdfast.protocol.attempt_reports import OutputReport as OutputReport
 from holdfast.protocol.attempt_reports import RankTotals as RankTotals
+from holdfast.protocol.attempt_reports import SupervisorReport as SupervisorReport
+from holdfast.protocol.attempt_reports import SupervisorState as SupervisorState
 
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
@@ -357,6 +359,7 @@ Event = (
     | MachineSample
     | ConfigurationReport
     | OutputReport
+    | SupervisorReport
     | Notice
 )
 

@@ -15,11 +15,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, OutputReport
+from holdfast.protocol.attempt_reports import (
+    MAX_OUTPUT_CHARACTERS,
+    MAX_OUTPUT_LINES,
+    OutputReport,
+    exception_in,
+    exception_text,
+)
 from holdfast.protocol.messages import OUTPUT_RANK
 from holdfast.supervisor.output_capture import copy_window_size
 from holdfast.system import processes, supervisor_channel
@@ -33,6 +39,7 @@ READ_BYTES = 65536
 SEND_SECONDS, MOST_WAIT_SECONDS = 3.0, 30.0
 """Time between two reports of new lines, and the longest wait for a server that does not answer."""
 LAST_REPORT_SECONDS = 10.0
+MAX_EXCEPTION = 300
 MAX_LINE_BYTES = 4 * MAX_OUTPUT_CHARACTERS + 2000
 """More than is shown: a secret at the end of what is shown must be known as one."""
 _ESCAPES = re.compile(
@@ -134,12 +141,20 @@ class OutputSender:
         return self._reporter.send(attempt, 0, report)
 
 
-def relay(streams: dict[int, int], control: int, drained: int, tail: OutputTail) -> None:
+def relay(
+    streams: dict[int, int],
+    control: int,
+    drained: int,
+    tail: OutputTail,
+    at_end: Callable[[], object] = lambda: None,
+) -> None:
     """Pass on what each source yields to its target until all have ended.
 
-    `control` ends with the trainer or the supervisor; then `drained` is closed as soon as all has been passed on.
+    `control` ends with the trainer or the supervisor; as soon as all has been passed on, `at_end` is called and
+    `drained` is closed.
     """
-    poll, broken, unfinished, is_draining = select.poll(), set[int](), set(streams), False
+    poll, broken, unfinished = select.poll(), set[int](), set(streams)
+    is_draining = has_drained = False
     for fd in (*streams, control):
         poll.register(fd, select.POLLIN)
     while unfinished:
@@ -156,8 +171,22 @@ def relay(streams: dict[int, int], control: int, drained: int, tail: OutputTail)
             if (target := streams[source]) not in broken and not _write(target, data):
                 broken.add(target)  # keep reading: the trainer goes on without a reader
         if is_draining and not ready:
-            os.close(drained)
-            is_draining = False  # a process that outlives the trainer may still write
+            _end_draining(drained, at_end)
+            is_draining, has_drained = False, True  # a process that outlives the trainer may still write
+    if not has_drained:
+        _end_draining(drained, at_end)
+
+
+def _end_draining(drained: int, at_end: Callable[[], object]) -> None:
+    at_end()
+    os.close(drained)
+
+
+def publish_exception(folder: Path, tail: OutputTail) -> None:
+    """Publish to the supervisor the exception that the output ends with, if there is one."""
+    _, lines = tail.since(0)
+    if (position := exception_in(lines)) is not None:
+        supervisor_channel.publish_exception(folder, exception_text(lines[position])[:MAX_EXCEPTION])
 
 
 def _read(source: int) -> bytes:
@@ -197,7 +226,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
     tail = OutputTail()
     sender = OutputSender(Path(folder), tail)
-    relay(streams, int(control), int(drained), tail)
+    relay(streams, int(control), int(drained), tail, lambda: publish_exception(Path(folder), tail))
     tail.end()
     sender.close()
 

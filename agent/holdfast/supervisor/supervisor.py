@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -26,12 +26,14 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
+from holdfast.supervisor.server_reports import ServerReports
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED
 
 if TYPE_CHECKING:
-    from holdfast.supervisor.supervisor_link import SupervisorReporter
+    from holdfast.protocol.attempt_reports import SupervisorState
+    from holdfast.protocol.messages import RestoreOrder
 
 MAX_STARTS_PER_RESTORE = 3
 """Starts for one restore request before the supervisor ignores it."""
@@ -44,7 +46,7 @@ CANNOT_START = (2, 126, 127)
 """Exit statuses of a command that cannot start: Python's for a missing script, a program's for unknown arguments,
 a shell's for a program that it cannot run or find."""
 CONTACT_SECONDS = 2.0
-"""How long to wait for the server's first response."""
+"""How long to wait for the server's first response, and for its last one when a signal ended the supervisor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,8 @@ class Supervisor:
         self._was_hung = False
         """Whether the last start was killed because it hung."""
         self._starts_per_restore: collections.Counter[str] = collections.Counter()
-        self._reporter: SupervisorReporter | None = None
+        self._reports = ServerReports(self._folder)
+        self._last_report_seconds = CONTACT_SECONDS
         self._dashboard_logged = False
         self._not_ours: frozenset[int] = frozenset()
         """Children that this process had before, and the processes that relay output or save snapshots."""
@@ -129,7 +132,7 @@ class Supervisor:
     def run(self) -> int:
         """Run the trainer until it ends for good, and return the exit status for the shell."""
         with processes.caught_signals() as signals, supervisor_channel.supervisor_folder() as folder:
-            self._folder = folder
+            self._folder, self._reports = folder, ServerReports(folder)
             self._not_ours = frozenset(processes.descendants(os.getpid()))
             processes.adopt_orphans()
             self._held = SupervisorMemory(self._folder) if self.memory_tier else None
@@ -137,6 +140,7 @@ class Supervisor:
                 return self._supervise(signals)
             finally:
                 self._await_helpers(signals)
+                self._reports.settle(self._last_report_seconds)
                 if self._held is not None:
                     self._held.close()
 
@@ -146,8 +150,10 @@ class Supervisor:
             status = self._run_once(signals, previous_exit)
             previous_exit = describe_exit(status) + (" because it hung" if self._was_hung else "")
             self._start_rescue(previous_exit)
+            reason = self._end_reason(status, previous_exit)
             if signals.stops and status != 0:
                 self.log(f"stopped: the trainer ended ({previous_exit})")
+                self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
                 # torchrun exits with 1 after a signal, however its ranks ended
                 return 128 + signals.stops[0][0] if status == 1 else shell_status(status)
             if (other := self._replaced_by(status)) is not None:
@@ -156,10 +162,11 @@ class Supervisor:
             if (order := supervisor_channel.take_relaunch(self._folder)) is not None:
                 self.log(f"restarting the trainer to restore checkpoint {order.checkpoint}")
                 fruitless = 0 if self._progress.end_start() else fruitless
-                self._progress.restore_to(parse_checkpoint_id(order.checkpoint)[0])
+                self._restart_for(order)
                 continue
             fruitless = 0 if self._progress.end_start() else fruitless + 1
             if status == 0:
+                self._report("ended", previous_exit)
                 end = f"the trainer ended with exit status 0 at iteration {self._progress.reached}"
             elif status in CANNOT_START and not self._has_begun:
                 end = (
@@ -168,9 +175,13 @@ class Supervisor:
                 )
             elif fruitless >= self.limits.fruitless_starts:
                 end = self._giving_up(fruitless, previous_exit)
-            elif self._back_off(signals, fruitless, previous_exit):
+                waits = self._waits(signals, status) is not None
+                self._report("gave_up", reason, start=fruitless, waits=waits)
+                self._last_report_seconds = output_capture.REPORT_SECONDS
+            elif self._back_off(signals, fruitless, previous_exit, reason):
                 continue
             else:
+                self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
                 return 128 + signals.stops[0][0]
             self.log(end, logging.ERROR if status else logging.INFO)
             if not self._wait_for_restore(signals, status, end):
@@ -213,17 +224,36 @@ class Supervisor:
             return "the trainer was fenced" if status == EXIT_FENCED else None
         return _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
 
-    def _wait_for_restore(self, signals: processes.PendingSignals, status: int, end: str) -> bool:
-        """Wait for a restore request, if configured and there is a server. Return whether one arrived."""
+    def _end_reason(self, status: int, previous_exit: str) -> str:
+        """Return why a start ended: the exception that its output shows, if it ended with one."""
+        exception = supervisor_channel.take_exception(self._folder)
+        return exception if exception and status == 1 and not self._was_hung else previous_exit
+
+    def _restart_for(self, order: RestoreOrder) -> None:
+        """Note and report that the next start restores a checkpoint."""
+        iteration, _ = parse_checkpoint_id(order.checkpoint)
+        self._progress.restore_to(iteration)
+        self._report("restarting", f"to restore iteration {iteration:,}")
+
+    def _waits(self, signals: processes.PendingSignals, status: int) -> supervisor_channel.PublishedAttempt | None:
+        """Return the attempt whose job may get a restore request that the supervisor is to wait for."""
         attempt = supervisor_channel.published_attempt(self._folder)
         wanted = self.stay == "always" or (self.stay == "failure" and status != 0)
         if not wanted or signals.stops or attempt is None or not attempt.server:
+            return None
+        return attempt
+
+    def _wait_for_restore(self, signals: processes.PendingSignals, status: int, end: str) -> bool:
+        """Wait for a restore request, if configured and there is a server. Return whether one arrived."""
+        attempt = self._waits(signals, status)
+        if attempt is None:
             return False
         from holdfast.supervisor.supervisor_link import RestoreRequestWaiter
 
-        self._notify(
-            "warning" if status else "info", "waits", f"{end}. The supervisor waits for a restore request"
-        )
+        self._reports.notify(
+            "warning" if status else "info", "waits", f"{end}. The supervisor waits for a restore request",
+            iteration=self._progress.reached,
+        )  # fmt: skip
         self.log(f"waiting for a restore request for {attempt.job}; Ctrl-C ends this")
         tried = {order for order, starts in self._starts_per_restore.items() if starts >= MAX_STARTS_PER_RESTORE}
         waiting = RestoreRequestWaiter(attempt, signals.wake_up, tried)
@@ -233,7 +263,7 @@ class Supervisor:
         finally:
             waiting.close()
         if signals.stops or order is None:
-            self._notify("info", "wait_ended", "The supervisor ended: it no longer waits for a restore request")
+            self._reports.wait_ended(iteration=self._progress.reached)
             return False
         if (other := _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))) is not None:
             self.log(f"{other}; the restore request is for that attempt")
@@ -241,18 +271,12 @@ class Supervisor:
         self._starts_per_restore[order.id] += 1
         again = " again: the last start did not complete it" if self._starts_per_restore[order.id] > 1 else ""
         self.log(f"restore of {order.checkpoint} requested: starting the trainer{again}")
+        self._restart_for(order)
         return True
 
-    def _notify(self, level: Literal["info", "warning", "error"], code: str, *messages: str) -> None:
-        """Report notices for the job's timeline, if the trainer has a server."""
-        attempt = supervisor_channel.published_attempt(self._folder)
-        if attempt is None or not attempt.server:
-            return
-        if self._reporter is None:
-            from holdfast.supervisor.supervisor_link import SupervisorReporter
-
-            self._reporter = SupervisorReporter()
-        self._reporter.notify(attempt, self._progress.reached, level, code, *messages)
+    def _report(self, state: SupervisorState, reason: str, **more: Any) -> None:
+        """Report what this supervisor does now that a start has ended; `more` as in `ServerReports.state`."""
+        self._reports.state(state, reason, iteration=self._progress.reached, **more)
 
     @property
     def _has_begun(self) -> bool:
@@ -270,9 +294,13 @@ class Supervisor:
             f"the error shown above and run it again{then}"
         )
 
-    def _back_off(self, signals: processes.PendingSignals, fruitless: int, previous_exit: str) -> bool:
+    def _back_off(
+        self, signals: processes.PendingSignals, fruitless: int, previous_exit: str, reason: str
+    ) -> bool:
         """Wait before the next start. Return False if a signal arrived."""
         seconds = self.limits.backoff_seconds(fruitless)
+        limit = self.limits.fruitless_starts
+        self._report("restarting", reason, start=fruitless + 1, limit=limit, delay_seconds=seconds)
         tries = f", try {fruitless + 1} of {self.limits.fruitless_starts}" if fruitless else ""
         self.log(
             f"the trainer ended ({previous_exit}) {self._progress.description}; "
@@ -404,7 +432,10 @@ class Supervisor:
         # one notice per rank: its length is limited
         more = len(dumps) - MAX_REPORTED_STACKS
         rest = [f"and {more} more ranks: see the log"] if more > 0 else []
-        self._notify("error", "hang", f"{after}: the trainer is killed", *dumps[:MAX_REPORTED_STACKS], *rest)
+        self._reports.notify(
+            "error", "hang", f"{after}: the trainer is killed", *dumps[:MAX_REPORTED_STACKS], *rest,
+            iteration=self._progress.reached,
+        )  # fmt: skip
         return f"{after}: killed"
 
     def _kill_reason(self, stops: Sequence[tuple[int, float]]) -> str | None:

@@ -78,6 +78,11 @@ class PendingSignals:
     forwarded: list[int] = field(default_factory=list)
     """Signals to forward to the trainer."""
 
+    @property
+    def stop_name(self) -> str:
+        """Name of the first stop signal."""
+        return signal_name(self.stops[0][0])
+
     def handle(self, signum: int, frame: FrameType | None) -> None:
         if signum in STOP_SIGNALS:
             self.stops.append((signum, time.monotonic()))

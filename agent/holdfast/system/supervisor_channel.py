@@ -51,7 +51,7 @@ PROGRESS_LAYOUT = struct.Struct("<qq")
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
 """Variable with the reason why the previous start ended, if the supervisor restarted the trainer."""
-_ATTEMPT = "attempt.json"
+_ATTEMPT, _EXCEPTION = "attempt.json", "exception.txt"
 _REQUESTED_RELAUNCH, _RELAUNCH = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
 DUMP_SECONDS = 3.0
@@ -152,6 +152,23 @@ def published_attempt(folder: Path) -> PublishedAttempt | None:
         return msgspec.json.decode(Path(folder, _ATTEMPT).read_bytes(), type=PublishedAttempt)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def publish_exception(folder: Path, exception: str) -> None:
+    """Publish the exception that the output of an ended start shows. Never raises."""
+    with contextlib.suppress(OSError):
+        Path(folder, _EXCEPTION).write_text(exception, errors="replace")
+
+
+def take_exception(folder: Path) -> str:
+    """Return the exception of the start that has just ended, once; empty if none is known."""
+    path = Path(folder, _EXCEPTION)
+    try:
+        exception = path.read_text(errors="replace")
+        path.unlink()
+    except OSError:
+        return ""
+    return exception
 
 
 def _write(path: Path, content: msgspec.Struct) -> None:

@@ -1,9 +1,10 @@
-"""The tables of the first version, listed literally: later models do not change them."""
+"""The tables of the first version, listed literally: later revisions change them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import sqlalchemy as sa
 from alembic import op
@@ -51,7 +52,7 @@ def _integer(
 ) -> sa.Column[int]:
     # SQLite's integers hold 64 bits anyway, and only INTEGER counts up by itself.
     number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
-    counts = "auto" if autoincrement else False
+    counts: Literal["auto", False] = "auto" if autoincrement else False
     return sa.Column(name, number, nullable=null, server_default=default, autoincrement=counts)
 
 
@@ -60,9 +61,7 @@ def _refers(table: str, column: str, target: str, *, cascade: bool = False) -> s
     return sa.ForeignKeyConstraint([column], [target], name=name, ondelete="CASCADE" if cascade else None)
 
 
-def _index(
-    name: str, table: str, columns: _Columns, *, unique: bool = False, where: str | None = None
-) -> None:
+def _index(name: str, table: str, columns: _Columns, *, unique: bool = False, where: str | None = None) -> None:
     condition = None if where is None else sa.text(where)
     op.create_index(name, table, columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 

@@ -127,8 +127,12 @@ def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
 
 @_kind("job_failed", "Job failed", "The job ended with an exception", severity="critical")
 def _job_failed(facts: JobFacts, limit: float) -> RuleResult | None:
+    if facts.status == "restarting":
+        return None  # the next start decides whether an open alert ends
     message = f"ended with {facts.status_reason}" + (f": {facts.exception}" if facts.exception else "")
-    return RuleResult(facts.status == "failed", message, subject=facts.attempt_uid)
+    if facts.remedy:
+        message = f"{facts.status_reason}. {facts.remedy}"
+    return RuleResult(facts.status == "failed", message)
 
 
 @_kind(

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.attempt_reports import exception_in
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
-from holdfast_server.queries.attempts import exception_in
 from holdfast_server.records import attempt_reports, checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
@@ -27,6 +27,7 @@ from holdfast_server.records.job_status import (
     current_attempt,
     iterations_per_second,
     longest_seconds,
+    remedy_after_giving_up,
     seconds_of_last,
     status_of,
 )
@@ -77,6 +78,8 @@ class JobFacts:
     status_reason: str = ""
     exception: str = ""
     """First line of the exception that a failed job ended with, without its type; empty if it is unknown."""
+    remedy: str = ""
+    """What to do after a supervisor gave up."""
     attempt_uid: str = ""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
@@ -117,7 +120,7 @@ async def candidates(session: AsyncSession, *, at_rest: bool, now: float) -> lis
     others."""
     jobs, attempts, alerts = models.JobRecord, models.AttemptRecord, models.AlertRecord
     has_alert = jobs.name.in_(select(alerts.job).where(alerts.resolved_at.is_(None)))
-    ended = func.coalesce(attempts.finished, "").in_(ENDED_WELL)
+    ended = and_(func.coalesce(attempts.finished, "").in_(ENDED_WELL), attempts.supervisor.is_(None))
     heard = jobs.last_contact_at > now - CURRENT_SECONDS
     chosen = and_(heard, ended, not_(has_alert)) if at_rest else or_(and_(heard, not_(ended)), has_alert)
     query = select(jobs.name).outerjoin(attempts, current_attempt()).where(chosen)
@@ -210,6 +213,7 @@ def _facts(
         project=job.project,
         status=status.status,
         status_reason=status.reason,
+        remedy=remedy_after_giving_up(attempt),
         attempt_uid=job.uid,
         silent_seconds=max(0.0, now - job.last_contact_at),
         stuck_seconds=None if job.progressed_at is None else max(0.0, now - job.progressed_at),

@@ -16,6 +16,7 @@ from holdfast_server.records import (
     checkpoints,
     desired_state,
     job_position,
+    job_status,
     pins,
     rank_totals,
     restore_orders,
@@ -56,6 +57,8 @@ async def record(source: EventSource, event: messages.Event) -> None:
         case messages.AttemptFinished():
             attempt.finished_at, attempt.finished = event.at, event.reason
             attempt.last_iteration = event.iteration
+            if attempt.supervisor == "restarting" and attempt.supervisor_until is None:
+                attempt.supervisor = None  # what its supervisor reported on the attempt before it
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
             await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
@@ -99,6 +102,8 @@ async def record(source: EventSource, event: messages.Event) -> None:
             await attempt_reports.record_configuration(session, attempt, event)
         case messages.OutputReport():
             await attempt_reports.record_output(session, attempt, event)
+        case messages.SupervisorReport() if attempt.uid == job.uid:
+            job_status.record_supervisor(attempt, event, now=source.now)
         case messages.Notice(code=jobs.MARK):
             await _annotate(source, event)
         case messages.Notice():
@@ -136,6 +141,8 @@ def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> N
     attempt.resumed_from, attempt.previous_exit = event.resumed_from, event.previous_exit
     attempt.host, attempt.pid, attempt.world_size = event.host, event.pid, event.world_size
     attempt.supervised, attempt.versions = event.supervised, msgspec.msgpack.encode(event.versions)
+    if event.previous_exit is None and attempt.supervisor_until is None:
+        attempt.supervisor = None  # a start by hand, while a supervisor was about to restart the script
     attempt.owner = event.owner[:MAX_LABEL] or None
     labels = {key[:MAX_LABEL]: value[:MAX_LABEL] for key, value in list(event.labels.items())[:MAX_LABELS]}
     attempt.labels = msgspec.json.encode(labels).decode() if labels else None

@@ -14,7 +14,7 @@ from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
 from holdfast_server.core.settings import MAX_JOBS
 from holdfast_server.db import Database, on_connection
 from holdfast_server.ingest import events
-from holdfast_server.records import checkpoints, job_position
+from holdfast_server.records import checkpoints, job_position, job_status
 from holdfast_server.records.job_position import JobPosition
 from holdfast_server.samples.batches import InvalidBatch, Received
 from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME
@@ -176,18 +176,17 @@ async def _require_current(session: AsyncSession, batch: Batch) -> None:
 
 async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> None:
     """Add an attempt, and make it the current one unless the batch is from the spool of an earlier attempt."""
-    session.add(
-        models.AttemptRecord(
-            job=batch.job,
-            uid=batch.uid,
-            attempt=batch.attempt,
-            started_at=batch.sent_at,
-            iteration=batch.iteration,
-            lineage=batch.lineage,
-            last_iteration=batch.iteration,
-            iterations=0,
-        )
+    attempt = models.AttemptRecord(
+        job=batch.job,
+        uid=batch.uid,
+        attempt=batch.attempt,
+        started_at=batch.sent_at,
+        iteration=batch.iteration,
+        lineage=batch.lineage,
+        last_iteration=batch.iteration,
+        iterations=0,
     )
+    session.add(attempt)
     job = await session.get_one(models.JobRecord, batch.job)
     current = await session.get(models.AttemptRecord, (job.name, job.uid))
     goes_on = current is None or batch.attempt > current.attempt
@@ -200,6 +199,8 @@ async def _begin_attempt(session: AsyncSession, batch: Batch, *, now: float) -> 
         await checkpoints.reset_report_order(session, job.name)
         goes_on = True
     if goes_on:
+        if current is not None:
+            job_status.continue_restart(attempt, current)
         job.uid, job.attempt = batch.uid, max(job.attempt, batch.attempt)
         job.sequence = job.samples_sequence = -1
         job.progressed_at = now

@@ -13,6 +13,7 @@ from holdfast_server.models.accounts import OidcFlowRecord as OidcFlowRecord
 from holdfast_server.models.accounts import OneTimeLinkRecord as OneTimeLinkRecord
 from holdfast_server.models.accounts import PersonRecord as PersonRecord
 from holdfast_server.models.accounts import RateLimitRecord as RateLimitRecord
+from holdfast_server.models.accounts import ServerAddressRecord as ServerAddressRecord
 from holdfast_server.models.accounts import SharedSessionRecord as SharedSessionRecord
 from holdfast_server.models.accounts import SignInRecord as SignInRecord
 from holdfast_server.models.accounts import TokenRecord as TokenRecord

@@ -142,6 +142,16 @@ class AuditEntryRecord(Base):
     """SHA-256 of the previous entry's digest and this entry's other columns."""
 
 
+class ServerAddressRecord(Base):
+    """Single row with the address at which the server that started last is reached."""
+
+    __tablename__ = "server_address"
+
+    one: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    address: Mapped[str]
+    started_at: Mapped[float]
+
+
 class AuditHeadRecord(Base):
     """Single row with the end of the audit log's chain, which each writer locks."""
 

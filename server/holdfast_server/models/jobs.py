@@ -129,6 +129,13 @@ class AttemptRecord(Base):
     restore_reason: Mapped[str | None]
     start_seconds: Mapped[float | None]
     """Time from the start of its processes to its first iteration."""
+    supervisor: Mapped[str | None]
+    """What its supervisor last reported to do (`protocol.SupervisorState`). An attempt that a supervisor restarts
+    begins with the report on the attempt before it, without a time limit."""
+    supervisor_until: Mapped[float | None]
+    """When a restart counts as failed, unless the supervisor reports again."""
+    supervisor_report: Mapped[bytes | None]
+    """That report (`protocol.SupervisorReport`) in msgpack."""
 
 
 class AttemptConfigurationRecord(Base):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
 import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.attempt_reports import ConfigurationSection
+from holdfast.protocol.attempt_reports import ConfigurationSection, exception_in
 from holdfast.protocol.attempts import (
     AttemptConfiguration,
     AttemptName,
@@ -28,9 +27,6 @@ from holdfast_server.records.attempt_reports import configuration_of, output_of
 
 ORIGIN = "origin"
 """Compares with the attempt whose checkpoint a fork copied."""
-_PREFIX = re.compile(r"\[[\w.]*\d+\]:\s?")
-_TRACEBACK = re.compile(rf"(?P<prefix>(?:{_PREFIX.pattern})?)\s*(?:\| )?Traceback \(most recent call last\):\s*")
-_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
 FORKED = "forked"
 """End of the attempt as which a fork is stored; it trained nothing."""
 
@@ -90,29 +86,6 @@ async def output(db: Database, job: str, attempt: int) -> AttemptOutput:
     async with summaries.read_job(db, job) as (session, _):
         first, lines = await output_of(session, job, await _uid(session, job, attempt))
     return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception_in(lines))
-
-
-def exception_in(lines: Sequence[str]) -> int | None:
-    """Return the position of the line that names the exception of the last traceback, before that of a launcher.
-
-    Lines of ranks begin with a prefix, as in `[rank0]: `; the lines of a traceback are those with its prefix.
-    """
-    found: int | None = None
-    for start, line in enumerate(lines):
-        if (begins := _TRACEBACK.fullmatch(line)) is None:
-            continue
-        prefix = begins["prefix"]
-        for position in range(start + 1, len(lines)):
-            text = lines[position]
-            if not text.startswith(prefix) or text[len(prefix) :].startswith((" ", "\t")):
-                continue
-            if _EXCEPTION.match(text, len(prefix)):
-                is_of_launcher = "ChildFailedError" in text
-                found = found if found is not None and is_of_launcher else position
-                break
-            if not prefix and not _PREFIX.match(text):
-                break
-    return found
 
 
 async def _uid(session: AsyncSession, job: str, attempt: int) -> str:

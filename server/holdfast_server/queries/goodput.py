@@ -28,7 +28,7 @@ from holdfast_server.queries.time_buckets import (
 )
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
 from holdfast_server.records.failures import AttemptHistory, attempts_of, attempts_of_jobs
-from holdfast_server.records.job_status import RELAUNCHED, status_of
+from holdfast_server.records.job_status import RELAUNCHED, has_no_process, status_of
 from holdfast_server.records.rank_totals import bucket_of
 
 WINDOWS: dict[str, float] = {"10m": 600.0, "1h": 3600.0, "24h": 86400.0, "7d": 604800.0}
@@ -199,7 +199,8 @@ def _ended_at(job: models.JobRecord, one: AttemptHistory, *, now: float) -> floa
     if attempt.finished_at is not None:
         return attempt.finished_at
     if attempt.uid == job.uid:
-        return now if status_of(job, attempt, now=now).alive else job.last_contact_at
+        runs = status_of(job, attempt, now=now).alive and not has_no_process(attempt)
+        return now if runs else job.last_contact_at
     return attempt.started_at if one.heard_at is None else one.heard_at
 
 

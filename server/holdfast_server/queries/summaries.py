@@ -36,6 +36,7 @@ from holdfast_server.records.job_status import (
     seconds_of_last,
     sparkline,
     status_of,
+    supervisor_info,
 )
 
 _labels = msgspec.json.Decoder(dict[str, str])
@@ -133,6 +134,7 @@ def _summary(
         status=status.status,
         status_reason=status.reason,
         alive=status.alive,
+        supervisor=supervisor_info(attempt, status.status),
         restore_mode=restore_mode(attempt, alive=status.alive),
         restore_reason=restore_reason(attempt, alive=status.alive),
         attempt=attempt.attempt if attempt else job.attempt,

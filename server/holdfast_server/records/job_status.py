@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import cast, get_args
 
-from sqlalchemy import ColumnElement, and_, case, literal, or_, select
+import msgspec
+from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.jobs import JobStatus
-from holdfast.protocol.messages import RestoreMode
+from holdfast.protocol.jobs import JobStatus, SupervisorInfo
+from holdfast.protocol.messages import RestoreMode, SupervisorReport
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 from holdfast_server.samples.limits import RecentSamples, total
@@ -20,17 +21,22 @@ SILENT_AFTER_ITERATIONS = 3
 """Iterations without a report after which a job is silent; a job with slow iterations still trains."""
 SPARKLINE_POINTS = 40
 STATUSES: tuple[JobStatus, ...] = get_args(JobStatus)
-ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused")
+ALIVE: tuple[JobStatus, ...] = ("starting", "running", "paused", "restarting")
 ENDED: tuple[JobStatus, ...] = ("finished", "stopped", "failed")
 _ENDS: dict[str, JobStatus] = {
     "finished": "finished", "interrupted": "stopped", "preempted": "stopped", "forked": "stopped",
 }  # fmt: skip
 """Statuses by the reason with which an attempt ended; any other reason is an exception."""
+TO_RESTORE = "to restore a checkpoint"
 RELAUNCHED = "relaunched"
 """Reason of an attempt that ended to be started again at once."""
 _WAITS = "waits"
 _SUPERVISOR_CODES = (_WAITS, "wait_ended")
 """Codes of notices: the supervisor waits for a restore request, and no longer does."""
+SUPERVISOR_PATIENCE_SECONDS = 120.0
+"""How long a job counts as restarting without a sign of its supervisor, which reports every 30 seconds until the
+next start has begun an attempt."""
+_report = msgspec.msgpack.Decoder(SupervisorReport)
 ENDED_WELL = tuple(_ENDS)
 """Reasons of attempts that did not fail."""
 
@@ -54,20 +60,113 @@ def longest_seconds(recent: RecentSamples) -> float:
 def status_of(job: models.JobRecord, attempt: models.AttemptRecord | None, *, now: float) -> Status:
     if attempt is None:
         return Status("starting", "waiting for its first report")
+    age = now - job.last_contact_at
+    is_late = age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds)
+    if (known := _status_by_supervisor(attempt, age, is_late=is_late, now=now)) is not None:
+        return known
     relaunched = attempt.finished == RELAUNCHED
     if attempt.finished is not None and not relaunched:
         return _ended(attempt)
-    age = now - job.last_contact_at
-    if age > max(SILENT_AFTER_SECONDS, SILENT_AFTER_ITERATIONS * job.longest_seconds):
+    if is_late or relaunched:
         after = " since its last attempt ended to restart" if relaunched else ""
         return Status("silent", f"no report for {duration_text(age)}{after}")
-    if relaunched:
-        return Status("starting", "restarting from a checkpoint")
     if attempt.iterations == 0:
         return Status("starting", f"attempt {attempt.attempt} has finished no iteration yet")
     if job.paused and job.applied_version >= job.paused_version:
         return Status("paused", "training continues, checkpoints are paused")
     return Status("running")
+
+
+def _status_by_supervisor(
+    attempt: models.AttemptRecord, age: float, *, is_late: bool, now: float
+) -> Status | None:
+    """Return the status that follows from what the supervisor does; `None` where the attempt itself decides."""
+    report = supervisor_report(attempt)
+    failed = attempt.finished is not None and attempt.finished not in _ENDS
+    if report is not None and (known := _reported_status(attempt, report, failed=failed, now=now)) is not None:
+        return known
+    if attempt.supervisor == "restarting" and attempt.finished is None and attempt.iterations == 0 and not is_late:
+        return Status("restarting", "" if report is None else _restart_text(report))
+    if not failed or attempt.supervisor == "ended" or age > SUPERVISOR_PATIENCE_SECONDS:
+        return None
+    if attempt.finished == RELAUNCHED:
+        return Status("restarting", TO_RESTORE)
+    return Status("restarting", f"{attempt.finished} {_place(attempt)}") if attempt.supervised else None
+
+
+def _reported_status(
+    attempt: models.AttemptRecord, report: SupervisorReport, *, failed: bool, now: float
+) -> Status | None:
+    """Return the status that the supervisor reported after this attempt had ended, if it did."""
+    match attempt.supervisor:
+        case "gave_up":
+            starts = f" after {report.start} start{'s' * (report.start != 1)}" if report.start else ""
+            return Status("failed", f"gave up{starts}: {report.reason}")
+        case "restarting" if attempt.supervisor_until is not None:
+            if now <= attempt.supervisor_until:
+                return Status("restarting", _restart_text(report))
+            return Status("failed", f"{report.reason}; holdfast run on {attempt.host} no longer reports")
+        case "stopped" if attempt.finished is None or failed:
+            return Status("stopped", f"{report.reason} {_place(attempt)}")
+        case "ended" if attempt.finished is None:
+            return Status("stopped", f"{report.reason} {_place(attempt)}")
+    return None
+
+
+def supervisor_report(attempt: models.AttemptRecord) -> SupervisorReport | None:
+    """Return what the supervisor reported last on this attempt, or on the one before it."""
+    return _report.decode(attempt.supervisor_report) if attempt.supervisor_report else None
+
+
+def supervisor_info(attempt: models.AttemptRecord | None, status: JobStatus) -> SupervisorInfo | None:
+    """Return what the supervisor does after the last start has ended; `None` while the job trains."""
+    if attempt is None or status not in ("restarting", *ENDED):
+        return None
+    report = supervisor_report(attempt) if attempt.supervisor is not None else None
+    failed = report is not None and (report.limit > 0 or report.state == "gave_up")
+    if status == "restarting" and has_just_ended(attempt):
+        failed = attempt.finished != RELAUNCHED
+        reason = f"{attempt.finished} {_place(attempt)}" if failed else TO_RESTORE
+        report = SupervisorReport(at=0.0, state="restarting", reason=reason)
+    if report is None:
+        return None
+    return SupervisorInfo(
+        state=report.state, host=attempt.host, reason=report.reason, start=report.start, limit=report.limit,
+        failed=failed, waits=report.waits,
+        has_started=status == "restarting" and attempt.finished is None and attempt.supervisor_until is None,
+    )  # fmt: skip
+
+
+def has_just_ended(attempt: models.AttemptRecord) -> bool:
+    """Return whether an attempt has reported its end, and its supervisor has not reported what follows."""
+    return attempt.finished is not None and attempt.supervisor_until is None
+
+
+def _restart_text(report: SupervisorReport) -> str:
+    return f"start {report.start} of {report.limit}, {report.reason}" if report.limit else report.reason
+
+
+def remedy_after_giving_up(attempt: models.AttemptRecord | None) -> str:
+    """Return what to do after the supervisor gave up; empty if it has not."""
+    report = supervisor_report(attempt) if attempt is not None and attempt.supervisor == "gave_up" else None
+    if attempt is None or report is None:
+        return ""
+    if report.waits:
+        return f"Correct the cause, then restore a checkpoint: holdfast run on {attempt.host} waits for it"
+    return "Correct the cause, then start the script again"
+
+
+def record_supervisor(attempt: models.AttemptRecord, report: SupervisorReport, *, now: float) -> None:
+    """Store what the supervisor does after the attempt has ended."""
+    attempt.supervisor, attempt.supervisor_report = report.state, msgspec.msgpack.encode(report)
+    until = now + report.delay_seconds + SUPERVISOR_PATIENCE_SECONDS
+    attempt.supervisor_until = until if report.state == "restarting" else None
+
+
+def continue_restart(attempt: models.AttemptRecord, earlier: models.AttemptRecord) -> None:
+    """Have an attempt that a supervisor started count as restarting until it finishes an iteration."""
+    if earlier.supervisor == "restarting":
+        attempt.supervisor, attempt.supervisor_report = earlier.supervisor, earlier.supervisor_report
 
 
 def status_in_sql(*, now: float) -> ColumnElement[str]:
@@ -78,12 +177,29 @@ def status_in_sql(*, now: float) -> ColumnElement[str]:
         heard > SILENT_AFTER_SECONDS,
         heard > SILENT_AFTER_ITERATIONS * job.longest_seconds,
     )
+    by_supervisor = attempt.supervisor == "restarting"
+    by_itself = and_(attempt.finished.is_not(None), attempt.finished.not_in(_ENDS))
     return case(
         (attempt.uid.is_(None), "starting"),
+        (attempt.supervisor == "gave_up", "failed"),
+        (and_(by_supervisor, attempt.supervisor_until >= now), "restarting"),
+        (and_(by_supervisor, attempt.supervisor_until.is_not(None)), "failed"),
+        (and_(by_supervisor, attempt.finished.is_(None), attempt.iterations == 0, not_(late)), "restarting"),
+        (and_(attempt.supervisor.in_(("stopped", "ended")), attempt.finished.is_(None)), "stopped"),
+        (and_(attempt.supervisor == "stopped", by_itself), "stopped"),
+        (
+            and_(
+                by_itself,
+                func.coalesce(attempt.supervisor, "") != "ended",
+                heard <= SUPERVISOR_PATIENCE_SECONDS,
+                or_(attempt.finished == RELAUNCHED, attempt.supervised),
+            ),
+            "restarting",
+        ),
         *((attempt.finished == word, status) for word, status in _ENDS.items()),
         (attempt.finished != RELAUNCHED, "failed"),
-        (late, "silent"),
-        (or_(attempt.iterations == 0, attempt.finished == RELAUNCHED), "starting"),
+        (or_(late, attempt.finished == RELAUNCHED), "silent"),
+        (attempt.iterations == 0, "starting"),
         (and_(job.paused, job.applied_version >= job.paused_version), "paused"),
         else_="running",
     )
@@ -109,9 +225,13 @@ async def current_attempts(session: AsyncSession, jobs: list[str]) -> dict[str, 
 
 
 def _ended(attempt: models.AttemptRecord) -> Status:
-    where = f"at iteration {attempt.last_iteration}"
+    where = _place(attempt)
     status = _ENDS.get(str(attempt.finished), "failed")
     return Status(status, where if status == "finished" else f"{attempt.finished} {where}")
+
+
+def _place(attempt: models.AttemptRecord) -> str:
+    return f"at iteration {attempt.last_iteration}"
 
 
 def duration_text(seconds: float) -> str:
@@ -146,15 +266,22 @@ def sparkline(recent: RecentSamples) -> list[float]:
 
 def restore_mode(attempt: models.AttemptRecord | None, *, alive: bool) -> RestoreMode:
     """Return how an attempt restores: in place, unless it reported otherwise."""
-    if not alive or attempt is None:
+    if not alive or attempt is None or has_no_process(attempt):
         return "next_start"
     return cast("RestoreMode", attempt.restore_mode or "in_place")
+
+
+def has_no_process(attempt: models.AttemptRecord) -> bool:
+    """Return whether the processes of an attempt have ended, as it or its supervisor reported."""
+    return attempt.finished is not None or attempt.supervisor_until is not None
 
 
 def restore_reason(attempt: models.AttemptRecord | None, *, alive: bool) -> str:
     """Explain why a running job does not restore in place; empty if it does, or does not run."""
     if attempt is None or restore_mode(attempt, alive=alive) == "in_place" or not alive:
         return ""
+    if has_no_process(attempt):
+        return "its supervisor restarts the script now"
     return attempt.restore_reason or "the script does not support restoring in place"
 
 
@@ -162,6 +289,8 @@ async def waiting_host(session: AsyncSession, attempt: models.AttemptRecord | No
     """Return the host whose supervisor waits for a restore request, as it has reported; empty if none does."""
     if attempt is None or alive:
         return ""
+    if attempt.supervisor == "gave_up" and (report := supervisor_report(attempt)) is not None:
+        return attempt.host if report.waits else ""
     rows = models.NoticeRecord
     query = select(rows.code).where(rows.job == attempt.job, rows.code.in_(_SUPERVISOR_CODES))
     query = query.where(rows.at >= attempt.started_at).order_by(rows.id.desc()).limit(1)
@@ -182,6 +311,8 @@ def restore_mode_text(attempt: models.AttemptRecord | None, *, alive: bool, wait
         case "relaunch":
             why = restore_reason(attempt, alive=alive)
             return f"by a restart of the script, which its supervisor does at once: {why}"
+        case "next_start" if alive and attempt is not None and has_no_process(attempt):
+            return "at the next start of the script, which its supervisor makes at once"
         case "next_start" if alive:
             why = restore_reason(attempt, alive=alive)
             return f"at the next start of the script, which you have to start: {why}"

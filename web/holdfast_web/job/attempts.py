@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
+from holdfast.protocol.jobs import JobSummary
 from holdfast_server.api.attempts import AttemptNumber
 from holdfast_server.core.errors import UnknownAttempt
 from holdfast_server.http.dependencies import Asker, Db, Now
@@ -32,8 +33,8 @@ class AttemptsPart(View):
     job: str
     attempts: list[AttemptSummary]
     has_more: bool
-    running: bool
-    """Whether the job runs, and with it the newest attempt."""
+    end: str
+    """How the newest attempt ended, if it has not reported that; `running` while it runs."""
     origin: bool
     """Whether the job is a fork whose origin the user may see."""
     now: float
@@ -73,15 +74,21 @@ def _shared(found: AttemptConfiguration) -> list[tuple[str, dict[str, str]]]:
     ]
 
 
+def _newest_end(job: JobSummary) -> str:
+    if job.supervisor is not None and not job.supervisor.has_started:
+        return job.supervisor.reason
+    return "running" if job.alive else "not reported"
+
+
 @router.get("/jobs/{job}/attempts")
 async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
     most = SHOWN if htmx else MOST
     async with db.one_view():
         found = await attempts.attempts(db, job, limit=most + 1)
         family = await summaries.family(db, job, visible=asker.visible_projects)
-        running = (await summaries.job_summary(db, job, now=now)).alive
+        summary = await summaries.job_summary(db, job, now=now)
     part = AttemptsPart(
-        job=job, attempts=found[:most], has_more=len(found) > most, running=running, now=now,
+        job=job, attempts=found[:most], has_more=len(found) > most, now=now, end=_newest_end(summary),
         origin=family.origin is not None and family.origin.project is not None,
     )  # fmt: skip
     return part.part_or_page(htmx)

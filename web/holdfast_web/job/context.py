@@ -40,6 +40,8 @@ EDITS_SHOWN, EDITS_MOST = 8, 200
 NOTICES_SHOWN, MARKS_SHOWN, ANNOTATIONS_MOST = 8, 8, 200
 ORDER_SHOWN_SECONDS, FAILURE_SHOWN_SECONDS = 120.0, 900.0
 """How long the banner of a completed and of a failed restore stays on the page."""
+OUTPUT_PENDING_SECONDS = 15.0
+"""How long after a failure its output may still arrive."""
 FAILURES = ("failed", "expired")
 POLICY_WORDS = {
     "checkfreq": "as often as the budget allows",
@@ -155,6 +157,8 @@ class JobLive(PointsPart, HistoryPart):
     changes: dict[str, ChangeStatus]
     output: AttemptOutput | None
     """Last output of a job that failed or was stopped."""
+    is_output_pending: bool
+    """Whether the job has just failed, and its output is still to arrive."""
     waiting_host: str
     """Host whose supervisor waits for a restore request; empty without one."""
     goodput: GoodputShare | None
@@ -278,14 +282,18 @@ async def job_live(
         history = await history_part(db, job, now=now, limit=edits_limit, edits=edits)
         alerts = await incidents.open_of_jobs(db, [name], now=now)
         shares = await goodput.shares(db, [name], GOODPUT_WINDOW, now=now)
-        ended_early = job.has_ended and job.status != "finished"
-        output = await attempts.output(db, name, job.attempt) if ended_early else None
+        supervisor = job.supervisor
+        restarts = job.status == "restarting" and supervisor is not None and supervisor.failed
+        has_failed = restarts or (job.has_ended and job.status != "finished")
+        output = await attempts.output(db, name, job.attempt) if has_failed else None
+        just_ended = supervisor is not None and job.last_contact_seconds < OUTPUT_PENDING_SECONDS
     return JobLive(
         **values(points) | values(history),
         stall_window=min(job.iteration, STALL_WINDOW_ITERATIONS),
         order=shown_order(history.orders, now),
         alerts=alerts.get(name, []),
         output=output,
+        is_output_pending=just_ended and output is not None and not output.lines,
         waiting_host="" if job.alive else await attempts.waiting_host(db, name, now=now),
         last_good=await control.find_last_good(db, name) if job.has_ended else None,
         changes=newest_changes(edits, job),

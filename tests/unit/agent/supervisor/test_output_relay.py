@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES
-from holdfast.supervisor.output_relay import OutputTail, plain, relay
+from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, exception_text
+from holdfast.supervisor.output_relay import OutputTail, plain, publish_exception, relay
+from holdfast.system import supervisor_channel
 
 
 def tail_of(*chunks: bytes) -> OutputTail:
@@ -101,8 +103,42 @@ def test_a_reader_that_is_gone_does_not_stop_the_trainer() -> None:
     writer = threading.Thread(target=write)
     writer.start()
     tail = OutputTail()
-    relay({source: target}, control, -1, tail)
+    drained, done = os.pipe()
+    relay({source: target}, control, done, tail)
     writer.join()
     assert tail.count == 100_000
-    for fd in (source, target, control, ending):
+    for fd in (source, target, control, ending, drained):
         os.close(fd)
+
+
+def test_an_output_that_ends_with_the_trainer_is_drained_at_once(tmp_path: Path) -> None:
+    """The supervisor waits for the end of `drained`, and then knows the exception."""
+    source, writing = os.pipe()
+    reading, target = os.pipe()
+    control, ending = os.pipe()
+    drained, done = os.pipe()
+    tail = OutputTail()
+    os.write(writing, b"Traceback (most recent call last):\n  line\ntorch.OutOfMemoryError: CUDA out of memory\n")
+    os.close(writing)
+    os.close(ending)
+    relay({source: target}, control, done, tail, lambda: publish_exception(tmp_path, tail))
+    assert os.read(drained, 1) == b""
+    assert supervisor_channel.take_exception(tmp_path) == "CUDA out of memory"
+    assert supervisor_channel.take_exception(tmp_path) == ""
+    for fd in (source, reading, target, control, drained):
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("RuntimeError: CUDA out of memory", "CUDA out of memory"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB: no", "CUDA out of memory. Tried 2 GiB: no"),
+        ("KeyError: 'loss'", "KeyError: 'loss'"),
+        ("json.decoder.JSONDecodeError", "JSONDecodeError"),
+        ("[rank0]: torch.distributed.DistBackendError: NCCL error", "NCCL error"),
+        ("AssertionError", "AssertionError"),
+    ],
+)
+def test_the_message_of_an_exception_has_its_type_where_it_says_little(line: str, text: str) -> None:
+    assert exception_text(line) == text

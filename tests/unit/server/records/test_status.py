@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +13,7 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
+from holdfast.protocol.attempt_reports import SupervisorReport
 from holdfast_server import models
 from holdfast_server.records.job_status import current_attempt, longest_seconds, status_in_sql, status_of
 from holdfast_server.samples.limits import RecentSamples
@@ -20,7 +22,7 @@ NOW = 1_790_000_000.0
 
 jobs = st.fixed_dictionaries(
     {
-        "last_contact_at": st.sampled_from([0.0, 19.0, 20.0, 20.5, 29.0, 30.0, 31.0, 1e6]).map(
+        "last_contact_at": st.sampled_from([0.0, 19.0, 20.0, 20.5, 29.0, 30.0, 31.0, 120.0, 121.0, 1e6]).map(
             lambda ago: NOW - ago
         ),
         "longest_seconds": st.sampled_from([0.0, 0.1, 6.0, 7.0, 10.0, 1e5]),
@@ -33,6 +35,10 @@ attempts = st.none() | st.fixed_dictionaries(
     {
         "iterations": st.integers(0, 2),
         "finished": st.sampled_from([None, "finished", "interrupted", "relaunched", "ValueError", "killed", ""]),
+        "supervised": st.booleans(),
+        "supervisor": st.sampled_from([None, "restarting", "gave_up", "stopped", "ended"]),
+        "supervisor_until": st.sampled_from([None, NOW - 1, NOW, NOW + 1]),
+        "supervisor_report": st.just(msgspec.msgpack.encode(SupervisorReport(at=0, state="ended", reason=""))),
     }
 )
 
@@ -45,7 +51,7 @@ def engine() -> Iterator[Engine]:
     engine.dispose()
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=100, derandomize=True, deadline=None)
 @given(st.lists(st.tuples(jobs, attempts), min_size=1, max_size=20))
 def test_the_database_tells_the_same_status_as_the_function(engine: Engine, cases: list) -> None:
     with Session(engine) as session:
