@@ -38,6 +38,7 @@ class FakeAgent:
     requested: int = 0
     probed: int = 0
     sequence: int = 0
+    supervisor_sequence: int = 1000
     at: float = 0.0
     events: list[messages.Event] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
@@ -190,6 +191,25 @@ class FakeAgent:
         self.at += 9.0
         self.start(previous_exit=how, resumed_from=checkpoint_id(self.iteration, self.lineage))
         self.pace()
+
+    def fail(self, reason: str) -> None:
+        """End with an exception."""
+        self.events.append(
+            messages.AttemptFinished(at=self.at, iteration=self.iteration, lineage=self.lineage, reason=reason)
+        )
+        self.send()
+
+    def supervise(
+        self, state: messages.SupervisorState, reason: str, *more: messages.Event, **fields: Any
+    ) -> None:
+        """Report as the supervisor of this agent."""
+        self.supervisor_sequence += 1
+        batch = Batch(
+            job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=messages.SUPERVISOR_RANK,
+            sequence=self.supervisor_sequence, sent_at=self.at, iteration=self.iteration, lineage=self.lineage,
+            events=[messages.SupervisorReport(at=self.at, state=state, reason=reason, **fields), *more],
+        )  # fmt: skip
+        self.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
 
     # ---- desired state --------------------------------------------------------------------------
 

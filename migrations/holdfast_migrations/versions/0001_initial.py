@@ -18,6 +18,7 @@ _Columns = Sequence[str | sa.TextClause]
 
 def upgrade() -> None:
     _create_jobs()
+    _create_attempts()
     _create_people()
     _create_access()
     _create_checkpoints()
@@ -94,6 +95,9 @@ def _create_jobs() -> None:
         "project", "name", "uid", "last_contact_at", "longest_seconds",
         "paused", "paused_version", "applied_version", "iteration",
     ])  # fmt: skip
+
+
+def _create_attempts() -> None:
     op.create_table(
         "attempt_configurations",
         _text("job"), _text("uid"), _text("section"), _blob("contents"),

@@ -55,10 +55,7 @@ async def record(source: EventSource, event: messages.Event) -> None:
             await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
             await job_position.prune_names(session, job.name)
         case messages.AttemptFinished():
-            attempt.finished_at, attempt.finished = event.at, event.reason
-            attempt.last_iteration = event.iteration
-            if attempt.supervisor == "restarting" and attempt.supervisor_until is None:
-                attempt.supervisor = None  # what its supervisor reported on the attempt before it
+            job_status.record_end(attempt, event)
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
             await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, sele
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import JobStatus, SupervisorInfo
-from holdfast.protocol.messages import RestoreMode, SupervisorReport
+from holdfast.protocol.messages import AttemptFinished, RestoreMode, SupervisorReport
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 from holdfast_server.samples.limits import RecentSamples, total
@@ -144,6 +144,13 @@ def has_just_ended(attempt: models.AttemptRecord) -> bool:
 
 def _restart_text(report: SupervisorReport) -> str:
     return f"start {report.start} of {report.limit}, {report.reason}" if report.limit else report.reason
+
+
+def record_end(attempt: models.AttemptRecord, event: AttemptFinished) -> None:
+    attempt.finished_at, attempt.finished = event.at, event.reason
+    attempt.last_iteration = event.iteration
+    if attempt.supervisor == "restarting" and attempt.supervisor_until is None:
+        attempt.supervisor = None  # the report on the attempt before it
 
 
 def remedy_after_giving_up(attempt: models.AttemptRecord | None) -> str:

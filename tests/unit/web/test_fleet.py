@@ -4,7 +4,7 @@ import re
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import AttemptFinished, AttemptStarted, IntervalDecision
+from holdfast.protocol.messages import AttemptStarted, IntervalDecision
 from holdfast_server.alerts import evaluation
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock
@@ -210,8 +210,8 @@ def ended(client: TestClient, name: str) -> None:
     other = FakeAgent(over_client(client), job=name, started_at=NOW - 60)
     other.start()
     other.train(2)
-    other.events.append(AttemptFinished(at=other.at, iteration=2, lineage=1, reason="RuntimeError: no data"))
-    other.send()
+    other.fail("RuntimeError: no data")
+    other.supervise("gave_up", "no data", start=5)
 
 
 def test_a_bulk_pause_names_the_jobs_that_do_not_run_and_their_rows_show_it(

@@ -303,8 +303,9 @@ def test_the_page_of_a_compressed_checkpoint_has_its_size_before_compression(
 
 
 def ended(agent: FakeAgent, reason: str) -> None:
-    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason=reason))
-    agent.send()
+    agent.fail(reason)
+    if reason != "finished":
+        agent.supervise("gave_up", reason, start=5)
 
 
 @pytest.mark.parametrize(

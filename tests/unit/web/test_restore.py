@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import msgspec
 import pytest
 from starlette.testclient import TestClient
 
@@ -59,15 +58,8 @@ def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestCli
     assert "Restarts the script: it draws for itself" in client.get(JOB).text
 
 
-def supervisor_says(client: TestClient, agent: FakeAgent, code: str, sequence: int) -> None:
-    said = messages.Notice(
-        at=agent.at, iteration=agent.iteration, lineage=1, level="warning", code=code, message="giving up"
-    )
-    batch = messages.Batch(
-        job=agent.job, uid=f"{agent.job}-{agent.attempt}", attempt=agent.attempt, rank=messages.SUPERVISOR_RANK,
-        sequence=sequence, sent_at=agent.at, iteration=agent.iteration, lineage=1, events=[said],
-    )  # fmt: skip
-    agent.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
+def said(code: str) -> messages.Notice:
+    return messages.Notice(at=0.0, iteration=400, lineage=1, level="warning", code=code, message="giving up")
 
 
 def test_a_waiting_supervisor_starts_a_failed_job_at_once_and_the_pages_say_so(
@@ -76,22 +68,21 @@ def test_a_waiting_supervisor_starts_a_failed_job_at_once_and_the_pages_say_so(
     def page(path: str) -> str:
         return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", client.get(path, headers=HTMX).text))
 
-    agent.events.append(
-        messages.AttemptFinished(at=agent.at, iteration=400, lineage=1, reason="RuntimeError: no data")
-    )
-    agent.send()
+    agent.fail("RuntimeError: no data")
     dialog = f"{JOB}/restore?checkpoint={POINT}"
+    assert "When at the next start of the script, which its supervisor makes at once" in page(dialog)
+    agent.supervise("gave_up", "no data", start=5)
     assert "When at the next start of the job" in page(dialog)
     assert "Start the script again" in page(JOB)
-    supervisor_says(client, agent, "waits", 0)
+    agent.supervise("gave_up", "no data", said("waits"), start=5, waits=True)
     assert "at once: the waiting holdfast run on node-3 starts the script" in page(dialog)
     assert "attempt 1 failed on node-3, 1 rank, supervised" in page(dialog)
     assert "holdfast run on node-3 waits: restore to 360 to start again Restore to 360…" in page(JOB)
     assert "Start the script again" not in page(JOB)
-    supervisor_says(client, agent, "wait_ended", 1)
+    agent.supervise("gave_up", "no data", said("wait_ended"), start=5)
     assert "starts the script" not in page(dialog)
     assert "Start the script again" in page(JOB)
-    supervisor_says(client, agent, "waits", 2)
+    agent.supervise("gave_up", "no data", said("waits"), start=5, waits=True)
     agent.crash(40)
     agent.send()
     assert "in place, at the next iteration boundary" in page(dialog)
