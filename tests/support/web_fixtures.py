@@ -8,7 +8,8 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,22 +90,30 @@ def free_listener(port: int = 0) -> socket.socket:
     return socket.create_server(("127.0.0.1", port))
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The application on a port of its own."""
+@contextmanager
+def serving(settings: ServerSettings) -> Iterator[Served]:
+    """Run the application on a port of its own."""
     listener = free_listener()
     port = listener.getsockname()[1]
-    database = tmp_path_factory.mktemp("server") / "holdfast.db"
-    app = create_app(ServerSettings(database=str(database), port=port))
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        create_app(replace(settings, port=port)), log_level="warning", timeout_graceful_shutdown=2
+    )
     server = uvicorn.Server(config)
     # early connections wait in the queue of the listener
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
     thread.start()
-    yield Served(f"http://127.0.0.1:{port}", database)
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    try:
+        yield Served(f"http://127.0.0.1:{port}", Path(settings.database))
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(ServerSettings(database=str(tmp_path_factory.mktemp("server") / "holdfast.db"))) as served:
+        yield served
 
 
 @pytest.fixture(scope="session")

@@ -203,12 +203,14 @@ def cookie_of(scope: Scope, name: str) -> str | None:
 
 
 def ask_to_sign_in(request: Request) -> Response:
-    """Redirect pages and fragments to the sign-in page; explain to programs what to send."""
+    """Redirect pages and forms to the sign-in page, and from there back; explain to programs what to send.
+
+    A fragment is refused without a redirect: the page that asked for it stays, with what was typed.
+    """
     if request.headers.get("hx-request") == "true":
-        return Response(status_code=401, headers={"HX-Redirect": "/login"})
-    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-        query = request.url.query
-        target = request.url.path + (f"?{query}" if query else "")
+        return Response(status_code=401)
+    if "text/html" in request.headers.get("accept", ""):
+        target = _target_of(str(request.url)) if request.method == "GET" else _page_of(request)
         return RedirectResponse(f"/login?next={quote(target, safe='/')}", status_code=303)
     accounts = request.app.state.auth.has_accounts
     if "authorization" not in request.headers:
@@ -227,8 +229,7 @@ def ask_to_sign_in(request: Request) -> Response:
 
 def ask_for_password(request: Request) -> Response:
     """Ask a person, who may do this, to enter the password again because the last time is too long ago."""
-    shown = request.headers.get("hx-current-url") or request.headers.get("referer") or "/"
-    address = f"/login?again=true&next={quote(_path_of(shown), safe='/')}"
+    address = f"/login?again=true&next={quote(_page_of(request), safe='/')}"
     if request.headers.get("hx-request") == "true":
         return Response(status_code=401, headers={"HX-Redirect": address})
     if "text/html" in request.headers.get("accept", ""):
@@ -238,11 +239,17 @@ def ask_for_password(request: Request) -> Response:
     return JSONResponse({"error": "sign_in_again", "message": message}, 401)
 
 
-def _path_of(address: str) -> str:
+def _page_of(request: Request) -> str:
+    """Return the path and query of the page that sent a request."""
+    return _target_of(request.headers.get("hx-current-url") or request.headers.get("referer") or "/")
+
+
+def _target_of(address: str) -> str:
     try:
-        return urlsplit(address).path
+        path, query = urlsplit(address)[2:4]
     except ValueError:
         return "/"
+    return path + (f"?{query}" if query else "")
 
 
 def _missing_rights(asker: Principal) -> str:

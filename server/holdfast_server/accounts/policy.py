@@ -133,6 +133,7 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/reset"): PUBLIC,
     ("POST", "/reset"): PUBLIC,
     ("POST", "/logout"): PERSON,
+    ("GET", "/session"): LISTS,
     # pages: jobs
     ("GET", "/"): LISTS,
     ("GET", "/fleet/live"): LISTS,

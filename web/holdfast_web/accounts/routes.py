@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from fastapi import APIRouter, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast_server.accounts import people, rate_limits, sign_ins
+from holdfast_server.accounts import people, policy, rate_limits, sign_ins
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
 from holdfast_server.accounts.auth_middleware import (
     COOKIE,
@@ -136,6 +136,11 @@ async def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     return response
 
 
+@router.get("/session", status_code=204)
+async def session() -> None:
+    """Answer an open page that asks whether its browser is still signed in."""
+
+
 # ---- one-time links ------------------------------------------------------------------------
 
 
@@ -236,10 +241,20 @@ def visitor(request: Request) -> Visitor:
 
 
 def signed_in(request: Request, secret: str, then: str, *, device: str | None = None) -> Response:
-    response = RedirectResponse(local_path(then), 303)
+    response = RedirectResponse(_page_at(local_path(then)), 303)
     _set_cookie(request, response, COOKIE, secret, seconds=int(sign_ins.LASTS_SECONDS))
     remember_device(request, response, device)
     return response
+
+
+def _page_at(address: str) -> str:
+    """Return the address; for one that only takes forms, that of the nearest page above it."""
+    path = address.partition("?")[0]
+    if policy.find("GET", path) or not policy.find("POST", path):
+        return address
+    while path.strip("/") and policy.find("GET", path) is None:
+        path = path.rpartition("/")[0]
+    return path or "/"
 
 
 def remember_device(request: Request, response: Response, device: str | None) -> None:

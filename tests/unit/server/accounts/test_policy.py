@@ -360,7 +360,7 @@ def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: AccountsSer
     dialog = stage.client.request(method, path, headers=browser | page)
     assert (dialog.status_code, dialog.headers["hx-redirect"]) == (
         401,
-        f"/login?again=true&next=/jobs/job-of-{OWN}",
+        f"/login?again=true&next=/jobs/job-of-{OWN}%3Fpoints%3D9",
     )
     form = stage.client.request(method, path, headers=browser | {"Accept": "text/html"})
     assert (form.status_code, form.headers["location"]) == (303, "/login?again=true&next=/")

@@ -93,6 +93,7 @@ class LiveConnection {
     // browsers do not reconnect after an HTTP error, so retry here
     if (this.#source?.readyState === EventSource.CLOSED) {
       this.close();
+      document.dispatchEvent(new CustomEvent("holdfast:stream-refused"));
       this.#retry = setTimeout(() => !document.hidden && this.open(), POLL_MS);
     }
   }
@@ -111,6 +112,7 @@ class LiveConnection {
   }
 
   #update() {
+    if (document.body.dataset.signedOut === "") return this.#show("stale", "Signed out");
     const since = this.#since;
     if (!since) return this.#source?.readyState === EventSource.OPEN && this.#show("live", "Live");
     const away = Date.now() - since;
@@ -242,8 +244,8 @@ function startDrafts() {
     if (!form || event.detail.ctx.request.method !== "POST") return;
     const status = event.detail.ctx.response?.status;
     if (status >= 400 && status < 500) {
-      refused = true;
-      showDraft(form, "failed", "Not saved");
+      refused = status !== 401;
+      showDraft(form, "failed", status === 401 ? "Not saved: signed out" : "Not saved");
       return;
     }
     // the next refresh tells whether it was saved

@@ -1,6 +1,7 @@
 // Behavior of every page. A part whose elements are missing does nothing.
 
 import { startForms, startRowOrder, startStream } from "./live.js";
+import { checkSession, startSession, statusOf } from "./session.js";
 import { remember, remembered, startTimes, toggleUtc } from "./times.js";
 
 // ---- theme: the system's, until light or dark is chosen
@@ -256,28 +257,35 @@ const UNKNOWN = "the change may have been saved. The page shows the result once 
 const isRead = (event) => (event.detail.ctx?.request?.method ?? "GET") === "GET";
 const isPageRefresh = (event) => event.detail.ctx?.sourceElement?.id === "live";
 
-/** Before a form leaves the page, ask whether the server answers: a browser's error page would lose the selection. */
+/** Return what keeps the server from taking a form; empty if nothing does. A lost session shows its own banner. */
+async function findObstacle() {
+  for (const status of await Promise.all([statusOf("/readyz"), checkSession()])) {
+    if (status === 0) return "The server cannot be reached; nothing was changed. Try again in a moment.";
+    if (status >= 500) return `The server answered ${status}; nothing was changed. Try again in a moment.`;
+    if (status === 401) return "You are signed out; nothing was changed.";
+  }
+  return "";
+}
+
+/** Before a form leaves the page, ask whether the server takes it: another page would lose what was typed. */
 function startLeaving() {
   let answered = null;
   let asking = false;
   document.addEventListener("submit", async (event) => {
     const { target: form, submitter } = event;
-    if (!form.matches("[data-leaves]")) return;
+    const stays = event.defaultPrevented || form.method !== "post" || form.matches("[hx-post], .login form, [action='/logout']");
+    if (stays || submitter?.matches("[hx-post]")) return;
     const leaves = form === answered;
     answered = null;
     if (leaves) return;
     event.preventDefault();
     if (asking) return;
     asking = true;
-    const request = { cache: "no-store", signal: AbortSignal.timeout(5000) };
-    const { status } = await fetch("/readyz", request).catch(() => ({ status: 0 }));
+    const obstacle = await findObstacle();
     asking = false;
-    if (status === 0) showError("The server cannot be reached; nothing was changed. Try again in a moment.");
-    else if (status >= 500) showError(`The server answered ${status}; nothing was changed. Try again in a moment.`);
-    else {
-      answered = form;
-      form.requestSubmit(submitter);
-    }
+    if (obstacle) return showError(obstacle);
+    answered = form;
+    form.requestSubmit(submitter);
   });
 }
 
@@ -303,7 +311,7 @@ function startErrors() {
   });
   document.addEventListener("htmx:response:error", (event) => {
     const status = event.detail.ctx.response.status;
-    if (isPageRefresh(event) || [404, 409, 422].includes(status)) return;
+    if (isPageRefresh(event) || [401, 404, 409, 422].includes(status)) return;
     if (status < 500) showError(`The server answered ${status}; nothing was changed. Try again in a moment.`);
     else showError(isRead(event) ? `The server answered ${status}. Try again in a moment.` : `The server answered ${status}: ${UNKNOWN}`);
   });
@@ -320,6 +328,6 @@ function startOneTimeLink() {
 }
 
 for (const start of [
-  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startSelection, startStream, startErrors,
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
   startLeaving, startOneTimeLink,
 ]) start();
