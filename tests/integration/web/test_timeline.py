@@ -116,6 +116,39 @@ def test_a_window_that_follows_goes_on_following_on_the_other_axis(open_page: Op
     expect(live).to_have_attribute("aria-pressed", "true")
 
 
+def test_follow_shows_the_current_lineage_after_a_restore_far_back(open_page: Open, served: Served) -> None:
+    agent = served.agent(f"line-{next(numbers)}", started_at=time.time() - 600)
+    agent.start()
+    agent.train(15)
+    agent.pace()
+    agent.train(3985)
+    agent.restore(RestoreOrder(id="none", checkpoint="000000001000-1", fence=1))
+    agent.events = [event for event in agent.events if type(event).__name__ != "OrderStateChange"]
+    agent.train(20)
+    agent.send()
+    page = drawn(open_page, agent)
+    live, shown = page.get_by_role("button", name="Follow"), page.locator("[data-part=window]")
+    expect(live).to_have_attribute("aria-pressed", "true")
+    expect(shown).to_have_text("iterations 800 – 1,020 of 4,000")
+    agent.train(40)
+    agent.send()
+    expect(shown).to_have_text("iterations 800 – 1,060 of 4,000")
+    page.keyboard.press("0")
+    expect(shown).to_have_text("iterations 1 – 4,000 of 4,000")
+    expect(live).to_have_attribute("aria-pressed", "false")
+    expect(page).to_have_url(re.compile(r"from=1&to=4000"))
+    page.reload()
+    expect(shown).to_have_text("iterations 1 – 4,000 of 4,000")
+    live.click()
+    expect(shown).to_have_text("iterations 800 – 1,060 of 4,000")
+    page.keyboard.press("h")
+    page.keyboard.press("h")
+    expect(shown).to_have_text("iterations 800 – 1,060 of 4,000")
+    agent.train(2940)
+    agent.send()
+    expect(shown).to_have_text("iterations 1 – 4,000 of 4,000")
+
+
 @pytest.mark.parametrize("away", [30, 10**7])
 def test_a_job_that_fell_silent_has_a_grey_stretch_that_does_not_grow_for_ever(
     open_page: Open, agent: FakeAgent, away: int

@@ -59,7 +59,7 @@ export class TimelineFeed extends EventTarget {
   wake() {
     if (document.hidden) return;
     this.#plan(Math.max(0, this.#pace - (performance.now() - this.#asked)));
-    if (!this.view.fitted && performance.now() - this.#askedWhole > CALM_MS) this.#askWhole();
+    if (!this.view.whole && performance.now() - this.#askedWhole > CALM_MS) this.#askWhole();
   }
 
   /** Request data when the window leaves the covered range or needs a finer resolution. */
@@ -88,14 +88,14 @@ export class TimelineFeed extends EventTarget {
 
   #query() {
     const { view } = this;
-    const wide = view.fitted ? view.plotWidth : view.plotWidth * (1 + 2 * MARGIN);
+    const wide = view.whole ? view.plotWidth : view.plotWidth * (1 + 2 * MARGIN);
     const query = this.#terms(Math.round(Math.min(2000, Math.max(300, wide / POINT_PX))));
     if (this.second !== null) query.metric = [this.metric, this.second];
     if (this.rank !== null) query.machine = this.rank;
-    if (view.fitted) return query;
+    if (view.whole) return query;
     const margin = view.span * MARGIN;
     const from = Math.max(view.axis === "time" ? 0 : 1, Math.floor(view.from - margin));
-    return view.live ? { ...query, from } : { ...query, from, to: Math.max(from, Math.ceil(view.to + margin)) };
+    return view.live && !view.behind ? { ...query, from } : { ...query, from, to: Math.max(from, Math.ceil(view.to + margin)) };
   }
 
   async #get(query) {

@@ -134,7 +134,7 @@ class TimelinePanel {
     this.machine?.receive(timeline.machine);
     this.model = modelOf(timeline);
     this.feed.secondsPerIteration = this.model.secondsPerIteration;
-    this.#placeWindow(this.model.extent);
+    this.#placeWindow(this.model.extent, this.#current(this.model.axis));
     this.#showMetrics();
     for (const lane of this.lanes) lane.setModel(this.model);
     const window = timeline.time_window ?? timeline.window;
@@ -148,6 +148,17 @@ class TimelinePanel {
     this.#switchAxis();
   }
 
+  /** Return the part of an axis that a following window shows: all but for a running job that was restored. */
+  #current(axis) {
+    const { model } = this;
+    if (axis === "time") return model.times;
+    return this.#hasEnded ? [1, model.lastIteration] : model.current;
+  }
+
+  get #hasEnded() {
+    return document.querySelector(".job-head").hasAttribute("data-ended");
+  }
+
   /** Switch to an existing metric if the chosen one does not exist. */
   #otherMetric(names) {
     if (!names.length || (names.includes(this.feed.metric) && (!this.feed.second || names.includes(this.feed.second)))) return false;
@@ -158,12 +169,12 @@ class TimelinePanel {
   }
 
   /** Set the window from the address or the data. */
-  #placeWindow(extent) {
+  #placeWindow(extent, current) {
     const { view } = this;
-    if (!this.wanted) return view.extend(extent);
+    if (!this.wanted) return view.extend(extent, current);
     const { window, live } = this.wanted;
     this.wanted = null;
-    view.extent = extent;
+    Object.assign(view, { extent, current });
     view.show(...window);
     if (live) view.follow(true);
   }
@@ -181,8 +192,9 @@ class TimelinePanel {
 
   #showOn(axis, window) {
     const { view, model } = this;
+    const current = this.#current(axis);
     this.model = null;
-    view.count(axis, axis === "time" ? model.times : [1, model.lastIteration], window);
+    view.count(axis, axis === "time" ? model.times : [1, model.lastIteration], current, window);
     this.#press("axis", axis === "time");
     this.feed.forget();
   }
@@ -195,7 +207,7 @@ class TimelinePanel {
     if (axis !== view.axis) this.#showOn(axis, window);
     else if (window) view.show(...window);
     else view.fit();
-    if (live) view.follow(true);
+    if (live || !window) view.follow(true);
   }
 
   #receiveWhole(model) {
@@ -349,7 +361,7 @@ class TimelinePanel {
 
   #showState() {
     const live = this.#button("live");
-    live.hidden = document.querySelector(".job-head").hasAttribute("data-ended");
+    live.hidden = this.#hasEnded;
     live.setAttribute("aria-pressed", String(this.view.live));
     if (this.view.live) live.lastElementChild.textContent = "Follow";
     writeAddress(this.view, {

@@ -248,7 +248,8 @@ export function modelOf(timeline) {
   const usual = median(timeline.series.flatMap((series) => numbers(series.seconds.mean)));
   const secondsPerIteration = Number.isFinite(usual) && usual > 0 ? usual : 1;
   const current = timeline.lineage;
-  const ended = timeline.lineages.find((row) => row.lineage === current)?.last_iteration ?? timeline.extent[1];
+  const newest = timeline.lineages.find((row) => row.lineage === current);
+  const ended = newest?.last_iteration ?? timeline.extent[1];
   const end = axis === "time" ? timeline.times[1] : ended;
   const quiet = silentRange(timeline, axis);
   // checkpoints that a crashed attempt left unfinished are no longer in progress
@@ -261,7 +262,7 @@ export function modelOf(timeline) {
     .filter((row) => row.snapshot_seconds != null || row.state === "snapshot" || row.state === "persisting")
     .map((row) => spanOf(row, axis === "time" ? 1 : secondsPerIteration, axis, alive(row) ? end : null));
   return {
-    ...timeline, axis, checkpoints, secondsPerIteration, currentLineage: current,
+    ...timeline, axis, checkpoints, secondsPerIteration, currentLineage: current, current: [newest?.iteration ?? timeline.extent[0], ended],
     extent: axis === "time" ? [timeline.times[0], quiet[0]?.to ?? end] : timeline.extent,
     end: axis === "time" ? end : timeline.extent[1],
     lastIteration: timeline.extent[1],

@@ -3,6 +3,10 @@
 const SHORTEST = { iteration: 8, time: 1 };
 const EASE_MS = 260;
 const EASED_PX = 2;
+/** Share of the run by which a restore is behind for a following window to leave out what it discarded. */
+const BEHIND = 0.25;
+/** Share of the run that such a window shows before the current lineage. */
+const BEFORE = 0.05;
 
 const still = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -12,7 +16,10 @@ export class Viewport extends EventTarget {
   from = 0;
   to = 1;
   extent = [0, 1];
+  /** The current lineage: its first and newest positions. */
+  current = [0, 1];
   live = true;
+  /** Whether the window is the whole run, or, while it follows a job that is behind, the current lineage. */
   fitted = true;
   gutter = 56;
   margin = 14;
@@ -36,6 +43,16 @@ export class Viewport extends EventTarget {
     return SHORTEST[this.axis];
   }
 
+  /** Whether the newest position is well before the end of the run: a restore discarded the rest. */
+  get behind() {
+    return this.extent[1] - this.current[1] > BEHIND * (this.extent[1] - this.extent[0]);
+  }
+
+  /** Whether the window is the whole run, also when the run grows. */
+  get whole() {
+    return this.fitted && !(this.live && this.behind);
+  }
+
   x(place) {
     return this.gutter + ((place - this.from) / this.span) * this.plotWidth;
   }
@@ -49,12 +66,17 @@ export class Viewport extends EventTarget {
     return to >= this.from && from <= this.to;
   }
 
-  /** Set a new extent; a window that follows moves its right edge. */
-  extend([start, end]) {
+  /** Set a new extent; a window that follows moves its right edge to the newest position. */
+  extend([start, end], current = [start, end]) {
     this.extent = [start, Math.max(end, start + 1)];
-    if (!this.live) return;
-    const target = this.fitted ? this.#whole() : [this.extent[1] - this.span, this.extent[1]];
-    this.#ease(target[0], target[1]);
+    this.current = current;
+    if (this.live) this.#ease(...this.#followed());
+  }
+
+  #followed() {
+    const [from, newest] = this.current;
+    if (!this.behind) return this.fitted ? this.#whole() : [this.extent[1] - this.span, this.extent[1]];
+    return this.#limited(this.fitted ? from - BEFORE * (this.extent[1] - this.extent[0]) : newest - this.span, newest);
   }
 
   #whole() {
@@ -113,14 +135,15 @@ export class Viewport extends EventTarget {
     this.show(left, right);
   }
 
+  /** Show the whole run; it follows unless the current lineage is what a following window shows. */
   fit() {
     this.show(...this.#whole());
-    this.follow(true);
+    this.follow(!this.behind);
   }
 
   follow(on) {
     this.live = on;
-    if (on) this.extend(this.extent);
+    if (on) this.extend(this.extent, this.current);
     this.dispatchEvent(new Event("state"));
   }
 
@@ -130,12 +153,10 @@ export class Viewport extends EventTarget {
   }
 
   /** Change the axis; without a window, show everything. */
-  count(axis, extent, window) {
-    this.axis = axis;
-    this.extent = extent;
-    if (!window) return this.fit();
-    const { live } = this;
-    this.show(...window);
+  count(axis, extent, current, window) {
+    Object.assign(this, { axis, extent, current });
+    const live = this.live || (!window && !this.behind);
+    this.show(...(window ?? this.#whole()));
     if (live) this.follow(true);
   }
 }
@@ -170,7 +191,7 @@ function shown(view, { selected, other, metric, second, rank, logarithmic, every
   const query = new URLSearchParams(location.search);
   for (const name of NAMES) query.delete(name);
   if (view.axis === "time") query.set("x", "time");
-  if (!view.fitted) {
+  if (!view.fitted || (view.behind && !view.live)) {
     const rounded = (place) => (view.axis === "time" ? Math.round(place * TENTHS) / TENTHS : Math.round(place));
     query.set("from", rounded(view.from));
     query.set("to", rounded(view.to));
