@@ -118,11 +118,26 @@ function openDialog(url) {
   htmx.ajax("GET", url, { target: "#restore-dialog", swap: "innerHTML" });
 }
 
-function startDialogs() {
-  document.addEventListener("htmx:after:swap", (event) => {
+/** Whether a swap belongs to a dialog that opens: a form in it answers with other parts of the page too. */
+const isOpening = ({ detail: { ctx } }) => ctx.target === restore() && ctx.target !== null && ctx.request?.method === "GET";
+
+/** Open the dialog with its frame at once; the answer fills it, unless it was closed meanwhile. */
+function startSkeleton() {
+  document.addEventListener("htmx:before:request", (event) => {
     const dialog = restore();
-    if (dialog && event.detail.ctx.target === dialog && dialog.children.length && !dialog.open) dialog.showModal();
+    if (!isOpening(event) || dialog.open) return;
+    dialog.replaceChildren(document.querySelector("#dialog-skeleton").content.cloneNode(true));
+    dialog.showModal();
   });
+  document.addEventListener("htmx:before:swap", (event) => isOpening(event) && !restore().open && event.preventDefault());
+  document.addEventListener("htmx:after:swap", (event) => isOpening(event) && restore().querySelector("[autofocus]")?.focus());
+  document.addEventListener("htmx:finally:request", (event) => {
+    if (isOpening(event) && restore().querySelector(".skeleton")) restore().close();
+  });
+}
+
+function startDialogs() {
+  startSkeleton();
   document.addEventListener("holdfast:restore", (event) => {
     openDialog(`/jobs/${document.querySelector("[data-job]").dataset.job}/restore?${event.detail}`);
   });

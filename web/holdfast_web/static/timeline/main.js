@@ -127,6 +127,7 @@ class TimelinePanel {
 
   #receive(timeline) {
     this.root.dataset.state = timeline.extent ? "drawn" : "empty";
+    this.root.querySelector(".tools").inert = false;
     this.receivedAt = Date.now() / 1000;
     this.#part("stale").hidden = true;
     if (!timeline.extent) return this.#setSummary("No iterations reported yet. They appear within a second.");
