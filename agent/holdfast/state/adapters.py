@@ -6,7 +6,7 @@ import collections
 import contextlib
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,16 @@ from holdfast.format.manifest import MANIFEST, SMALL_BYTES
 from holdfast.format.shards import is_module, names_in
 from holdfast.state.capture import ModuleWatch, OptimizerWatch, Watch, watch_of
 from holdfast.state.encoder import Encoder
+from holdfast.state.matching import (
+    ParameterMatch,
+    count_elements,
+    labels_in,
+    match_parameters,
+    named,
+    plain_name,
+    renamed,
+    require_state_by_parameter,
+)
 from holdfast.state.rng import StatefulGenerator
 from holdfast.state.sharding import is_sharded, local
 from holdfast.state.tree import (
@@ -25,6 +35,7 @@ from holdfast.state.tree import (
     Tensors,
     Tree,
     decode,
+    decode_without_memory,
     has_array,
     is_expanded,
     require_readable,
@@ -39,6 +50,8 @@ logger = logging.getLogger("holdfast")
 
 Names = Mapping[int, str]
 """Names of the script's parameters, by `id`."""
+ParameterIds = Callable[[], Mapping[str, int]]
+"""Returns the `id` of each of the script's parameters by all its names, each with the keyword of its module."""
 
 
 class StateAdapter:
@@ -50,6 +63,10 @@ class StateAdapter:
     def watch(self) -> Watch | None:
         """Return a watch for `encode_again`; `None` if the object must be encoded in full each time."""
         return None
+
+    def in_own_names(self, tree: Tree) -> Tree:
+        """Return a checkpoint's tree with the names that this object has for its parts."""
+        return tree
 
     def state(self) -> Any:
         """Return the object's `state_dict()`, in the order of its tree."""
@@ -128,6 +145,29 @@ class ModuleAdapter(StateAdapter):
         assert isinstance(watch, ModuleWatch)
         return {**tree, "frozen": _frozen(watch.parameters)}
 
+    def in_own_names(self, tree: Tree) -> Tree:
+        if not is_module(tree) or not all(
+            isinstance(tree[part], dict) for part in ("state", "metadata", "buffers")
+        ):
+            return tree
+        own = [*self._item.state_dict(), *self._buffers(), *(n for n, _ in self._item.named_parameters())]
+        new = renamed([*tree["state"], *tree["buffers"]], dict.fromkeys(own))
+        if not new:
+            return tree
+        within = {name.rpartition(".")[0]: own_name.rpartition(".")[0] for name, own_name in new.items()}
+        for name in tree["buffers"]:  # the first forward pass creates some of them
+            holder, _, last = name.rpartition(".")
+            if name not in new and holder in within:
+                new[name] = ".".join(filter(None, (within[holder], last)))
+        versions = {plain_name(holder): version for holder, version in tree["metadata"].items()}
+        holders = [name for name, _ in self._item.named_modules(remove_duplicate=False)]
+        return {
+            "state": {new.get(name, name): value for name, value in tree["state"].items()},
+            "metadata": {name: versions[plain] for name in holders if (plain := plain_name(name)) in versions},
+            "buffers": {new.get(name, name): value for name, value in tree["buffers"].items()},
+            "frozen": [new.get(name, name) for name in tree["frozen"]],
+        }
+
     def _encode_entry(self, encoder: Encoder, name: str, value: Any) -> Tree:
         path = f"{self.keyword}.{name}"
         if isinstance(value, torch.Tensor) and not is_sharded(value) and is_expanded(value):
@@ -175,6 +215,17 @@ class ModuleAdapter(StateAdapter):
                     f"{self.keyword}.{name}: {here[1]} of {here[0]} in the model, "
                     f"{there[1]} of {there[0]} in the checkpoint"
                 )
+
+    def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
+        # the names of its tensors in the checkpoint may have other wrappers on their path
+        found, saved = {}, tree["state"]
+        for name, own in self._item.state_dict().items():
+            if isinstance(own, torch.Tensor) and is_sharded(own):
+                entry = saved.get(name)
+                there = entry.get("$tensor", "") if isinstance(entry, dict) else ""
+                if there in shapes and shapes[there][1] == tuple(own.shape):
+                    found[there] = own
+        return found
 
     def load(self, tree: Tree, tensors: Tensors, *, live: LiveTensors | None = None, adopt: bool = True) -> None:
         # custom loading code may keep a reference to an entry
@@ -235,6 +286,10 @@ class OptimizerAdapter(StateAdapter):
     _encoded: tuple[bytes | None, list[list[Tree]]] = (None, [])
     """Settings of the parameter groups when they were last encoded, and their encoding."""
 
+    def __init__(self, keyword: str, item: Stateful, names: ParameterIds = dict) -> None:
+        super().__init__(keyword, item)
+        self._names = names
+
     def watch(self) -> Watch | None:
         return watch_of(self._item)
 
@@ -268,7 +323,10 @@ class OptimizerAdapter(StateAdapter):
                 )
             per_parameter.append([index, encoded])
         rest = {key: value for key, value in state.items() if key != "state"}
-        return {"$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)]}
+        return {
+            "$pairs": [["state", {"$pairs": per_parameter}], *encoder.encode_pairs(keyword, rest)],
+            "parameters": self._labels(),
+        }
 
     def encode_again(self, tree: Tree, watch: Watch, encoder: Encoder) -> Tree:
         # the watch does not see changes of plain numbers such as the learning rate
@@ -277,7 +335,22 @@ class OptimizerAdapter(StateAdapter):
         if settings is None or settings != self._encoded[0]:
             groups = encoder.encode_pairs(self.keyword, {"param_groups": watch.groups()})
             self._encoded = settings, groups
-        return {"$pairs": [tree["$pairs"][0], *self._encoded[1]]}
+        return {**tree, "$pairs": [tree["$pairs"][0], *self._encoded[1]]}
+
+    def _labels(self) -> list[list[Tree]]:
+        """Return the name of each parameter by group, or the shape of one that is in no module."""
+        named: dict[int, str] = {}
+        for name, parameter in self._names().items():
+            named.setdefault(parameter, name)
+        return [[named.get(id(p), list(p.shape)) for p in group["params"]] for group in self._item.param_groups]
+
+    def _match(self, tree: Tree, groups: list[dict[str, Any]]) -> ParameterMatch:
+        """Find the parameters of a checkpoint, whose groups are decoded, among those of the script."""
+        names = dict(self._names())
+        for name, parameter in list(names.items()):  # without a keyword, as in older checkpoints
+            names.setdefault(name.partition(".")[2], parameter)
+        own = [group["params"] for group in self._item.param_groups]
+        return match_parameters(self.keyword, labels_in(self.keyword, tree, groups), own, names)
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         if not isinstance(tree, dict) or "$pairs" not in tree:
@@ -285,20 +358,16 @@ class OptimizerAdapter(StateAdapter):
                 f"{self.keyword}: an optimizer here, another kind of object in the checkpoint"
             )
         state = require_readable(self.keyword, tree, shapes)
-        saved, count = state.get("param_groups"), len(self._parameters())
+        saved = state.get("param_groups")
         if not _are_groups(saved) or not isinstance(state.get("state"), Mapping):
             raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} is not an optimizer's state")
         numbers = [number for group in saved for number in group["params"]]
-        numbers += [number for number in state["state"] if isinstance(number, int)]
-        here = [len(group["params"]) for group in self._item.param_groups]
-        there = [len(group["params"]) for group in saved]
-        if here != there:
-            raise IncompatibleCheckpoint(
-                f"{self.keyword}: {here} parameters by group here, {there} in the checkpoint"
-            )
-        if not all(isinstance(number, int) and 0 <= number < count for number in numbers):
+        entries = [number for number in state["state"] if isinstance(number, int)]
+        if not all(isinstance(number, int) and 0 <= number < len(numbers) for number in numbers + entries):
             raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword} has an invalid parameter number")
-        for group, before in zip(self._item.param_groups, saved, strict=True):
+        match = self._match(tree, saved)
+        require_state_by_parameter(self.keyword, match, state["state"], count_elements(self._parameters()))
+        for group, before in zip(self._item.param_groups, (saved[number] for number in match.groups), strict=True):
             new, gone = sorted(group.keys() - before.keys()), sorted(before.keys() - group.keys())
             if new and gone:  # another optimizer; a newer torch or a schedule only adds settings
                 raise IncompatibleCheckpoint(
@@ -310,10 +379,17 @@ class OptimizerAdapter(StateAdapter):
         # large moments stay in the memory they were read into. The rest is copied: a small tensor would keep that
         # whole memory alive
         staying: Collection[str] = tensors.keys() if adopt else ()
+        match = self._match(tree, decode(_without_state(tree), tensors, copy=False)["param_groups"])
         if not adopt and self._on_host():
-            kept = self._kept(tree, tensors)
+            kept = self._kept(tree, tensors, match)
             tensors, staying = {**tensors, **kept}, kept.keys()
-        state = decode(tree, tensors, copy=True, adopt=staying)
+        state = match.apply(decode(tree, tensors, copy=True, adopt=staying), self._item.param_groups)
+        if match.moved:
+            logger.warning(
+                "%s: %s in another parameter group than in the checkpoint: their moments are those of the "
+                "checkpoint, their settings those of the group that they are in now",
+                *(self.keyword, named(match.moved)),
+            )
         self._log_settings(state["param_groups"])
         self._item.load_state_dict(state)
         # load_state_dict casts moments to the dtype of their parameter: undo that
@@ -338,16 +414,19 @@ class OptimizerAdapter(StateAdapter):
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
         # before its first step an optimizer has no state: shard what has the shape of its parameter like it
-        found, parameters = {}, self._parameters()
-        for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
-            parameter = parameters[index] if isinstance(index, int) and index < len(parameters) else None
-            if parameter is not None and is_sharded(parameter):
+        found = {}
+        try:
+            match = self._match(tree, decode_without_memory(_without_state(tree), shapes)["param_groups"])
+        except IncompatibleCheckpoint:  # `check` reports it
+            return {}
+        for parameter, values in self._saved_entries(tree, match):
+            if is_sharded(parameter):
                 for name in names_in(values):
                     if name in shapes and shapes[name][1] == tuple(parameter.shape):
                         found[name] = parameter
         return found
 
-    def _kept(self, tree: Tree, tensors: Tensors) -> dict[str, torch.Tensor]:
+    def _kept(self, tree: Tree, tensors: Tensors, match: ParameterMatch) -> dict[str, torch.Tensor]:
         """Return the large tensors in memory that this optimizer may keep.
 
         That of its own moments is reused where they match: touching new memory takes longer than filling it.
@@ -355,7 +434,7 @@ class OptimizerAdapter(StateAdapter):
         large = {name: tensors[name] for name in names_in(tree) if _is_large(local(tensors[name]))}
         refilled: dict[str, torch.Tensor] = {}
         taken: set[int] = set()
-        for name, own in self._moments(tree):
+        for name, own in self._moments(tree, match):
             if name in large and _is_alike(own, large[name]) and (at := local(own).data_ptr()) not in taken:
                 taken.add(at)
                 refilled.setdefault(name, own)
@@ -363,11 +442,17 @@ class OptimizerAdapter(StateAdapter):
         sharded = {name: large.pop(name).clone() for name in list(large) if is_sharded(large[name])}
         return {**refilled, **sharded, **copies_of(large)}
 
-    def _moments(self, tree: Tree) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield this optimizer's own tensors, with the names of the checkpoint tensors that replace them."""
+    def _saved_entries(self, tree: Tree, match: ParameterMatch) -> Iterator[tuple[torch.Tensor, Tree]]:
+        """Yield parameters with the trees of their state."""
         parameters = self._parameters()
         for index, values in dict(tree["$pairs"])["state"]["$pairs"]:
-            own = self._item.state.get(parameters[index]) if isinstance(index, int) else None
+            if isinstance(index, int) and index in match.numbers:
+                yield parameters[match.numbers[index]], values
+
+    def _moments(self, tree: Tree, match: ParameterMatch) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this optimizer's own tensors, with the names of the checkpoint tensors that replace them."""
+        for parameter, values in self._saved_entries(tree, match):
+            own = self._item.state.get(parameter)
             if isinstance(own, Mapping) and isinstance(values, Mapping):
                 for key, value in values.items():
                     if (
@@ -397,11 +482,11 @@ class GeneratorAdapter(StateAdapter):
             )
 
 
-def adapter_for(keyword: str, item: Stateful) -> StateAdapter:
+def adapter_for(keyword: str, item: Stateful, names: ParameterIds = dict) -> StateAdapter:
     if isinstance(item, torch.nn.Module):
         return ModuleAdapter(keyword, item)
     if has_plain_state(item):
-        return OptimizerAdapter(keyword, item)
+        return OptimizerAdapter(keyword, item, names)
     if isinstance(item, Variables):
         return VariablesAdapter(keyword, item)
     if isinstance(item, (LRScheduler, ReduceLROnPlateau)):
@@ -409,6 +494,11 @@ def adapter_for(keyword: str, item: Stateful) -> StateAdapter:
     if isinstance(item, StatefulGenerator):
         return GeneratorAdapter(keyword, item)
     return StateAdapter(keyword, item)
+
+
+def _without_state(tree: Tree) -> Tree:
+    """Return an optimizer's tree without the state of its parameters."""
+    return {"$pairs": [pair for pair in tree["$pairs"] if pair[0] != "state"]}
 
 
 def _are_groups(saved: Any) -> bool:

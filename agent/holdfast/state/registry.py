@@ -29,6 +29,7 @@ from holdfast.state.gradients import (
     require_synchronized,
     restore_gradients,
 )
+from holdfast.state.matching import renamed, unwrapped_names
 from holdfast.state.rng import StatefulGenerator, branch_rng, require_rng, restore_rng, rng_state
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.sharding import (
@@ -90,7 +91,7 @@ class Registry:
         self.optimizers = list(dict.fromkeys(o for item in self.objects.values() for o in optimizers_in(item)))
         """Optimizers whose step hooks run: given ones, and those inside a given wrapper."""
         self.gradients = GradientTracker()
-        self._adapters = {keyword: adapter_for(keyword, item) for keyword, item in self.objects.items()}
+        self._adapters = {k: adapter_for(k, item, self._parameter_ids) for k, item in self.objects.items()}
         self._warned: set[str] = set()
         self._known: _WatchedEncoding | None = None
         self._structure: tuple[object, ...] = ()
@@ -195,6 +196,9 @@ class Registry:
             DamagedCheckpoint: its state cannot be decoded.
         """
         readable = {keyword: require_readable(keyword, tree, shapes) for keyword, tree in trees.items()}
+        trees = self._in_own_names(trees)
+        if "gradients" in trees:
+            readable["gradients"] = require_readable("gradients", trees["gradients"], shapes)
         try:
             if "rng" in readable:
                 require_rng(readable["rng"])
@@ -205,6 +209,7 @@ class Registry:
 
     def require_fit(self, trees: Mapping[str, Tree], shapes: Shapes) -> None:
         """Do the same as `check` for trees that are known to decode."""
+        trees = self._in_own_names(trees)
         for keyword, adapter in self._adapters.items():
             if keyword not in trees:
                 close = difflib.get_close_matches(keyword, trees.keys() - self._adapters.keys(), n=1)
@@ -224,6 +229,7 @@ class Registry:
 
     def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
         """Return the part that this rank needs of each tensor that is sharded here."""
+        trees = self._in_own_names(trees)
         return {
             name: Region(place_of(name, tensor).offsets, tuple(local(tensor).shape))
             for name, tensor in self._sharded(trees, shapes).items()
@@ -242,6 +248,7 @@ class Registry:
         For tensors that are sharded here, `tensors` has this rank's part as given by `regions`, and `shapes` the
         global shape. With `adopt`, an optimizer may keep the memory of `tensors`.
         """
+        trees = self._in_own_names(trees)
         if sharded := self._sharded(trees, shapes):
             parts = {name: shard_like(tensor, tensors[name]) for name, tensor in sharded.items()}
             tensors = {**tensors, **parts}
@@ -351,7 +358,7 @@ class Registry:
 
     def _sharded(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, torch.Tensor]:
         """Return sharded tensors of the script, by the names of the checkpoint tensors that are sharded alike."""
-        if not is_sharding_in_use():
+        if not is_sharding_in_use() or not shapes:
             return {}
         encoder, names = Encoder((), self._warned), self._parameter_names()
         for adapter in self._adapters.values():
@@ -410,6 +417,31 @@ class Registry:
             for name, parameter in module.named_parameters():
                 names.setdefault(id(parameter), name if len(self.modules) == 1 else f"{keyword}.{name}")
         return names
+
+    def _parameter_ids(self) -> dict[str, int]:
+        """Return the `id` of each parameter by all its names, which tied ones have several of."""
+        ids = {
+            f"{keyword}.{name}": id(parameter)
+            for keyword, module in self.modules.items()
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+        }
+        plain = {plain: ids[name] for plain, name in unwrapped_names(ids).items()}
+        return plain or ids
+
+    def _in_own_names(self, trees: Mapping[str, Tree]) -> dict[str, Tree]:
+        """Return trees with the names that the script's modules have, which torch.compile and others extend."""
+        own = {
+            k: self._adapters[k].in_own_names(tree) if k in self._adapters else tree for k, tree in trees.items()
+        }
+        if isinstance(gradients := own.get("gradients"), dict):
+            own["gradients"] = {k: self._gradients_in_own_names(k, each) for k, each in gradients.items()}
+        return own
+
+    def _gradients_in_own_names(self, keyword: str, saved: Tree) -> Tree:
+        if keyword not in self.modules or not isinstance(saved, dict):
+            return saved
+        new = renamed(saved, {name for name, _ in self.modules[keyword].named_parameters()})
+        return {new.get(name, name): tree for name, tree in saved.items()}
 
     def _step_storages(self) -> set[int]:
         """Return storages that only `optimizer.step` writes to: those of parameters, if all steps run hooks."""
