@@ -25,7 +25,11 @@ class UnknownFormat(HoldfastError):
 
 
 class IncompatibleCheckpoint(HoldfastError):
-    """A sound checkpoint that does not fit the objects of this session."""
+    """A sound checkpoint that does not fit an object of this session; `keyword` is that of the object."""
+
+    def __init__(self, message: str, keyword: str | None = None) -> None:
+        super().__init__(message)
+        self.keyword = keyword
 
 
 class NoSuchCheckpoint(HoldfastError, LookupError):

@@ -213,6 +213,27 @@ class Session:
             self._boundary.resume()
         return self.iteration
 
+    def keep(self, /, *objects: str, **settings: str | Iterable[str]) -> None:
+        """Keep settings or objects of the script that the checkpoint would replace. Call it before `resume`.
+
+        A resume restores every object as the checkpoint has it, also the settings that it was constructed with,
+        and names those that differ from the script's. `session.keep(optimizer="weight_decay", scheduler="T_max")`
+        trains on with the script's; a schedule goes to where it would be if it had had them from the start.
+        `session.keep("ema")` also resumes from a checkpoint that has no `ema`, or one that does not fit: it starts
+        as the script made it, and is restored once checkpoints have it.
+
+        Args:
+            *objects: keywords of objects.
+            **settings: names of settings by the keyword of their object.
+
+        Raises:
+            ValueError: an unknown keyword or setting, named with those that there are; or the session has resumed.
+        """
+        if self._lifecycle.state is not Life.STARTING:
+            raise ValueError("session.keep: call it before session.resume() or session.batches(...)")
+        names = {keyword: [each] if isinstance(each, str) else list(each) for keyword, each in settings.items()}
+        self._training.registry.keep(objects, names)
+
     def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> Iterator[Any]:
         """Yield the batches of `epochs` epochs in all, from the current position; follow restores in place.
 

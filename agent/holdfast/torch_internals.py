@@ -245,6 +245,28 @@ def only_copies(module: nn.Module) -> bool:
     )
 
 
+def is_loaded_by_torch(item: nn.Module | Optimizer) -> bool:
+    """Whether loading a state runs no code but that of torch."""
+    if isinstance(item, nn.Module):
+        return all(map(_runs_only_torch, item.modules()))
+    hooks = (
+        getattr(item, "_optimizer_load_state_dict_pre_hooks", {}),
+        getattr(item, "_optimizer_load_state_dict_post_hooks", {}),
+    )
+    return not any(hooks) and _is_of_torch(type(item).load_state_dict) and _is_of_torch(type(item).__setstate__)
+
+
+def _runs_only_torch(module: nn.Module) -> bool:
+    kind = type(module)
+    functions = kind.load_state_dict, kind._load_from_state_dict, kind.set_extra_state
+    hooks = [getattr(each, "hook", each) for each in module._load_state_dict_pre_hooks.values()]
+    return all(map(_is_of_torch, (*functions, *hooks, *module._load_state_dict_post_hooks.values())))
+
+
+def _is_of_torch(function: object) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.")
+
+
 def _only_reshards(hook: object) -> bool:
     """Whether a hook is that of `fully_shard`, which has nothing to do at the end of an iteration."""
     name = getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")

@@ -41,6 +41,8 @@ class InPlaceRestore:
         self._reported_mode: RestoreMode | None = None
         self._start_seconds: float | None = None
         self._check_mode_at = 0.0
+        self._differing: list[str] = []
+        """Messages about settings of the checkpoint that differ from those of the script."""
         self.half_applied = False
         """The state may be half of one checkpoint and half of another."""
 
@@ -101,6 +103,8 @@ class InPlaceRestore:
                     *(self._checkpoints.job, position.iteration, position.lineage, safety),
                 )
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
+            for what in self._differing:
+                self._reporter.notice("warning", "settings", what)
             self._reporter.order(order, "restored", seconds=seconds, safety=safety)
         return False
 
@@ -151,7 +155,7 @@ class InPlaceRestore:
 
         Nothing is written if the target does not fit. Damage of its bytes shows later, when they are read.
         """
-        self._ranks.run_on_all(lambda: self._training.check(self._manifest(checkpoint)))
+        self._differing = self._ranks.run_on_all(lambda: self._training.check(self._manifest(checkpoint)))
         self._ranks.run_on_all(self._await_settled)
         self._checkpoints.update_lineage()
         return self._ranks.run_on_all(self._take_safety)
@@ -189,7 +193,9 @@ class InPlaceRestore:
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "
                     f"restart the script: it resumes from {safety}"
                 ) from error
-            self._reporter.order(order, "failed", reason=f"{error}; training went back to {safety}")
+            reason = f"{error}; training went back to {safety}"
+            self._reporter.order(order, "failed", reason=reason)
+            self._reporter.notice("error", "restore", f"restore of {loaded.id} failed: {reason}")
             return False
         return True
 

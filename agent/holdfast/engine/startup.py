@@ -416,12 +416,14 @@ class Startup:
                 return answer
 
     def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
-        self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
+        differing = self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
         self._ranks.run_on_all(lambda: self._training.apply(loaded))
+        for what in differing:
+            self._reporter.notice("warning", "settings", what)
         if loaded.repaired:  # in memory: its files are still damaged
             self._checkpoints.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)

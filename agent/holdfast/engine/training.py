@@ -21,6 +21,7 @@ from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
 from holdfast.pacing import Controller
+from holdfast.state.construction import describe
 from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
@@ -321,17 +322,24 @@ class Training:
             buffer=room,
         )
 
-    def check(self, manifest: Manifest) -> None:
-        """Check that a checkpoint can be loaded.
+    def check(self, manifest: Manifest) -> list[str]:
+        """Check that a checkpoint can be loaded. Return messages about what differs.
 
         Raises:
             IncompatibleCheckpoint: it does not fit the objects.
             DamagedCheckpoint: no session can have written it.
         """
         rank = saved_rank(manifest, self._ranks.rank)
-        trees = state_for(manifest, rank)
+        trees, shapes = state_for(manifest, rank), restore.shapes(manifest, rank)
         _require_position(trees)
-        self.registry.check(trees, restore.shapes(manifest, rank))
+        try:
+            left = [] if self.trained else self.registry.leave_unfitting(trees, shapes)
+            self.registry.check(trees, shapes)
+        except IncompatibleCheckpoint as error:
+            if self.trained or error.keyword is None:
+                raise
+            raise _with_way_out(error, error.keyword) from error
+        return [*left, *describe(self.registry.differences(trees, shapes))]
 
     def obstacle_to_restore(self, loader: int | None = None) -> str | None:
         """Say why the running script cannot be restored in place; `None` if it can.
@@ -385,12 +393,22 @@ class Training:
         self._controller.job_history.failed(times)
 
     def apply(self, loaded: LoadedCheckpoint) -> None:
-        """Restore everything from the checkpoint. Errors of a `load_state_dict` pass through."""
+        """Restore everything from the checkpoint.
+
+        Raises:
+            IncompatibleCheckpoint: an object refused its state. At a start, nothing has changed then.
+            RestoreFailed: and the objects could not be put back.
+        """
         trees = fitting_state(loaded.manifest, loaded.state, self._ranks.world_size)
-        self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed)
+        restarted = not self.trained
+        try:
+            self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed, undo=restarted)
+        except IncompatibleCheckpoint as error:
+            if not restarted or error.keyword is None:
+                raise
+            raise _with_way_out(error, error.keyword) from error
         if copy := self._ranks.rank // loaded.manifest.world_size:
             self.registry.branch_rng(copy, differing_keywords(loaded.manifest))
-        restarted = not self.trained
         self._drawn = self.updates = self._ended = 0
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
@@ -402,6 +420,14 @@ class Training:
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def _with_way_out(error: IncompatibleCheckpoint, keyword: str) -> IncompatibleCheckpoint:
+    return IncompatibleCheckpoint(
+        f'{error}. To start with the {keyword} of the script, call session.keep("{keyword}") before '
+        "session.resume()",
+        keyword,
+    )
 
 
 def _uses_cuda() -> bool:

@@ -65,7 +65,8 @@ class OptimizerWatch:
 
     def leaves(self) -> list[Any]:
         state, groups = self._optimizer.state, self._optimizer.param_groups
-        values = itertools.chain.from_iterable(entry.values() for entry in state.values())
+        # some optimizers put more than the state of parameters into it; `can_watch` excludes them
+        values = itertools.chain.from_iterable(e.values() if type(e) is dict else (e,) for e in state.values())
         trained = itertools.chain.from_iterable(group["params"] for group in groups)
         return [*state, *values, *trained, len(groups), *state_dict_hooks(self._optimizer)]
 

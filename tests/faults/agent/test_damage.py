@@ -230,7 +230,7 @@ def test_a_crafted_checkpoint_calls_no_function_of_torch(tmp_path, value, caplog
     assert store.checkpoints("job")[-1] == newest
 
     def craft(state):
-        state["scheduler"] |= {"_is_better": value, "best": str(victim)}
+        state["scheduler"]["$pairs"] += [["_is_better", value], ["best", str(victim)]]
 
     reseal(tmp_path / "s" / "job" / newest / fmt.MANIFEST, craft)
     restore.verify(store, "job", newest)

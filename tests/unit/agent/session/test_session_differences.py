@@ -1,0 +1,185 @@
+"""What a checkpoint and the script have different: named, kept on request, or refused with nothing changed."""
+
+import pytest
+import torch
+
+import holdfast
+from holdfast.errors import IncompatibleCheckpoint, RestoreFailed
+
+
+class Average:
+    """An object of the script, which loads the state of its own version only."""
+
+    def __init__(self, version=1, refuses_all=False):
+        self.values, self._version, self._refuses_all = torch.zeros(4), version, refuses_all
+
+    def state_dict(self):
+        return {"values": self.values, "version": self._version}
+
+    def load_state_dict(self, state):
+        self.values = state["values"]
+        if self._refuses_all or state["version"] != self._version:
+            self.values = None
+            raise RuntimeError("another version")
+
+
+class Job:
+    def __init__(self, store, weight_decay=0.01, **objects):
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), weight_decay=weight_decay)
+        self.session = holdfast.Session(
+            "job",
+            store=store,
+            every=1,
+            model=self.model,
+            optimizer=self.optimizer,
+            loop=holdfast.Variables(),
+            **objects,
+        )
+
+    def train(self, until):
+        self.session.resume()
+        while self.session.iteration < until:
+            self.optimizer.zero_grad()
+            self.model(torch.randn(2, 4)).square().mean().backward()
+            self.optimizer.step()
+            self.session.step()
+            assert self.session._checkpoints.wait_settled(300)
+        return self
+
+    def close(self):
+        self.session._close("SIGKILL")
+
+
+def trained(store, until=2, **arguments):
+    job = Job(store, **arguments).train(until)
+    job.close()
+    return job
+
+
+@pytest.fixture
+def jobs():
+    """Jobs to close after the test."""
+    made = []
+    yield made
+    for job in made:
+        job.close()
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_differing_setting_is_named_once_and_the_script_may_keep_its_own(tmp_path, caplog, jobs):
+    trained(tmp_path)
+    jobs.append(Job(tmp_path, weight_decay=0.5).train(4))
+    (message,) = warnings(caplog)
+    assert message == (
+        "job: settings of the checkpoint replace those of the script: optimizer weight_decay 0.01 (here 0.5). To "
+        'take the script\'s, call session.keep(optimizer="weight_decay") before session.resume()'
+    )
+    assert jobs[0].optimizer.param_groups[0]["weight_decay"] == 0.01
+    jobs.pop().close()
+    caplog.clear()
+    kept = Job(tmp_path, weight_decay=0.5)
+    jobs.append(kept)
+    kept.session.keep(optimizer="weight_decay")
+    kept.train(6)
+    assert kept.optimizer.param_groups[0]["weight_decay"] == 0.5
+    with pytest.raises(ValueError, match=r"call it before session\.resume\(\)"):
+        kept.session.keep("optimizer")
+    jobs.pop().close()
+    jobs.append(Job(tmp_path, weight_decay=0.5).train(7))
+    assert jobs[0].optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert warnings(caplog) == []
+
+
+def test_a_restore_in_place_keeps_the_setting_too(tmp_path, caplog, jobs):
+    trained(tmp_path)
+    kept = Job(tmp_path, weight_decay=0.5)
+    jobs.append(kept)
+    kept.session.keep(optimizer=["weight_decay"])
+    kept.train(4)
+    kept.session.restore(2)
+    kept.session.step()
+    assert kept.session.iteration == 2
+    assert kept.optimizer.param_groups[0]["weight_decay"] == 0.5
+    assert warnings(caplog) == []
+
+
+def test_an_object_that_does_not_fit_is_refused_with_the_way_to_start_without_it(tmp_path, caplog, jobs):
+    trained(tmp_path)
+
+    def with_average():
+        jobs.append(Job(tmp_path, average=Average()))
+        return jobs[-1]
+
+    with pytest.raises(
+        IncompatibleCheckpoint, match=r"holds no 'average'.*call session\.keep\(\"average\"\) before"
+    ):
+        with_average().session.resume()
+    jobs.pop().close()
+    kept = with_average()
+    kept.session.keep("average")
+    kept.average = kept.session._training.registry.objects["average"]
+    kept.average.values.fill_(7)
+    kept.train(3)
+    assert "average starts as the script made it, as session.keep asks: the checkpoint holds no" in caplog.text
+    assert kept.optimizer.state
+    jobs.pop().close()
+    again = with_average()
+    again.session.keep("average")
+    again.session.resume()
+    assert (again.session._training.registry.objects["average"].values == 7).all()
+
+
+def test_what_refuses_its_state_is_named_and_everything_is_put_back(tmp_path, jobs):
+    trained(tmp_path, first=Average(), second=Average())
+    first, second = Average(), Average(version=2)
+    job = Job(tmp_path, first=first, second=second)
+    jobs.append(job)
+    before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+    first.values.fill_(3)
+    torch.manual_seed(5)
+    with pytest.raises(
+        IncompatibleCheckpoint,
+        match=r"second: Average refused its state: RuntimeError: another version\. .*session\.keep\(\"second\"\)",
+    ):
+        job.session.resume()
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(drawn, torch.rand(1))
+    assert all(torch.equal(before[name], tensor) for name, tensor in job.model.state_dict().items())
+    assert not job.optimizer.state
+    assert (first.values == 3).all()
+    assert (second.values == 0).all()
+    assert job.session.iteration == 0
+    job.session.keep("second")
+    assert job.session.resume() == 2
+    assert (first.values == 0).all()
+    assert (second.values == 0).all()
+    assert job.optimizer.state
+
+
+def test_a_refused_state_that_cannot_be_put_back_ends_the_script(tmp_path, jobs):
+    trained(tmp_path, average=Average())
+    jobs.append(Job(tmp_path, average=Average(refuses_all=True)))
+    with pytest.raises(
+        RestoreFailed, match=r"average: Average refused .* and average could not be put back .*start the"
+    ):
+        jobs[0].session.resume()
+
+
+def test_a_state_refused_in_place_is_named_and_training_goes_on_from_where_it_was(tmp_path, caplog, jobs):
+    average = Average()
+    job = Job(tmp_path, average=average).train(3)
+    jobs.append(job)
+    average._version = 2  # as of a script that changed what it saves
+    weight = job.model.weight.detach().clone()
+    job.session.restore(2)
+    job.session.step()
+    assert job.session.iteration == 4
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert "average: Average refused its state: RuntimeError: another version; training went back to" in error
+    assert torch.equal(job.model.weight, weight)
