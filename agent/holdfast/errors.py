@@ -31,6 +31,13 @@ class IncompatibleCheckpoint(HoldfastError):
         super().__init__(message)
         self.keyword = keyword
 
+    def with_way_out(self) -> IncompatibleCheckpoint:
+        """Return the error of a start with what the script can do."""
+        if self.keyword is None:
+            return self
+        advice = f'To start with the {self.keyword} of the script, call session.keep("{self.keyword}") before '
+        return IncompatibleCheckpoint(f"{self}. {advice}session.resume()", self.keyword)
+
 
 class NoSuchCheckpoint(HoldfastError, LookupError):
     """No durable checkpoint at that iteration; `nearest` is the nearest earlier one, if any."""

@@ -216,15 +216,9 @@ class Session:
     def keep(self, /, *objects: str, **settings: str | Iterable[str]) -> None:
         """Keep settings or objects of the script that the checkpoint would replace. Call it before `resume`.
 
-        A resume restores every object as the checkpoint has it, also the settings that it was constructed with,
-        and names those that differ from the script's. `session.keep(optimizer="weight_decay", scheduler="T_max")`
-        trains on with the script's; a schedule goes to where it would be if it had had them from the start.
-        `session.keep("ema")` also resumes from a checkpoint that has no `ema`, or one that does not fit: it starts
-        as the script made it, and is restored once checkpoints have it.
-
-        Args:
-            *objects: keywords of objects.
-            **settings: names of settings by the keyword of their object.
+        `session.keep(optimizer="weight_decay", scheduler=["T_max"])` trains on with the script's settings; a
+        schedule goes to where it would be if it had had them from the start. `session.keep("ema")` also resumes
+        from a checkpoint that lacks `ema` or does not fit it: it starts as the script made it.
 
         Raises:
             ValueError: an unknown keyword or setting, named with those that there are; or the session has resumed.

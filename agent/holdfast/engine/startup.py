@@ -416,12 +416,12 @@ class Startup:
                 return answer
 
     def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
-        differing = self._ranks.run_on_all(lambda: self._training.check(loaded.manifest))
+        differing = self._ranks.run_on_all(lambda: _with_way_out(lambda: self._training.check(loaded.manifest)))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
-        self._ranks.run_on_all(lambda: self._training.apply(loaded))
+        self._ranks.run_on_all(lambda: _with_way_out(lambda: self._training.apply(loaded)))
         for what in differing:
             self._reporter.notice("warning", "settings", what)
         if loaded.repaired:  # in memory: its files are still damaged
@@ -440,3 +440,10 @@ class Startup:
             return f"training {where}, without checkpoints for now"
         store = checkpoints.store.url
         return f"attempt {checkpoints.attempt} {where}, lineage {position.lineage}; checkpoints in {store}"
+
+
+def _with_way_out(work: Callable[[], T]) -> T:
+    try:
+        return work()
+    except IncompatibleCheckpoint as error:
+        raise error.with_way_out() from error

@@ -332,13 +332,8 @@ class Training:
         rank = saved_rank(manifest, self._ranks.rank)
         trees, shapes = state_for(manifest, rank), restore.shapes(manifest, rank)
         _require_position(trees)
-        try:
-            left = [] if self.trained else self.registry.leave_unfitting(trees, shapes)
-            self.registry.check(trees, shapes)
-        except IncompatibleCheckpoint as error:
-            if self.trained or error.keyword is None:
-                raise
-            raise _with_way_out(error, error.keyword) from error
+        left = [] if self.trained else self.registry.leave_unfitting(trees, shapes)
+        self.registry.check(trees, shapes)
         return [*left, *describe(self.registry.differences(trees, shapes))]
 
     def obstacle_to_restore(self, loader: int | None = None) -> str | None:
@@ -401,12 +396,7 @@ class Training:
         """
         trees = fitting_state(loaded.manifest, loaded.state, self._ranks.world_size)
         restarted = not self.trained
-        try:
-            self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed, undo=restarted)
-        except IncompatibleCheckpoint as error:
-            if not restarted or error.keyword is None:
-                raise
-            raise _with_way_out(error, error.keyword) from error
+        self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed, undo=restarted)
         if copy := self._ranks.rank // loaded.manifest.world_size:
             self.registry.branch_rng(copy, differing_keywords(loaded.manifest))
         self._drawn = self.updates = self._ended = 0
@@ -420,14 +410,6 @@ class Training:
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
-
-
-def _with_way_out(error: IncompatibleCheckpoint, keyword: str) -> IncompatibleCheckpoint:
-    return IncompatibleCheckpoint(
-        f'{error}. To start with the {keyword} of the script, call session.keep("{keyword}") before '
-        "session.resume()",
-        keyword,
-    )
 
 
 def _uses_cuda() -> bool:
