@@ -197,7 +197,11 @@ class Checkpointer:
         """Allocate memory in the background, so that the first checkpoint does not wait for it."""
         if self.snapshots.free:
             self.unprepared = False
-            captured = capture()
+            try:
+                captured = capture()
+            except Exception as error:  # the checkpoints that are due fail the same way, without another report
+                self._events.warn(_not_copied(error))
+                return
             self.snapshots.prepare(captured)
             self._estimate_space(captured)
             self.persister.prepare()
@@ -252,7 +256,7 @@ class Checkpointer:
             if is_submitted:  # the persister settles it
                 self.snapshots.fail_copy(run, type(error).__name__)
             elif isinstance(error, Exception):
-                self._drop(run, f"could not copy the state: {error}", RunState.FAILED)
+                self._drop(run, _not_copied(error), RunState.FAILED)
             else:  # Ctrl-C; also where the persister has it already, which then leaves it as it is
                 self._drop(run, "interrupted", RunState.ABANDONED)
             if not isinstance(error, Exception):
@@ -432,6 +436,10 @@ class Checkpointer:
             self.fail(not_writable(self.store, error))
             return None
         return attempt, lineage
+
+
+def _not_copied(error: Exception) -> str:
+    return f"could not copy the state: {error}"
 
 
 def _fingerprint() -> dict[str, str]:

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+import holdfast
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES
 from tests.support.small_session import iterate, session_of
 
@@ -170,3 +171,26 @@ def test_control_characters_of_a_name_in_a_store_are_escaped_in_the_log(tmp_path
             assert session._checkpoints.retention_queue.wait_idle(300)
     assert r"\x1b[2J\x9b31m\rFORGED\u202e.json is not a Holdfast record, ignoring it" in caplog.text
     assert all(line.isprintable() for line in caplog.text.split("\n"))
+
+
+class KeepsObjects(torch.optim.SGD):
+    """Keeps an object in its state from the first update on."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["projector"] = object()
+        return super().step(closure)
+
+
+def test_state_that_cannot_be_stored_is_one_warning(tmp_path, caplog):
+    model = torch.nn.Linear(4, 1)
+    optimizer = KeepsObjects(model.parameters())
+    with holdfast.Session("m", store=tmp_path, every=1, model=model, optimizer=optimizer) as session:
+        for _ in range(3):
+            iterate(model, optimizer, session)
+    warnings = [each for each in caplog.records if each.levelno >= logging.WARNING]
+    assert (
+        len([each for each in warnings if "optimizer.state.projector.weight: cannot store" in each.getMessage()])
+        == 1
+    )
+    assert not [each for each in warnings if each.levelno > logging.WARNING or each.exc_info]
