@@ -32,7 +32,7 @@ from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.messages import checkpoint_id
-from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
@@ -95,6 +95,8 @@ class Boundary:
         """When training began, or began its last checkpoint."""
         self._ranks_asked_at = 0.0
         self._store_asked_at = -ASK_STORE_SECONDS
+        self._torn = 0
+        """Number of copies that were discarded because tensors changed meanwhile."""
         training.around_updates(
             self.before_update,
             meter.clock.update_ends,
@@ -174,7 +176,20 @@ class Boundary:
                 self._give_way()
             if run.state is RunState.TORN:
                 self.requests.retry = self._training.updates_before_closure = True
-                self._reporter.notice("warning", "torn", f"{run.result.reason}; taken again at once")
+                self._report_torn(run)
+
+    def _report_torn(self, run: CheckpointRun) -> None:
+        """Report a discarded copy. After the second one, training waits for copies: a third would be torn, too."""
+        self._torn += 1
+        what = "taken again at once"
+        if self._torn == 2:
+            what = (
+                "from now on training waits while a checkpoint is copied, because something other than the step "
+                "of a given optimizer changes tensors: a swap of weights around an evaluation, an average, a "
+                "write after session.step. Make the change before session.step to copy while training goes on"
+            )
+        if self._torn <= 2:
+            self._reporter.notice("warning", "torn", f"{run.result.reason}; {what}")
 
     def _measure(self, metrics: dict[str, Any]) -> None:
         """Measure the iteration, and read the settings of operators."""
@@ -303,7 +318,7 @@ class Boundary:
                 self._training.capture,
                 decision.checkpoint,
                 mode=decision.mode,
-                at_once=decision.at_once or self._training.may_replay_updates,
+                at_once=decision.at_once or self._torn >= 2 or self._training.may_replay_updates,
             )
             self._controller.started(self._position.iteration)
             self._taken_at = time.monotonic()

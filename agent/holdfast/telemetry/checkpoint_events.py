@@ -168,7 +168,7 @@ class CheckpointEvents:
                 self._reporter.notice(
                     "info", "reuse", f"unchanged tensors were written again: {result.not_linked}"
                 )
-        elif result.reason and state is not RunState.ABANDONED and not result.fenced:  # which the session logs
+        elif result.reason and state is RunState.FAILED and not result.fenced:  # the session logs the others
             self.warn(result.reason)
         self._report(
             run,

@@ -93,3 +93,24 @@ def test_an_optimizer_that_moves_parameters_before_its_closure_tears_one_copy_on
     assert caplog.text.count("taken again at once") == 1
     assert "used gradients of the previous update" not in caplog.text
     assert [step[0] for step in loop.steps] == ["forward"] * 2 + ["wait"] * 4
+
+
+def test_weights_that_change_after_each_boundary_tear_two_copies_only(tmp_path, copies_wait, caplog):
+    loop = Loop(tmp_path, torch.optim.SGD)
+    states = {}
+    for iteration in range(1, 9):
+        states[iteration] = loop.iterate()
+        with torch.no_grad():
+            loop.model.weight.mul_(1.5)  # as the swap of weights around an evaluation
+    loop.session.close()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert [text.rpartition("; ")[2][:25] for text in warnings] == [
+        "taken again at once",
+        "from now on training wait",
+    ]
+    store = open_store(tmp_path)
+    taken = [int(checkpoint.split("-")[0]) for checkpoint in store.checkpoints("m")]
+    assert taken[-4:] == [5, 6, 7, 8]
+    for iteration, checkpoint in zip(taken, store.checkpoints("m"), strict=True):
+        stored = load(store, "m", checkpoint, rank=0).tensors
+        assert torch.equal(stored["model.weight"], states[iteration]["weight"])
