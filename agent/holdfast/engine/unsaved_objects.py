@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,12 +17,15 @@ from holdfast.data.loader import DataLoader
 from holdfast.engine.missing_state import optimizers_referred_to, unused_keyword
 from holdfast.state.registry import Registry
 from holdfast.state.rng import is_generator
+from holdfast.state.sharding import local
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import is_accelerator, is_optimizer, optimizers_in
-from holdfast.torch_internals import has_scheduler
+from holdfast.torch_internals import has_scheduler, version_of
 
 MOST_SEARCHES = 20
 """Most optimizers that are looked for in the given objects, as one per parameter may be used."""
+MOST_ITERATIONS = 100
+"""So many without a step of a given optimizer are more than an accumulation of gradients takes."""
 _WITHOUT_SCHEDULER = (torch.nn.Module, torch.amp.GradScaler, Variables)
 
 
@@ -37,6 +41,7 @@ class UnsavedObjects:
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
         self._searches, self._reported = 0, set[str]()
+        self._untrained = UntrainedObjects(registry)
         stepped = self._stepped
 
         def note(optimizer: Optimizer, *_: object) -> None:
@@ -62,6 +67,8 @@ class UnsavedObjects:
             new = [each for each in self._missing(optimizer) if each not in self._reported]
             self._reported.update(new)
             messages += [("inventory", each) for each in new]
+        if (what := self._untrained.found()) is not None:
+            messages.append(("inventory", what))
         return messages
 
     def _unsaved_loaders(self, loaders: Collection[Any]) -> Iterator[str]:
@@ -83,6 +90,7 @@ class UnsavedObjects:
             optimizer, (known, count) = reference(), self._iterations.get(key, (reference, 0))
             if optimizer is None or (known() is optimizer and count == 2):
                 continue
+            self._untrained.stepped(optimizer)
             self._iterations = {k: each for k, each in self._iterations.items() if each[0]() is not None}
             self._iterations[key] = reference, 1 if known() is not optimizer else count + 1
             if self._iterations[key][1] == 2:
@@ -91,8 +99,10 @@ class UnsavedObjects:
     def _missing(self, optimizer: Optimizer) -> Iterator[str]:
         given, name = self._registry.given, type(optimizer).__name__
         if not any(each is optimizer for each in self._registry.optimizers):
-            module = self._trained_module(optimizer)
-            if module is None or any(each is optimizer for each in optimizers_referred_to(given)):
+            if any(each is optimizer for each in optimizers_referred_to(given)):
+                return
+            self._untrained.follow(optimizer)
+            if (module := self._trained_module(optimizer)) is None:
                 return
             if optimizer.state:  # of SGD without momentum, nothing is lost
                 yield (
@@ -110,6 +120,93 @@ class UnsavedObjects:
         trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         modules = self._registry.modules.items()
         return next((key for key, each in modules if any(id(p) in trained for p in each.parameters())), None)
+
+
+class UntrainedObjects:
+    """Finds given objects that nothing trains, while an optimizer trains that the session was not given."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._active: set[int] = set()
+        """Identities of the given optimizers that made a step."""
+        self._other: weakref.ref[Optimizer] | None = None
+        """An optimizer that makes steps and was not given, until something is reported."""
+        self._iterations = 0
+        """Number of boundaries since `_other` is known."""
+        self._before: dict[int, list[Any]] = {}
+        """Samples of the trainable parameters at the first of them, by `id`."""
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        if any(each is optimizer for each in self._registry.optimizers):
+            self._active.add(id(optimizer))
+
+    def follow(self, other: Optimizer) -> None:
+        """Compare from here on, because `other` makes steps and was not given."""
+        if self._other is None and not self._before:
+            self._other = weakref.ref(other)
+
+    def found(self) -> str | None:
+        """Describe, once, what was given and is not trained."""
+        other = self._other() if self._other is not None else None
+        if other is None:
+            return None
+        self._iterations += 1
+        if self._iterations == 1:
+            self._before = {id(p): _sample(p) for p in self._trainable()}
+        if self._iterations not in (2, MOST_ITERATIONS):
+            return None
+        trained = {id(p): tuple(p.shape) for group in other.param_groups for p in group["params"]}
+        is_last = self._iterations == MOST_ITERATIONS
+        wholly = is_last and not self._active
+        optimizers = [k for k, item in self._registry.objects.items() if self._is_idle(item, trained, wholly)]
+        modules = [k for k, item in self._registry.modules.items() if self._is_unchanged(item, trained, wholly)]
+        if not optimizers and not (modules and not self._registry.optimizers):
+            self._other = None if is_last else self._other
+            return None
+        self._other = None
+        idle = [f"{each} has made no step" for each in optimizers]
+        idle += [f"no parameter of {each} has changed" for each in modules]
+        return (
+            f"{' and '.join(idle)}, but {type(other).__name__}, which the session was not given, trains "
+            f"{len(trained)} tensors: checkpoints hold objects that are not trained. Give the session those that "
+            "are: create it after the model was copied or wrapped and the optimizer was created"
+        )
+
+    def _trainable(self) -> Iterator[torch.Tensor]:
+        for module in self._registry.modules.values():
+            yield from (each for each in module.parameters() if each.requires_grad)
+        for optimizer in self._registry.optimizers:
+            yield from (each for group in optimizer.param_groups for each in group["params"])
+
+    def _is_idle(self, item: Any, trained: Mapping[int, tuple[int, ...]], wholly: bool) -> bool:
+        """Whether an optimizer is replaced by one that trains the same parameters, or copies of them."""
+        optimizers = list(optimizers_in(item))
+        if any(id(each) in self._active for each in optimizers):
+            return False
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        parameters = [each for group in groups for each in group["params"]]
+        if any(id(each) in trained for each in parameters):
+            return True
+        return self._have_not_changed(parameters) and (wholly or _have_copies(parameters, trained))
+
+    def _is_unchanged(self, module: torch.nn.Module, trained: Mapping[int, tuple[int, ...]], wholly: bool) -> bool:
+        parameters = [each for each in module.parameters() if each.requires_grad]
+        return self._have_not_changed(parameters) and (wholly or _have_copies(parameters, trained))
+
+    def _have_not_changed(self, parameters: Collection[torch.Tensor]) -> bool:
+        return bool(parameters) and all(self._before.get(id(each)) == _sample(each) for each in parameters)
+
+
+def _have_copies(parameters: Collection[torch.Tensor], trained: Mapping[int, tuple[int, ...]]) -> bool:
+    """Whether `trained` has shapes as those of all parameters."""
+    return not Counter(tuple(each.shape) for each in parameters) - Counter(trained.values())
+
+
+def _sample(parameter: torch.Tensor) -> list[Any]:
+    """Return the version and, in host memory, a value: a replayed graph and `.data` do not change the version."""
+    values = local(parameter).detach()
+    first = values[(0,) * values.ndim].item() if values.numel() and values.device.type == "cpu" else None
+    return [version_of(parameter), repr(first)]
 
 
 def _may_schedule(item: Any, optimizer: Optimizer) -> bool:

@@ -1,6 +1,9 @@
 """Optimizers and schedulers that the script uses, and that no checkpoint holds, are reported once."""
 
+import copy
+import itertools
 import logging
+import tempfile
 
 import pytest
 import torch
@@ -117,3 +120,72 @@ def test_a_closed_session_no_longer_watches(warned, model):
     before = len(_global_optimizer_post_hooks)
     warned(model, [optimizer.step] * 2, optimizer=optimizer)
     assert len(_global_optimizer_post_hooks) == before
+
+
+def reported(tmp_path, caplog, step, iterations=8, **given):
+    """Return the reports of objects that nothing trains."""
+    caplog.clear()
+    with holdfast.Session("job", store=tempfile.mkdtemp(dir=tmp_path), every=10**6, **given) as session:
+        session.resume()
+        for _ in range(iterations):
+            step()
+            session.step()
+    return [text for each in caplog.records if "which the session was not given" in (text := each.getMessage())]
+
+
+def update(model, *optimizers):
+    model(torch.ones(2, 4)).sum().backward()
+    for each in optimizers:
+        each.step()
+
+
+KINDS = [torch.optim.SGD, torch.optim.AdamW]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_and_an_optimizer_that_copies_replaced_are_reported_once(tmp_path, caplog, model, kind):
+    optimizer = kind(model.parameters(), lr=0.1)
+    copied = copy.deepcopy(model)
+    other = kind(copied.parameters(), lr=0.1)
+    (warning,) = reported(tmp_path, caplog, lambda: update(copied, other), model=model, optimizer=optimizer)
+    assert "optimizer has made no step and no parameter of model has changed, but " in warning
+    (warning,) = reported(tmp_path, caplog, lambda: update(copied, other), model=model)
+    assert "no parameter of model has changed, but " in warning
+    assert reported(tmp_path, caplog, lambda: update(copied, other), model=copied, optimizer=other) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_that_another_of_the_same_model_replaced_is_reported(tmp_path, caplog, model, kind):
+    optimizer, other = (kind(model.parameters(), lr=0.1) for _ in range(2))
+    (warning,) = reported(tmp_path, caplog, lambda: update(model, other), model=model, optimizer=optimizer)
+    assert "optimizer has made no step, but " in warning
+
+
+def test_a_replaced_model_of_another_shape_is_reported_later(tmp_path, caplog, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    larger = torch.nn.Linear(4, 3)
+    other = torch.optim.SGD(larger.parameters(), lr=0.1)
+    given = {"model": model, "optimizer": optimizer}
+    assert reported(tmp_path, caplog, lambda: update(larger, other), iterations=50, **given) == []
+    assert len(reported(tmp_path, caplog, lambda: update(larger, other), iterations=120, **given)) == 1
+
+
+def test_what_waits_or_is_frozen_is_not_reported(tmp_path, caplog, model):
+    teacher, head = copy.deepcopy(model), torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    idle = torch.optim.SGD(teacher.parameters(), lr=0.1)
+    probe = torch.optim.SGD(head.parameters(), lr=0.1)
+    calls = itertools.count(1)
+
+    def accumulate():
+        update(head, probe)
+        update(model, *([optimizer] if next(calls) % 8 == 0 else []))
+
+    assert reported(tmp_path, caplog, accumulate, 120, model=model, optimizer=optimizer, teacher=teacher) == []
+    both = {"generator": model, "optimizer": optimizer, "discriminator": teacher, "idle": idle}
+    assert reported(tmp_path, caplog, lambda: update(model, optimizer), 120, **both) == []
+    assert reported(tmp_path, caplog, lambda: None, 120, **both) == []  # a loss scale that is still too high
+    adapted = torch.nn.Sequential(model, torch.nn.Linear(1, 1)).requires_grad_(False)
+    adapted[1].requires_grad_(True)
+    adapters = torch.optim.SGD(adapted[1].parameters(), lr=0.1)
+    assert reported(tmp_path, caplog, lambda: update(adapted, adapters), 120, model=adapted) == []
