@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import get_args
 
-from holdfast.pacing.policy import duration, format_iterations
+from holdfast.pacing.policy import duration, format_interval, format_iterations
 from holdfast.protocol.administration import LimitUnit, Severity
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.records.last_good import ENDED
@@ -24,6 +25,7 @@ STUCK_ITERATIONS = 5
 class RuleResult:
     broken: bool
     message: str
+    """What was found, with the measured value."""
     value: float | None = None
     subject: str = ""
     """The attempt or restore that the result is about: another one begins another alert."""
@@ -34,6 +36,25 @@ class RuleResult:
     """Whether a rule that is not broken is so by enough that an alert may end."""
     why: str = "back to normal"
     """Why an alert ends if the rule is not broken."""
+    limit: str = ""
+    """The limit that the value exceeds, in words."""
+    detail: str = ""
+    """What follows the value and its limit."""
+
+    def text(self, held_seconds: float = 0.0) -> str:
+        """Return the message with the limit beside the value.
+
+        Args:
+            held_seconds: how long the condition has held, of a rule that demands a time.
+        """
+        held = f" for {_duration(held_seconds)}" if held_seconds else ""
+        limit = f" (limit {self.limit})" if self.limit else ""
+        return f"{self.message}{held}{limit}{self.detail}"
+
+    @property
+    def end(self) -> str:
+        """Why an alert ends, with the value that it ends at."""
+        return f"{self.why}: {self.text()}" if self.limit else self.why
 
 
 OK = RuleResult(False, "")
@@ -98,10 +119,21 @@ def _kind(
     return register
 
 
-def _above(value: float | None, limit: float, message: str) -> RuleResult | None:
+def _duration(seconds: float) -> str:
+    """Format for a message that is written again when it changes: in whole minutes from 2 minutes on."""
+    return duration(seconds) if seconds < 120 else format_interval(timedelta(minutes=int(seconds // 60)))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _above(
+    value: float | None, limit: float, message: str, limit_text: str, detail: str = ""
+) -> RuleResult | None:
     if value is None:
         return None
-    return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR)
+    return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR, limit=limit_text, detail=detail)
 
 
 @_kind(
@@ -110,8 +142,10 @@ def _above(value: float | None, limit: float, message: str) -> RuleResult | None
     unit="seconds", limit=600, severity="critical", while_training=True,
 )  # fmt: skip
 def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
-    allowed = max(limit, STUCK_ITERATIONS * facts.longest_iteration_seconds)
-    return _above(facts.stuck_seconds, allowed, f"no new iteration for more than {duration(allowed)}")
+    longest, stuck = facts.longest_iteration_seconds, facts.stuck_seconds
+    allowed = max(limit, STUCK_ITERATIONS * longest)
+    slow = f", {STUCK_ITERATIONS} of its longest iterations" if allowed > limit else ""
+    return _above(stuck, allowed, f"no new iteration for {_duration(stuck or 0)}", _duration(allowed) + slow)
 
 
 @_kind(
@@ -119,10 +153,13 @@ def _no_progress(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="seconds", limit=120, severity="critical",
 )  # fmt: skip
 def _silent(facts: JobFacts, limit: float) -> RuleResult | None:
+    silent = facts.silent_seconds
     if facts.status != "silent":
         return OK
-    message = f"no report for more than {duration(limit)}: the process or its network may be down"
-    return RuleResult(facts.silent_seconds > limit, message, facts.silent_seconds)
+    return RuleResult(
+        silent > limit, f"no report for {_duration(silent)}", silent, limit=_duration(limit),
+        detail=": the process or its network may be down",
+    )  # fmt: skip
 
 
 @_kind("job_failed", "Job failed", "The job ended with an exception", severity="critical")
@@ -143,8 +180,8 @@ def _persist_failing(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.failing is None:
         return OK
     count = facts.failing.count
-    message = f"{count} checkpoint{'s' * (count != 1)} in a row failed: {facts.failing.reason}"
-    return RuleResult(count >= limit, message, count)
+    message = f"{count} checkpoint{'s' * (count != 1)} in a row failed"
+    return RuleResult(count >= limit, message, count, limit=f"{limit:g}", detail=f": {facts.failing.reason}")
 
 
 @_kind(
@@ -164,7 +201,8 @@ def _checkpoint_damaged(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="seconds", limit=7200, while_training=True,
 )  # fmt: skip
 def _durable_age(facts: JobFacts, limit: float) -> RuleResult | None:
-    return _above(facts.durable_age_seconds, limit, f"no new durable checkpoint for more than {duration(limit)}")
+    age = facts.durable_age_seconds
+    return _above(age, limit, f"no new durable checkpoint for {_duration(age or 0)}", _duration(limit))
 
 
 @_kind(
@@ -173,9 +211,8 @@ def _durable_age(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="gpu_hours", limit=100, for_seconds=60, while_training=True,
 )  # fmt: skip
 def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
-    return _above(
-        facts.exposure_gpu_hours, limit, f"a crash now would cost more than {limit:,.4g} GPU-hours of work"
-    )
+    hours = facts.exposure_gpu_hours
+    return _above(hours, limit, f"a crash would cost {_number(hours or 0)} GPU-hours of work", _number(limit))
 
 
 @_kind(
@@ -183,9 +220,8 @@ def _exposure_gpu_hours(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="iterations", limit=1000, for_seconds=60, built_in=False, while_training=True,
 )  # fmt: skip
 def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
-    return _above(
-        facts.exposure_iterations, limit, f"a crash now would cost more than {format_iterations(round(limit))}"
-    )
+    count = facts.exposure_iterations
+    return _above(count, limit, f"a crash would cost {format_iterations(count)}", _number(limit))
 
 
 @_kind(
@@ -193,10 +229,11 @@ def _exposure_iterations(facts: JobFacts, limit: float) -> RuleResult | None:
     unit="times_budget", limit=1.2, for_seconds=600, while_training=True,
 )  # fmt: skip
 def _overhead(facts: JobFacts, limit: float) -> RuleResult | None:
-    if facts.measured_overhead is None or not facts.budget:
+    overhead, budget = facts.measured_overhead, facts.budget
+    if overhead is None or not budget:
         return None
-    message = f"the overhead of checkpoints is more than {limit:.3g} times the budget of {facts.budget * 100:.3g}%"
-    return _above(facts.measured_overhead / facts.budget, limit, message)
+    limit_text = f"{limit:.3g} × the budget of {budget * 100:.3g} %"
+    return _above(overhead / budget, limit, f"overhead {overhead * 100:.3g} %", limit_text)
 
 
 @_kind(
@@ -207,9 +244,12 @@ def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
     room = facts.room_checkpoints
     if room is None or facts.store_free_bytes is None:
         return None
-    free = f"{facts.store_free_bytes / 1e9:,.3g} GB"
-    message = f"the store had {free} free at the last checkpoint, less than {limit:.3g} further checkpoints take"
-    return RuleResult(room < limit, message, room, clear=room >= limit / CLEAR)
+    whole = math.floor(room)
+    return RuleResult(
+        room < limit, f"room for {whole:,} further checkpoint{'s' * (whole != 1)}", room,
+        clear=room >= limit / CLEAR, limit=f"{limit:.3g}",
+        detail=f": the store had {facts.store_free_bytes / 1e9:,.3g} GB free at the last checkpoint",
+    )  # fmt: skip
 
 
 @_kind("loss_nan", "Loss not finite", "The newest loss is nan or infinite", for_seconds=60, while_training=True)
@@ -245,10 +285,11 @@ def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
     spike = facts.losses.newest_spike(limit, facts.window)
     if spike is None:
         return OK
-    message = f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}, after usually {spike.usual:.4g}"
+    height = f"{_number(spike.spreads)} × the usual noise above (limit {limit:g})"
     return RuleResult(
-        True, message, spike.spreads, subject=f"{facts.lineage}-{spike.iteration}", iteration=spike.iteration,
-        lineage=facts.lineage,
+        True, f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}", spike.spreads,
+        subject=f"{facts.lineage}-{spike.iteration}", iteration=spike.iteration, lineage=facts.lineage,
+        detail=f", after usually {spike.usual:.4g}: {height}",
     )  # fmt: skip
 
 

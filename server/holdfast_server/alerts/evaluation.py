@@ -189,14 +189,14 @@ async def _take(
             row.clear_since = now
         case "update":
             assert check.result is not None
-            row.message = check.result.message[: incidents.MAX_MESSAGE]
+            incidents.update(row, check.rule, check.result, now=now)
         case "end_silence":
             row.silenced_until = row.silenced_by = None
             if row.acknowledged_at is None:
                 await deliveries.enqueue(session, row, "firing", now=now)
         case "resolve":
             assert check.result is not None
-            await _end(session, row, check.result.why, now=now)
+            await _end(session, row, check.result.end, now=now)
 
 
 async def _fire(session: AsyncSession, row: models.AlertRecord, check: _RuleCheck, *, now: float) -> None:

@@ -83,7 +83,7 @@ class JobFacts:
     attempt_uid: str = ""
     silent_seconds: float = 0.0
     stuck_seconds: float | None = None
-    """Time since the last report with a new iteration, or since the start."""
+    """Time from the last report with a new iteration, or from the start, to the last report."""
     longest_iteration_seconds: float = 0.0
     """Longest of the newest iterations."""
     exposure_iterations: int = 0
@@ -94,7 +94,8 @@ class JobFacts:
     damaged: tuple[str, ...] = ()
     """Damaged checkpoints in the store, newest first."""
     durable_age_seconds: float | None = None
-    """Time since the last checkpoint became durable, or since the start of the attempt if that is later."""
+    """Time from when the last checkpoint became durable, or the attempt started if that is later, to the last
+    report."""
     loss: float | None = None
     iteration: int = 0
     lineage: int = 1
@@ -205,6 +206,9 @@ def _facts(
     exposed_seconds = seconds_of_last(recent, exposed)
     ranks = max(1, attempt.world_size) if attempt else 1
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
+    reported = min(
+        now, job.last_contact_at
+    )  # what a silent job does since is unknown: only `silent` is about that
     free, size = None, 0
     if durable:
         free, size = durable.store_free_bytes, durable.payload_bytes - durable.reused_bytes
@@ -216,7 +220,7 @@ def _facts(
         remedy=remedy_after_giving_up(attempt),
         attempt_uid=job.uid,
         silent_seconds=max(0.0, now - job.last_contact_at),
-        stuck_seconds=None if job.progressed_at is None else max(0.0, now - job.progressed_at),
+        stuck_seconds=None if job.progressed_at is None else max(0.0, reported - job.progressed_at),
         longest_iteration_seconds=longest_seconds(recent),
         exposure_iterations=exposed,
         exposure_gpu_hours=None if exposed_seconds is None else exposed_seconds * ranks / 3600,
@@ -224,7 +228,7 @@ def _facts(
         budget=paced.budget if paced else None,
         failing=failing,
         damaged=damaged,
-        durable_age_seconds=max(0.0, now - since),
+        durable_age_seconds=max(0.0, reported - since),
         loss=recent.metrics.get("loss"),
         iteration=job.iteration,
         lineage=job.lineage,

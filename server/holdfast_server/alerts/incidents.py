@@ -47,7 +47,7 @@ def next_step(
             return "discard"
         return "fire" if now - row.since >= rule.for_seconds else None
     if result is None or result.broken:
-        return _step_while_broken(row, result, now=now)
+        return _step_while_broken(row, rule, result, now=now)
     if not result.clear:
         return "keep_firing" if row.clear_since is not None else None
     if row.clear_since is None:
@@ -55,14 +55,23 @@ def next_step(
     return "resolve" if now - row.clear_since >= CLEAR_SECONDS else None
 
 
-def _step_while_broken(row: models.AlertRecord, result: RuleResult | None, *, now: float) -> Step | None:
+def message_of(row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float) -> str:
+    """Return the text of an alert, with the time for which a rule has been broken that demands one."""
+    return result.text(now - row.since if rule.for_seconds > 0 else 0.0)[:MAX_MESSAGE]
+
+
+def _step_while_broken(
+    row: models.AlertRecord, rule: AlertRule, result: RuleResult | None, *, now: float
+) -> Step | None:
     if result is not None and result.subject != row.subject:
         return "replace"
     if result is not None and row.clear_since is not None:
         return "keep_firing"
     if row.silenced_until is not None and row.silenced_until <= now:
         return "end_silence"
-    return "update" if result is not None and result.message[:MAX_MESSAGE] != row.message else None
+    if result is None or message_of(row, rule, result, now=now) == row.message:
+        return None
+    return "update"
 
 
 async def open_rows(session: AsyncSession, jobs: Iterable[str]) -> dict[tuple[str, str], models.AlertRecord]:
@@ -81,10 +90,16 @@ def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> model
         subject=result.subject,
         iteration=result.iteration,
         lineage=result.lineage,
-        message=result.message[:MAX_MESSAGE],
+        message=result.text()[:MAX_MESSAGE],
         value=result.value if result.value is not None and math.isfinite(result.value) else None,
         since=now,
     )
+
+
+def update(row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float) -> None:
+    """Take over the newest value, and the text with it."""
+    row.message = message_of(row, rule, result, now=now)
+    row.value = result.value if result.value is not None and math.isfinite(result.value) else None
 
 
 async def fire(
@@ -92,8 +107,7 @@ async def fire(
 ) -> None:
     """Fire an alert. An unexpired silence of the previous alert of this rule and job applies to it."""
     row.fired_at, row.severity = now, rule.severity
-    row.message = result.message[:MAX_MESSAGE]
-    row.value = result.value if result.value is not None and math.isfinite(result.value) else None
+    update(row, rule, result, now=now)
     earlier = models.AlertRecord
     query = (
         select(earlier)

@@ -44,7 +44,7 @@ def details(message: AlertMessage) -> str:
     if alert is None:
         return "This channel receives the alerts of the project."
     if message.event == "resolved":
-        return f"{alert.resolved_why or 'Resolved'} (was: {alert.message})"
+        return f"{alert.resolved_why or 'Resolved'}; was: {alert.message}"
     if alert.last_good is None:
         return alert.message
     iteration, _ = parse_checkpoint_id(alert.last_good)

@@ -38,7 +38,7 @@ _BY_NAME: dict[str, object] = {
     "jobs": "*",
     "rule": "no_progress",
     "kind": None,
-    "message": "no new iteration for more than 10 min",
+    "message": "no new iteration for 12 min (limit 10 min)",
     "target": "https://hooks.example.org/holdfast",
     "secret": None,
     "payload_bytes": 108_000_000,

@@ -147,7 +147,7 @@ def test_teams_receives_an_adaptive_card(client, agent, clock, hook, post):
     assert (card["type"], card["actions"][0]["url"]) == ("AdaptiveCard", "https://holdfast.example/jobs/char-gpt")
     title, text = (block["inlines"][0] for block in card["body"])
     assert (title["text"], title["color"]) == ("[critical] char-gpt: Agent silent", "Attention")
-    assert text["text"].startswith("no report for more than")
+    assert text["text"].startswith("no report for 2 min (limit 2 min): ")
 
 
 def test_slack_behind_another_url_receives_its_format(client, agent, clock, hook, post):

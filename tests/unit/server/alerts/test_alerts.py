@@ -71,6 +71,53 @@ def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
             assert said is None or not said.broken, other
 
 
+@pytest.mark.parametrize(
+    ("kind", "limit", "changes", "held", "text"),
+    [
+        ("no_progress", 600, {"stuck_seconds": 3725.0}, 0, "no new iteration for 1 h 2 min (limit 10 min)"),
+        (
+            "no_progress", 600, {"stuck_seconds": 1100.0, "longest_iteration_seconds": 200.0}, 0,
+            "no new iteration for 18 min (limit 16 min, 5 of its longest iterations)",
+        ),
+        (
+            "silent", 120, {"status": "silent", "silent_seconds": 3065.0}, 0,
+            "no report for 51 min (limit 2 min): the process or its network may be down",
+        ),
+        (
+            "persist_failing", 2, {"failing": RecentFailures(count=7, reason="disk full", since=0.0)}, 0,
+            "7 checkpoints in a row failed (limit 2): disk full",
+        ),
+        (
+            "durable_age", 7200, {"durable_age_seconds": 10_190.0}, 0,
+            "no new durable checkpoint for 2 h 49 min (limit 2 h)",
+        ),
+        (
+            "exposure_gpu_hours", 100, {"exposure_gpu_hours": 4321.0}, 130,
+            "a crash would cost 4,321 GPU-hours of work for 2 min (limit 100)",
+        ),
+        (
+            "exposure_iterations", 1000, {"exposure_iterations": 12_345}, 0,
+            "a crash would cost 12,345 iterations (limit 1,000)",
+        ),
+        (
+            "overhead", 1.2, {"measured_overhead": 0.063, "budget": 0.01}, 2400,
+            "overhead 6.3 % for 40 min (limit 1.2 × the budget of 1 %)",
+        ),
+        (
+            "disk_filling", 3, {"store_free_bytes": 2_500_000_000, "room_checkpoints": 2.9}, 0,
+            "room for 2 further checkpoints (limit 3): the store had 2.5 GB free at the last checkpoint",
+        ),
+        (
+            "loss_spike", 6, {"losses": SPIKING, "window": 200}, 0,
+            "the loss was 9 at iteration 501, after usually 2.8: 20.9 × the usual noise above (limit 6)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_has_the_value_beside_its_limit(kind, limit, changes, held, text):
+    result = KINDS[kind].judge(replace(GOOD, **changes), limit)
+    assert (result.broken, result.text(held)) == (True, text)
+
+
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
 @pytest.mark.parametrize("kind", ["no_progress", "persist_failing", "durable_age", "overhead", "loss_nan"])
 def test_what_is_said_of_training_does_not_hold_of_a_job_that_has_ended(kind, status):
@@ -198,6 +245,31 @@ def test_what_has_to_last_is_told_once_it_has_lasted(alive, client, clock, look)
     fired = only(client, "overhead")
     assert fired["value"] == pytest.approx(0.08 / 0.035)
     assert fired["fired_at"] - fired["since"] >= 600
+    assert fired["message"] == "overhead 8 % for 10 min (limit 1.2 × the budget of 3.5 %)"
+    for _ in range(7):
+        clock.now += 10
+        paced(0.02)
+        look(0)
+    ended = only(client, "overhead", state="all")
+    assert ended["resolved_why"] == "back to normal: overhead 2 % (limit 1.2 × the budget of 3.5 %)"
+
+
+def test_an_alert_shows_the_newest_value(alive, client, look):
+    look(130)
+    assert only(client, "silent")["message"].startswith("no report for 2 min (limit 2 min)")
+    look(3000)
+    found = only(client, "silent")
+    assert (found["message"].split(" (")[0], found["value"]) == ("no report for 52 min", 3130)
+
+
+def test_a_silent_job_raises_no_alert_about_what_it_did_since(alive, client, clock, look):
+    """It had no durable checkpoint for almost the limit; what happened after its last report is unknown."""
+    clock.now += 7150
+    alive.at = clock.now
+    alive.train(1)
+    for _ in range(14):
+        look(10)
+    assert {alert["rule"] for alert in alerts(client, state="all")} == {"silent"}
 
 
 def test_a_figure_just_below_its_limit_keeps_an_alert_alive(alive, client, clock, look):
@@ -210,7 +282,7 @@ def test_a_figure_just_below_its_limit_keeps_an_alert_alive(alive, client, clock
         look(0)
 
     after(1, at_risk=101)
-    assert only(client, "busy")["message"] == "a crash now would cost more than 100 iterations"
+    assert only(client, "busy")["message"] == "a crash would cost 101 iterations (limit 100)"
     after(1, at_risk=96)
     after(61, at_risk=96)
     assert only(client, "busy")["state"] == "firing", "96 of 100 is no way to end"
@@ -224,7 +296,7 @@ def test_no_progress_is_told_of_a_job_that_is_heard_and_does_not_move(alive, cli
         clock.now += 10
         alive.say()
     look(0)
-    assert only(client, "no_progress")["message"] == "no new iteration for more than 10 min"
+    assert only(client, "no_progress")["message"] == "no new iteration for 10 min (limit 10 min)"
 
 
 def test_a_damaged_checkpoint_and_a_failed_job_are_told(alive, client, look):
