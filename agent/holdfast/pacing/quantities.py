@@ -15,7 +15,8 @@ _TIMES = {
     "day": 86400.0, "days": 86400.0,
 }  # fmt: skip
 _TIME_PART = re.compile(
-    rf"\d+(?:\.\d+)?\s*(?:{'|'.join(sorted(filter(None, _TIMES), key=len)[::-1])})", re.IGNORECASE
+    rf"\d{{1,30}}(?:\.\d{{1,30}})?\s{{0,30}}(?:{'|'.join(sorted(filter(None, _TIMES), key=len)[::-1])})",
+    re.IGNORECASE,
 )
 _TIME_OF_PARTS = re.compile(rf"\s*(?:{_TIME_PART.pattern}\s*){{2,}}", re.IGNORECASE)
 """A time of several numbers, each with its unit: `2h30min`."""

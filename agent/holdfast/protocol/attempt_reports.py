@@ -116,6 +116,7 @@ class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machi
 MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
 """Names of the measured fields of a `MachineSample`."""
 
+# These patterns meet foreign text: each takes linear time, since it limits what can repeat before what must match.
 _PREFIX = re.compile(r"\[[\w.]{0,100}\d\]:\s?")
 _TRACEBACK = re.compile(rf"(?P<prefix>(?:{_PREFIX.pattern})?)\s*(?:\| )?Traceback \(most recent call last\):\s*")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?::|$)")
@@ -127,21 +128,28 @@ def exception_in(lines: Sequence[str]) -> int | None:
     Lines of ranks begin with a prefix, as in `[rank0]: `; the lines of a traceback are those with its prefix.
     """
     found: int | None = None
-    for start, line in enumerate(lines):
-        if (begins := _TRACEBACK.fullmatch(line)) is None:
+    begun: set[str] = set()
+    """Prefixes of tracebacks of which the exception has not come yet."""
+    for position, line in enumerate(lines):
+        if (begins := _TRACEBACK.fullmatch(line)) is not None:
+            begun.add(begins["prefix"])
             continue
-        prefix = begins["prefix"]
-        for position in range(start + 1, len(lines)):
-            text = lines[position]
-            if not text.startswith(prefix) or text[len(prefix) :].startswith((" ", "\t")):
+        own = prefix[0] if (prefix := _PREFIX.match(line)) is not None else ""
+        for prefix_of_traceback in {own, ""} & begun:
+            text = line[len(prefix_of_traceback) :]
+            if text.startswith((" ", "\t")):
                 continue
-            if _EXCEPTION.match(text, len(prefix)):
-                is_of_launcher = "ChildFailedError" in text
-                found = found if found is not None and is_of_launcher else position
-                break
-            if not prefix and not _PREFIX.match(text):
-                break
+            if _EXCEPTION.match(text):
+                begun.discard(prefix_of_traceback)
+                found = found if found is not None and is_of_launcher(line) else position
+            elif not prefix_of_traceback and not own:
+                begun.discard("")
     return found
+
+
+def is_of_launcher(line: str) -> bool:
+    """Return whether a line names the exception of a launcher, which follows that of the trainer."""
+    return "ChildFailedError" in line
 
 
 def exception_text(line: str) -> str:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-from weakref import WeakKeyDictionary
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.attempt_reports import exception_in
 from holdfast.protocol.jobs import JobStatus, RecentFailures
 from holdfast.protocol.messages import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
-from holdfast_server.records import attempt_reports, checkpoints
+from holdfast_server.records import checkpoints
 from holdfast_server.records.interval_status import paced_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
@@ -42,16 +39,10 @@ MAX_SPIKE_ITERATIONS = 5000
 """Most of the newest iterations whose losses are checked for spikes."""
 SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
-OUTPUT_CHUNKS = 3
-"""Reports of output in which the exception of a failed job is looked for."""
-MAX_EXCEPTION, MAX_EXCEPTIONS = 300, 10_000
-QUIET_SECONDS = 60.0
-"""Time after the last report of a failed attempt from which its output no longer changes."""
+MAX_EXCEPTION = 300
 JOBS_PER_QUERY = 50
 """Jobs whose losses are read in one query."""
 
-_quiet_exceptions: WeakKeyDictionary[Any, dict[tuple[str, str], str]] = WeakKeyDictionary()
-"""By database, job and attempt: messages that were read once, since failed jobs are evaluated for days."""
 _Losses = tuple[NDArray[np.int64], Floats, Floats]
 _NO_LOSSES: _Losses = (np.empty(0, np.int64), np.empty(0), np.empty(0))
 
@@ -137,7 +128,7 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
     failing = await checkpoints.failing(session, names)
     damaged = await _damaged(session, names)
     orders = await _ended_orders(session, names, now=now)
-    known = [
+    return [
         _facts(
             job,
             attempt,
@@ -149,45 +140,14 @@ async def gather(session: AsyncSession, names: list[str], *, now: float) -> list
         )
         for job, attempt in rows
     ]
-    exceptions = _quiet_exceptions.setdefault(session.get_bind(), {})
-    failed = [job for job in known if job.status == "failed" and (job.job, job.attempt_uid) not in exceptions]
-    read = await _exceptions(session, failed)
-    if len(exceptions) > MAX_EXCEPTIONS:
-        exceptions.clear()
-    for job in failed:
-        if job.silent_seconds > QUIET_SECONDS:
-            exceptions[job.job, job.attempt_uid] = read.get(job.job, "")
-    return [
-        replace(job, exception=read.get(job.job) or exceptions.get((job.job, job.attempt_uid), ""))
-        for job in known
-    ]
 
 
-async def _exceptions(session: AsyncSession, failed: Sequence[JobFacts]) -> dict[str, str]:
-    """Return by job the message of its exception, from the last output of its attempt."""
-    if not failed:
-        return {}
-    rows, jobs = models.OutputRecord, models.JobRecord
-    newest = func.row_number().over(partition_by=rows.job, order_by=rows.end.desc())
-    of_attempt = and_(jobs.name == rows.job, jobs.uid == rows.uid)
-    ranked = select(rows.job, rows.uid, rows.first, newest.label("place")).join(jobs, of_attempt)
-    last = ranked.where(rows.job.in_([job.job for job in failed])).subquery()
-    is_last = and_(rows.job == last.c.job, rows.uid == last.c.uid, rows.first == last.c.first)
-    query = select(rows.job, rows.contents).join(last, is_last).where(last.c.place <= OUTPUT_CHUNKS)
-    chunks: dict[str, tuple[bytes, ...]] = {}
-    for name, contents in await session.execute(query.order_by(rows.job, last.c.place.desc())):
-        chunks[name] = (*chunks.get(name, ()), bytes(contents))
-    types = {job.job: job.status_reason.partition(" at iteration ")[0] for job in failed}
-    return {name: _exception_message(found, types[name]) for name, found in chunks.items()}
-
-
-def _exception_message(chunks: tuple[bytes, ...], type_name: str) -> str:
-    lines = [line for contents in chunks for line in attempt_reports.lines_of(contents)]
-    position = exception_in(lines)
-    if position is None:
+def _exception_message(attempt: models.AttemptRecord | None) -> str:
+    """Return the message of the exception in the output of a failed attempt, without its type."""
+    if attempt is None or attempt.exception is None:
         return ""
-    _, named, message = lines[position].partition(f"{type_name}: ")
-    return (message if named else lines[position])[:MAX_EXCEPTION]
+    _, named, message = attempt.exception.partition(f"{attempt.finished}: ")
+    return (message if named else attempt.exception)[:MAX_EXCEPTION]
 
 
 def _facts(
@@ -217,6 +177,7 @@ def _facts(
         project=job.project,
         status=status.status,
         status_reason=status.reason,
+        exception=_exception_message(attempt) if status.status == "failed" else "",
         remedy=remedy_after_giving_up(attempt),
         attempt_uid=job.uid,
         silent_seconds=max(0.0, now - job.last_contact_at),

@@ -129,6 +129,8 @@ class AttemptRecord(Base):
     restore_reason: Mapped[str | None]
     start_seconds: Mapped[float | None]
     """Time from the start of its processes to its first iteration."""
+    exception: Mapped[str | None]
+    """The line of its output that names the exception of the last traceback."""
     supervisor: Mapped[str | None]
     """What its supervisor last reported to do (`protocol.SupervisorState`). An attempt that a supervisor restarts
     begins with the report on the attempt before it, without a time limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator, Mapping
 from typing import get_args
 
@@ -85,7 +86,8 @@ async def output(db: Database, job: str, attempt: int) -> AttemptOutput:
     """Return the last lines of output of an attempt. Raises UnknownJob and UnknownAttempt."""
     async with summaries.read_job(db, job) as (session, _):
         first, lines = await output_of(session, job, await _uid(session, job, attempt))
-    return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception_in(lines))
+    exception = await asyncio.to_thread(exception_in, lines)
+    return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception)
 
 
 async def _uid(session: AsyncSession, job: str, attempt: int) -> str:

@@ -18,6 +18,8 @@ from holdfast.protocol.attempt_reports import (
     ConfigurationSection,
     MachineSample,
     OutputReport,
+    exception_in,
+    is_of_launcher,
 )
 from holdfast_server import models
 from holdfast_server.core.compression import compress, decompress
@@ -80,6 +82,23 @@ async def record_output(session: AsyncSession, attempt: models.AttemptRecord, ev
         await session.execute(
             insert(rows).values(job=attempt.job, uid=attempt.uid, first=first, end=end, contents=contents)
         )
+        await _note_exception(session, attempt, first, lines)
+
+
+async def _note_exception(
+    session: AsyncSession, attempt: models.AttemptRecord, first: int, lines: list[str]
+) -> None:
+    """Note the exception of the last traceback, which may have begun in the report before."""
+    position = exception_in(lines)
+    if position is None:
+        rows = models.OutputRecord
+        of_attempt = (rows.job == attempt.job, rows.uid == attempt.uid)
+        query = select(rows.contents).where(*of_attempt, rows.first < first).order_by(rows.first.desc()).limit(1)
+        if (before := await session.scalar(query)) is not None:
+            earlier = lines_of(before)
+            position, lines = exception_in([*earlier, *lines]), [*earlier, *lines]
+    if position is not None and (attempt.exception is None or not is_of_launcher(lines[position])):
+        attempt.exception = lines[position]
 
 
 async def output_of(session: AsyncSession, job: str, uid: str) -> tuple[int, list[str]]:
