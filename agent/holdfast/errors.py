@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class HoldfastError(Exception):
     """The root of what follows."""
@@ -14,6 +16,19 @@ class DamagedCheckpoint(HoldfastError):
         super().__init__(f"{file}: {reason}")
         self.file = file
         self.reason = reason
+
+
+class StoreFull(OSError):
+    """A store has too little room for a checkpoint that was to begin."""
+
+    def __init__(self, reason: str, place: str, missing_bytes: int) -> None:
+        super().__init__(errno.ENOSPC, reason, place)
+        self.missing_bytes = missing_bytes
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Return whether an error says that a store has no room, or that a quota is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class IncompleteParts(HoldfastError):

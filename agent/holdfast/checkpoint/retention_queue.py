@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import collections
 import enum
+import errno
+import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import Fenced, HoldfastError, StoreFull
 from holdfast.protocol.messages import parse_checkpoint_id
-from holdfast.protocol.retention import BestRule, Retention, checkpoints_to_delete
+from holdfast.protocol.retention import BestRule, Retention, checkpoints_to_delete, first_to_delete
 from holdfast.store import Lineage, Pins, Store, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import io_pool
@@ -26,6 +29,11 @@ from holdfast.telemetry.reporter import Reporter
 logger = logging.getLogger("holdfast")
 MIN_KEPT = 3
 """Number of newest sound checkpoints that server-sent rules never delete."""
+NOT_REMOVABLE = (errno.EBUSY, errno.EACCES, errno.EPERM)
+"""Errors of one checkpoint, after which others may still be removed."""
+MOST_IN_VAIN = 2
+"""Number of checkpoints removed for a write that the store refuses without saying how much room is missing: an
+object store may count what was deleted for a while."""
 MOST_NAMED = 10
 """Number of logged metrics that a notice names."""
 
@@ -158,6 +166,11 @@ class RetentionQueue:
         self._requested_ids: collections.deque[str] = collections.deque(maxlen=ASKED_FOR)
         self._requested_loaded = False
         """Requested checkpoints of earlier attempts are loaded."""
+        self._not_removable: set[str] = set()
+        """Checkpoints that this process may not remove, or that are mounted."""
+        self._has_made_room = self._full_reported = False
+        self._removed_in_vain = 0
+        """Number of checkpoints removed to make room since one became durable."""
         self._last_reason: str | None = None
         self._unlogged: set[BestRule] = set()
         """Rules whose metric no checkpoint had when that was reported."""
@@ -182,8 +195,9 @@ class RetentionQueue:
         self.pinned.load()
 
     def request(self) -> None:
-        """Request a run; returns at once."""
+        """Request a run, after a checkpoint became durable; returns at once."""
         with self._lock:
+            self._removed_in_vain = 0
             if self._closing:
                 return
             self._requested, starts = True, not self._running
@@ -204,6 +218,69 @@ class RetentionQueue:
             self._closing = True
         self.wait_idle(max(0.0, deadline - time.monotonic()))
 
+    def make_room(self, error: Exception) -> bool:
+        """Remove what the rules do not keep, or else what costs least; return whether something was removed.
+
+        For a store that is full, on the thread that writes, which failed with `error`. What a start would resume
+        from stays.
+        """
+        with self._lock:
+            self._changed.wait_for(lambda: not self._running)
+            if self._closing:
+                return False
+            self._running = True
+        try:
+            return self._remove_cheapest(error)
+        except (OSError, HoldfastError) as failure:
+            self._warn(f"could not remove old checkpoints: {failure}")
+            return False
+        finally:
+            with self._lock:
+                self._running = False
+                self._changed.notify_all()
+                is_waiting = self._requested
+            if is_waiting:
+                self.request()
+
+    def _remove_cheapest(self, error: Exception) -> bool:
+        if not isinstance(error, StoreFull) and self._removed_in_vain == MOST_IN_VAIN:
+            return False
+        if self._head().head is not None and self._retire():
+            return True
+        at, committed, pins = self._head(), self._store.checkpoints(self._job), self.pinned.checkpoints
+        candidates = (each for each, _ in restore.candidates(self._store, self._job) if each not in at.damaged)
+        never = self._protected() | held_checkpoints(self._store, self._job) | set(itertools.islice(candidates, 1))
+        sizes, metrics = self._facts.read(committed)
+        removable = [each for each in committed if each not in never and each not in pins]
+        removable_bytes = sum(sizes.get(each, math.inf) for each in removable)
+        if isinstance(error, StoreFull) and error.missing_bytes > removable_bytes:
+            return False  # to remove them all would not be enough
+        first = first_to_delete(
+            *(committed, self.rules),
+            protected=never, pinned=pins, damaged=at.damaged, sizes=sizes, metrics=metrics,
+        )  # fmt: skip
+        deleted = list(self._delete([first] if first is not None else []))
+        if deleted:
+            self._has_made_room = True
+            self._removed_in_vain += 1
+            reason = dict.fromkeys(deleted, "removed to make room: the store is full")
+            self._reporter.inventory([each for each in committed if each not in deleted], pins, reason)
+        return bool(deleted)
+
+    def _report_full(self, kept: int) -> None:
+        """Report, once, that the store has no room for what the rules keep."""
+        if self._has_made_room and not self._full_reported:
+            self._full_reported = True
+            most = self.rules.most_kept
+            rules = f"'{self.rules}' keeps" + (f" {most}" if most is not None else " more")
+            self._reporter.notice(
+                "warning",
+                "full",
+                f"store {self._store.url} is full and has room for only {kept} of the checkpoints, while "
+                f"retention {rules}: those that cost least are removed, so that the newest are saved. Free space, "
+                "lower keep, change retention, or move the store",
+            )
+
     def _run(self) -> None:
         while self._next():
             try:
@@ -223,8 +300,8 @@ class RetentionQueue:
             self._changed.notify_all()
             return False
 
-    def _retire(self) -> None:
-        """Delete what the rules do not keep; only after a newer checkpoint is durable."""
+    def _retire(self) -> bool:
+        """Delete what the rules do not keep; only after a newer checkpoint is durable. Return whether some was."""
         if not self._requested_loaded:
             self.load_requested()
         self.pinned.load()
@@ -249,6 +326,8 @@ class RetentionQueue:
         finally:  # also where the store failed in between
             if deleted:
                 self._reporter.inventory([each for each in committed if each not in deleted], pins, deleted)
+        self._report_full(len(committed) - len(deleted))
+        return bool(deleted)
 
     def _delete(self, checkpoints: Iterable[str]) -> Iterator[str]:
         """Delete one by one, except those protected or pinned meanwhile; yield the deleted names."""
@@ -257,17 +336,29 @@ class RetentionQueue:
                 if self._closing:
                     break
                 is_wanted = checkpoint in self._protected_by.values()
-            if not is_wanted and checkpoint not in self.pinned.checkpoints:
+            if is_wanted or checkpoint in self.pinned.checkpoints:
+                continue
+            try:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
+            except OSError as error:
+                if error.errno not in NOT_REMOVABLE:
+                    raise
+                self._not_removable.add(checkpoint)
+                message = f"{checkpoint} cannot be removed, and stays until the next start: {error}"
+                self._reporter.notice("warning", "retention", message)
+            else:
                 yield checkpoint
 
     def _protected(self) -> set[str]:
-        """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets."""
+        """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets.
+
+        Also those that could not be deleted.
+        """
         at = self._head()
         with self._lock:
             asked_for, wanted = list(self._requested_ids), list(self._protected_by.values())
         kept = protected_checkpoints(self._store.records(self._job, Lineage), at.lineage, asked_for)
-        return kept | {each for each in (at.head, *wanted) if each is not None}
+        return kept | self._not_removable | {each for each in (at.head, *wanted) if each is not None}
 
     def _minimum_kept(self, committed: Iterable[str], damaged: Collection[str]) -> set[str]:
         """Return the newest checkpoints that server-sent rules keep; rules of the script may keep fewer."""

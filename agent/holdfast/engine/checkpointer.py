@@ -110,7 +110,9 @@ class Checkpointer:
         self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
         self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
         channel = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(store, max_in_flight=max_in_flight, channel=channel)
+        self.persister = Persister(
+            store, max_in_flight=max_in_flight, channel=channel, make_room=self.retention_queue.make_room
+        )
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
         self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded

@@ -7,12 +7,13 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import Fenced, HoldfastError
+from holdfast.errors import Fenced, HoldfastError, is_full
 from holdfast.format.manifest import raw_bytes, reused_bytes
 from holdfast.persist.task import Task, Written
-from holdfast.persist.two_phase_commit import NotPrepared, RankChannel, commit, decline
+from holdfast.persist.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
 from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import RankCheckpointTimes
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
@@ -25,11 +26,20 @@ logger = logging.getLogger("holdfast")
 class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
-    `channel` exchanges messages with the other ranks of the job.
+    `channel` exchanges messages with the other ranks of the job. `make_room` is called when the store is full; if
+    it returns True, the run is written again.
     """
 
-    def __init__(self, store: Store, *, max_in_flight: int = 1, channel: RankChannel | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_in_flight: int = 1,
+        channel: RankChannel | None = None,
+        make_room: MakeRoom = lambda error: False,
+    ) -> None:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
+        self._make_room = make_room
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
@@ -109,10 +119,13 @@ class Persister:
                 raise problem
             task = Task.of(run)
             if self._channel is None:
-                files = write(task).files
+                files = self._write_alone(task, write).files
             else:
-                number = run.request.number
-                files = commit(self._channel, number, self._store, task, problem, write, on_durable=spans.extend)
+                files = commit(
+                    *(self._channel, run.request.number, self._store, task, problem, write),
+                    on_durable=spans.extend,
+                    make_room=self._make_room,
+                )
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
         except Exception as error:  # training continues; the event reports the error
@@ -127,6 +140,14 @@ class Persister:
             not_linked=written.not_linked,
             ranks=spans,
         )
+
+    def _write_alone(self, task: Task, write: Callable[[Task], Written]) -> Written:
+        while True:
+            try:
+                return write(task)
+            except OSError as error:
+                if not (is_full(error) and self._make_room(error)):
+                    raise
 
     def _decline(self, number: int, reason: str) -> None:
         assert self._channel is not None

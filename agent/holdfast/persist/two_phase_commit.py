@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import HoldfastError, IncompleteParts
+from holdfast.errors import HoldfastError, IncompleteParts, is_full
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.persist.task import Task, Written
@@ -22,6 +22,8 @@ from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
+MakeRoom = Callable[[Exception], bool]
+"""Makes room in a full store, given the error; returns whether it did."""
 
 
 class RankChannel(Protocol):
@@ -49,6 +51,9 @@ class NotPrepared(HoldfastError):
 class _OtherRankFailed(NotPrepared):
     """Another rank, named in the message, failed."""
 
+    is_full = False
+    """It found the store full, as did all ranks that failed."""
+
 
 class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Rank 0 began the checkpoint, or the reason why it did not."""
@@ -67,6 +72,8 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files are encoded."""
     reason: str | None = None
     torn: bool = False
+    again: bool = False
+    """It failed, but rank 0 has made room in the store and begins again."""
 
 
 class _Vote(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +88,15 @@ class _Vote(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of its snapshot, of the stall, and of writing its part."""
     reason: str | None = None
     torn: bool = False
+    is_full: bool = False
+    """The reason is that the store is full."""
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     torn: bool = False
+    again: bool = False
+    """As in `_Begin`."""
 
 
 def commit(
@@ -96,6 +107,7 @@ def commit(
     problem: NotPrepared | None,
     write: Callable[[Task], Written],
     on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
+    make_room: MakeRoom = lambda error: False,
 ) -> list[fmt.File]:
     """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
 
@@ -103,6 +115,8 @@ def commit(
         number: number of the checkpoint, the same on all ranks.
         problem: why this rank has nothing to write, if so; the checkpoint then fails on all ranks.
         on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
+        make_room: called on rank 0 where the store is full on all ranks that failed; if it returns True, all ranks
+            write again.
 
     Returns:
         All files on rank 0, this rank's files on others.
@@ -113,11 +127,14 @@ def commit(
         Exception: what `write` or the commit raised on this rank.
     """
     if channel.rank == 0:
-        lead = _Lead(channel, number, store, task, write)
-        files = lead.run(problem)
+        lead = _Lead(channel, number, store, task, write, make_room)
+        while (files := lead.run(problem)) is None:
+            pass
         on_durable(lead.spans)
         return files
-    return _follow(channel, number, task, problem, write)
+    while (files := _follow(channel, number, task, problem, write)) is None:
+        pass
+    return files
 
 
 def decline(channel: RankChannel, number: int, reason: str) -> None:
@@ -127,7 +144,8 @@ def decline(channel: RankChannel, number: int, reason: str) -> None:
         message = msgspec.msgpack.encode(_Begin(**_reason_fields(problem, "rank 0: ")))
         channel.send(range(1, channel.world_size), _tag(number, 0), message)
         return
-    begun = _receive_begin(channel, number)
+    while (begun := _receive_begin(channel, number)).again:
+        pass
     if begun.reason is None:
         channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
         channel.receive([0], _tag(number, 2))
@@ -155,31 +173,51 @@ def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Wr
 
 class _Lead:
     def __init__(
-        self, channel: RankChannel, number: int, store: Store, task: Task, write: Callable[[Task], Written]
+        self,
+        channel: RankChannel,
+        number: int,
+        store: Store,
+        task: Task,
+        write: Callable[[Task], Written],
+        make_room: MakeRoom,
     ) -> None:
         self._channel, self._number, self._store = channel, number, store
-        self._task, self._write = task, write
+        self._task, self._write, self._make_room = task, write, make_room
         self._others = range(1, channel.world_size)
         self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
 
-    def run(self, problem: NotPrepared | None) -> list[fmt.File]:
+    def run(self, problem: NotPrepared | None) -> list[fmt.File] | None:
+        """Return all files; None when all ranks write again, since there is room now."""
         try:
             if problem is not None:
                 raise problem
             origin, digests = self._task.origin, _digests(self._task.state)
             writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
         except Exception as error:  # the other ranks wait for a message
-            self._send_to_others(0, _Begin(**_reason_fields(error, "rank 0: ")))
+            again = self._has_made_room(error)
+            self._send_to_others(0, _Begin(**_reason_fields(error, "rank 0: "), again=again))
+            if again:
+                return None
             raise
         try:
             files = self._commit(writer, digests)
         except BaseException as error:  # also on Ctrl-C: the other ranks wait for a message
             writer.abort()
-            self._send_to_others(2, _Outcome(**_reason_fields(error, "rank 0: ")))
+            again = self._has_made_room(error)
+            self._send_to_others(2, _Outcome(**_reason_fields(error, "rank 0: "), again=again))
+            if again:
+                return None
             raise
         self._send_to_others(2, _Outcome())
         return files
+
+    def _has_made_room(self, error: BaseException) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not (error.is_full if isinstance(error, _OtherRankFailed) else is_full(error)):
+            return False
+        return self._make_room(error)
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> list[fmt.File]:
         task = self._task
@@ -193,11 +231,15 @@ class _Lead:
         received = self._channel.receive(self._others, _tag(self._number, 1))
         decoded = (msgspec.msgpack.decode(data, type=_Vote) for data in received)
         votes = dict(zip(self._others, decoded, strict=True))
-        if error is not None:
+        failed = {rank: vote for rank, vote in votes.items() if vote.reason is not None}
+        are_full = all(vote.is_full for vote in failed.values())
+        if error is not None and (are_full or not is_full(error)):
             raise error
-        for rank, vote in votes.items():
-            if vote.reason is not None:
-                raise _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn)
+        for rank, vote in failed.items():
+            if are_full or not vote.is_full:  # rather the reason that room does not remove
+                failure = _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn)
+                failure.is_full = are_full
+                raise failure
         assert written is not None
         seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
@@ -221,8 +263,11 @@ class _Lead:
 
 def _follow(
     channel: RankChannel, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
-) -> list[fmt.File]:
+) -> list[fmt.File] | None:
+    """Return the files of this rank; None when all ranks write again."""
     begun = _receive_begin(channel, number)
+    if begun.again:
+        return None
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
     error: Exception | None = None
@@ -242,9 +287,12 @@ def _follow(
         )
         files = part.files
     except Exception as raised:  # rank 0 waits for a vote
-        error, vote = raised, msgspec.msgpack.encode(_Vote(**_reason_fields(raised)))
+        error = raised
+        vote = msgspec.msgpack.encode(_Vote(**_reason_fields(raised), is_full=is_full(raised)))
     channel.send([0], _tag(number, 1), vote)
     end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_Outcome)
+    if end.again:
+        return None
     if error is not None:
         raise error
     if end.reason is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -210,6 +211,57 @@ def checkpoints_to_delete(
         said = f"the total exceeds {_spelled(rules.size_bytes)}"
         gone |= dict.fromkeys(_too_large(left, rules.size_bytes, kept, sizes or {}), said)
     return gone
+
+
+def first_to_delete(
+    checkpoints: Collection[str],
+    rules: Retention,
+    *,
+    protected: Collection[str] = (),
+    pinned: Collection[str] = (),
+    damaged: Collection[str] = (),
+    sizes: Mapping[str, int] | None = None,
+    metrics: Mapping[str, Mapping[str, LoggedMetric]] | None = None,
+) -> str | None:
+    """Return the checkpoint to remove if the store has no room for all that the rules keep; None if none may go.
+
+    It is a damaged one, or else the first that goes when all rules are lowered step by step. The arguments are
+    those of `checkpoints_to_delete`.
+    """
+    order = sorted(checkpoints, key=_trained)
+    keep = {*protected, *pinned}
+    useless = [each for each in order if each in damaged and each not in keep]
+    if useless:
+        return useless[0]
+    for lowered in _lowered(rules, checkpoints, sizes or {}):
+        gone = checkpoints_to_delete(
+            checkpoints, lowered, protected=protected, pinned=pinned, sizes=sizes, metrics=metrics
+        )
+        if gone:
+            return next(iter(gone))
+    return next((each for each in order[:-1] if each not in keep), None)
+
+
+def _lowered(rules: Retention, checkpoints: Collection[str], sizes: Mapping[str, int]) -> Iterator[Retention]:
+    """Yield the rules, then ever stricter ones, down to those that keep the newest alone."""
+    yield rules
+    count = len(checkpoints)
+    if not rules.counts:
+        yield from (Retention(spaced=most) for most in range(count - 1, 0, -1))
+        return
+    for step in range(1, count + 1):
+        yield Retention(
+            last=max(1, min(rules.last or 1, count) - step),
+            spaced=None if rules.spaced is None else max(1, min(rules.spaced, count) - step),
+            every=None if rules.every is None else rules.every << step,
+            best=tuple(
+                dataclasses.replace(rule, count=left)
+                for rule in rules.best
+                if (left := min(rule.count, count) - step) > 0
+            ),
+            per_lineage=rules.per_lineage and step < count,
+        )
+    yield Retention(last=1)
 
 
 def _beyond(

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import msgspec
 
-from holdfast.errors import DamagedCheckpoint, Fenced
+from holdfast.errors import DamagedCheckpoint, Fenced, StoreFull
 from holdfast.format.manifest import MANIFEST
 from holdfast.protocol.messages import (
     MAX_ATTEMPT,
@@ -194,11 +194,8 @@ class LocalStore(Store):
     def _require_room(self, directory: Path, size_bytes: int) -> None:
         free = self.files.free_bytes(directory)
         if free < size_bytes * HEADROOM:
-            raise OSError(
-                errno.ENOSPC,
-                f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB",
-                str(directory),
-            )
+            reason = f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB"
+            raise StoreFull(reason, str(directory), round(size_bytes * HEADROOM - free))
 
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
         return self.files.lock(self._job(job) / ".lock")

@@ -180,6 +180,7 @@ class CommitJob:
         self.store.acquire_attempt(JOB, "first")
         self.stores = {}
         self.spans = []
+        self.make_room = lambda error: False
 
     def checkpoint(self, iteration=1, *, at=None, number=1):
         """What each rank had of it; `at` says by rank what goes wrong there."""
@@ -212,7 +213,11 @@ class CommitJob:
                 decline(line, number, case["declined"])
                 found[rank] = NotPrepared(case["declined"])
             else:
-                commit(line, number, store, task, case.get("problem"), write, on_durable=self.spans.extend)
+                commit(
+                    *(line, number, store, task, case.get("problem"), write),
+                    on_durable=self.spans.extend,
+                    make_room=self.make_room,
+                )
                 found[rank] = None
         except Exception as error:  # a thread's edge: whoever asks looks at it
             found[rank] = error
@@ -275,6 +280,57 @@ def test_every_rank_has_a_parity_file_from_which_its_part_is_repaired(tmp_path, 
     assert {each.file for each in found.files} == {f"rank-{rank}.safetensors" for rank in range(world_size)}
     assert found.state == "repaired"
     job.assert_whole(1)
+
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUOTA = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+ALL_FULL = [
+    {0: {"step": "begin", "error": FULL}},
+    {0: {"step": "write", "error": QUOTA}},
+    {0: {"step": "commit", "error": FULL}},
+    {1: {"step": "join", "error": FULL}},
+    {2: {"step": "make_durable", "error": QUOTA}},
+    {rank: {"step": "write", "error": FULL} for rank in range(3)},
+]
+
+
+@pytest.mark.parametrize("at", ALL_FULL)
+def test_where_rank_0_makes_room_all_ranks_write_again(tmp_path, at):
+    job, calls = CommitJob(tmp_path, 3), []
+    job.make_room = lambda error: calls.append(error) or True
+    assert job.checkpoint(at=at) == [None] * 3
+    assert len(calls) == 1
+    job.assert_whole(1)
+    assert job.half_done == []
+
+
+@pytest.mark.parametrize("at", ALL_FULL)
+def test_where_no_room_can_be_made_it_ends_for_all(tmp_path, at):
+    job, calls = CommitJob(tmp_path, 3), []
+    job.make_room = lambda error: calls.append(error)
+    assert all(job.checkpoint(at=at))
+    assert len(calls) == 1
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "other", [{"step": "write", "error": OSError(errno.EIO, "broken")}, {"problem": NotPrepared("torn")}]
+)
+def test_no_room_is_made_for_a_checkpoint_that_fails_for_another_reason_as_well(tmp_path, rank, other):
+    job = CommitJob(tmp_path, 3)
+    job.make_room = lambda error: pytest.fail("nothing may be removed")
+    ended = job.checkpoint(at={rank: {"step": "write", "error": FULL}, 2: other})
+    assert all(ended)
+    assert job.store.checkpoints(JOB) == []
+
+
+def test_a_rank_that_declines_ends_what_begins_again(tmp_path):
+    job = CommitJob(tmp_path, 3)
+    job.make_room = lambda error: True
+    ended = job.checkpoint(at={0: {"step": "begin", "error": FULL}, 2: {"declined": "it has no copy"}})
+    assert "rank 2: it has no copy" in str(ended[0])
+    assert (job.store.checkpoints(JOB), job.half_done) == ([], [])
 
 
 CASES = [

@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import BestRule, LoggedMetric, Retention, checkpoints_to_delete, parse_retention
+from holdfast.protocol.retention import (
+    BestRule,
+    LoggedMetric,
+    Retention,
+    checkpoints_to_delete,
+    first_to_delete,
+    parse_retention,
+)
 
 
 def ids(*iterations: int, lineage: int = 1) -> list[str]:
@@ -342,3 +349,52 @@ def test_every_rule_gets_what_it_asks_for_unless_there_is_no_room(situation: dic
         free = set(stays) - {*situation["protected"], *situation["pinned"], *newest(checkpoints)[-1:]}
         size = sum(situation["sizes"].get(each, 0) for each in stays)
         assert size <= rules.size_bytes or not free
+
+
+# A store with too little room
+
+
+def removed_in_turn(checkpoints: list[str], rules: str, **options: object) -> list[str]:
+    """What goes, one after the other, until no more may."""
+    there, gone = list(checkpoints), list[str]()
+    while (first := first_to_delete(there, parse_retention(rules), **options)) is not None:  # type: ignore[arg-type]
+        there.remove(first)
+        gone.append(first)
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("rules", "in_turn"),
+    [
+        ("last 9", [1, 2, 3, 4, 5, 6, 7]),
+        ("every 1, last 3", [3, 5, 2, 6, 7, 4, 1]),
+        ("best 9 by loss", [2, 4, 6, 7, 5, 3, 1]),
+        ("size 1TB", [1, 3, 5, 2, 6, 4, 7]),
+        ("spaced 9", [1, 3, 5, 2, 6, 4, 7]),
+        ("spaced 4, size 10B", [1, 3, 5, 2, 6, 4, 7]),
+    ],
+)
+def test_a_full_store_loses_first_what_costs_least_by_its_rules(rules: str, in_turn: list[int]) -> None:
+    checkpoints = ids(*range(1, 9))
+    losses = dict(zip(checkpoints, (1, 9, 2, 8, 3, 7, 6, 5), strict=True))
+    metrics = {each: {"loss": LoggedMetric(value=loss, iteration=loss)} for each, loss in losses.items()}
+    gone = removed_in_turn(checkpoints, rules, metrics=metrics, sizes=dict.fromkeys(checkpoints, 1))
+    assert gone == ids(*in_turn), "down to the newest"
+
+
+def test_what_is_damaged_goes_first_and_what_must_stay_never_does() -> None:
+    checkpoints = ids(1, 2, 3, 4, 5, 6)
+    options = {"damaged": ids(4, 5), "protected": ids(1, 5), "pinned": ids(2)}
+    assert removed_in_turn(checkpoints, "last 9", **options) == ids(4, 3)
+
+
+@settings(deadline=None)
+@given(situations())
+def test_a_full_store_never_loses_the_newest_what_must_stay_or_what_is_pinned(situation: dict) -> None:
+    gone = removed_in_turn(
+        situation["checkpoints"], str(situation["rules"]),
+        protected=situation["protected"], pinned=situation["pinned"],
+    )  # fmt: skip
+    order = sorted(situation["checkpoints"], key=lambda each: parse_checkpoint_id(each)[::-1])
+    stays = {*situation["protected"], *situation["pinned"], *order[-1:]}
+    assert set(order) - set(gone) == stays & set(order)
