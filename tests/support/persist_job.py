@@ -7,6 +7,7 @@ import signal
 import torch
 
 from holdfast.format import manifest as fmt
+from holdfast.format import soundness
 from holdfast.persist.persister import Persister
 from holdfast.snapshot.checkpoint_run import (
     SETTLED,
@@ -137,7 +138,7 @@ def committed_bytes(store, checkpoint):
     with store.open_file(JOB, checkpoint, file.name) as opened:
         data = bytearray(opened.size_bytes)
         opened.read_into(0, memoryview(data))
-    fmt.require_sound(manifest)
+    soundness.require_sound(manifest)
     fmt.check_size(file, len(data))
     for piece in fmt.digest_ranges(manifest, file):
         assert fmt.digest(memoryview(data)[piece.start : piece.end]) == piece.digest, str(piece)

@@ -16,6 +16,7 @@ from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, rang
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
+from holdfast.format import soundness
 from holdfast.format.shards import require_complete, saved_rank, state_for, tensors_for
 from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
@@ -148,10 +149,10 @@ def _decoded(kind: type[fmt.M], data: bytes, job: str, checkpoint: str, name: st
             f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
         )
     if isinstance(found, fmt.Manifest):
-        fmt.require_sound(found)
+        soundness.require_sound(found)
         require_complete(found)
     else:
-        fmt.require_sound_files(found.files)
+        soundness.require_sound_files(found.files)
     return found
 
 

@@ -109,10 +109,8 @@ class Checkpointer:
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
         self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
         self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
-        channel = ranks if isinstance(ranks, SideGroup) else None
-        self.persister = Persister(
-            store, max_in_flight=max_in_flight, channel=channel, make_room=self.retention_queue.make_room
-        )
+        channel, room = ranks if isinstance(ranks, SideGroup) else None, self.retention_queue.make_room
+        self.persister = Persister(store, max_in_flight=max_in_flight, channel=channel, make_room=room)
         self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
         """Returns a function that returns the newest metrics, once the copy of the state has ended."""
         self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded

@@ -24,6 +24,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
+from holdfast.format import soundness
 from holdfast.format.manifest import File, Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
@@ -186,7 +187,7 @@ def _parent(store: Store, task: Task) -> fmt.Manifest | None:
         return None
     try:
         manifest = fmt.decode_manifest(read_manifest(store, origin.job, origin.parent))
-        fmt.require_sound(manifest)
+        soundness.require_sound(manifest)
     except (HoldfastError, OSError) as error:
         logger.debug("checkpoint %s is written in full: %s", task.id, error)
         return None

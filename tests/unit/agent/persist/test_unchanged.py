@@ -16,6 +16,7 @@ from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
+from holdfast.format import soundness
 from holdfast.format.parity_file import ParityCode
 from holdfast.snapshot.checkpoint_run import RunState
 from holdfast.store import open_store
@@ -295,7 +296,7 @@ def test_a_manifest_names_only_checkpoints_as_writers(store):
     manifest = restore.manifest(store, JOB, second)
     files = [msgspec.structs.replace(file, written_by="../x") for file in manifest.files]
     with pytest.raises(DamagedCheckpoint, match="not the name of a checkpoint"):
-        fmt.require_sound(msgspec.structs.replace(manifest, files=files))
+        soundness.require_sound(msgspec.structs.replace(manifest, files=files))
 
 
 def test_the_size_rule_of_retention_counts_shared_files_once(store):
