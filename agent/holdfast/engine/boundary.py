@@ -122,8 +122,7 @@ class Boundary:
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out requests, if any."""
         self._training.boundary()
-        for code, what in self._training.unsaved():
-            self._reporter.notice("warning", code, what)
+        self._report_unsaved()
         if self._lifecycle.state is Life.STARTING:
             self._begin_afresh()
         try:
@@ -147,6 +146,7 @@ class Boundary:
             self._checkpoints.update_lineage()
             if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
+                self._report_unsaved()
             if (call := self.collective_call) is not None:
                 self._checkpoints.wait_settled(WRITE_SECONDS)
                 if self._ranks.decide(lambda: call.is_due(at_end=True), bool):
@@ -166,6 +166,10 @@ class Boundary:
         self._reporter.report_interval(self._controller, changed=True)
 
     # The steps of `run`
+
+    def _report_unsaved(self) -> None:
+        for code, what in self._training.unsaved():
+            self._reporter.notice("warning", code, what)
 
     def settle(self) -> None:
         """Process the checkpoints that settled since the last iteration."""

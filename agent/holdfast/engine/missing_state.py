@@ -82,6 +82,12 @@ def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.O
             yield from optimizers_in(found)
 
 
+def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
+    """Random generators in the attributes of the objects: `missing` reports them."""
+    for keyword, item in objects.items():
+        yield from (found for _, found in _reachable(keyword, item, DEPTH, {id(item)}) if is_generator(found))
+
+
 def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
     """Optimizers whose parameters lie in no module of the session."""
     held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}

@@ -16,6 +16,7 @@ from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
+from holdfast.engine.changing_state import ChangingState
 from holdfast.engine.unsaved_objects import UnsavedObjects
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
@@ -93,6 +94,7 @@ class Training:
         """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
         self._unsaved = UnsavedObjects(self.registry)
+        self._changing = ChangingState(self.registry)
 
     @property
     def epoch(self) -> int:
@@ -193,8 +195,9 @@ class Training:
         )
 
     def unsaved(self) -> list[tuple[str, str]]:
-        """Describe loaders and optimizers that the script uses and no checkpoint holds, each once, with codes."""
-        return self._unsaved.found([*self._given_loaders, *(each for each, _ in self._loaders)])
+        """Describe what the script uses or changes and no checkpoint holds, each once, with codes."""
+        objects = self._unsaved.found([*self._given_loaders, *(each for each, _ in self._loaders)])
+        return objects + [("inventory", each) for each in self._changing.found(self.trained)]
 
     @property
     def loader(self) -> Iterable[Any] | None:
@@ -222,7 +225,8 @@ class Training:
         return self._loaders[self._current][1]
 
     def begin(self) -> None:
-        """Record the structure of the state when training starts, for `structure_change`."""
+        """Record the structure of the state and the attributes when training starts, to compare them later."""
+        self._changing.begin()
         try:
             start = self.outline()
             self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
@@ -251,6 +255,7 @@ class Training:
     def capture(self) -> CapturedState:
         """Capture the state of this instant. TypeError names what cannot be stored."""
         captured = self._capture(gradients=True, reducers=self._reducers())
+        self._changing.captured(captured)
         self._structure = captured.structure
         if self._round_trip is None or not self._round_trip.holds:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)

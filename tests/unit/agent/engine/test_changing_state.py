@@ -1,0 +1,275 @@
+"""State that training changes and no checkpoint holds is named once; what is saved, or computed anew, is not."""
+
+import collections
+import logging
+import random
+import types
+
+import numpy
+import pytest
+import torch
+
+import holdfast
+from holdfast.engine import changing_state
+
+
+class Loop:
+    """A session over a model, with iterations in which the script changes what it likes."""
+
+    def __init__(self, store, model=None, optimizer=None, **given):
+        self.model = torch.nn.Linear(4, 1) if model is None else model
+        parameters = list(self.model.parameters()) or [torch.nn.Parameter(torch.zeros(1))]
+        self.optimizer = torch.optim.SGD(parameters, lr=0.1) if optimizer is None else optimizer
+        given = {"model": self.model, "optimizer": self.optimizer, **given}
+        self.session = holdfast.Session("job", store=store, every=1, **given)
+
+    def run(self, change, iterations=12):
+        with self.session as session:
+            session.resume()
+            for iteration in range(1, iterations + 1):
+                change(iteration)
+                session.step()
+                if (comparing := session._training._changing._comparing) is not None:
+                    comparing.result()
+
+
+@pytest.fixture
+def named(caplog, tmp_path, monkeypatch):
+    """Return a function that trains, and returns the paths of each report."""
+    monkeypatch.setattr(changing_state, "SLICE_SECONDS", 60.0)
+    monkeypatch.setattr(changing_state, "START_SECONDS", 60.0)
+
+    def run(loop, change, iterations=14):
+        caplog.clear()
+        loop.run(change, iterations)
+        reports = [text for each in caplog.records if "training changes " in (text := each.getMessage())]
+        assert not [each for each in caplog.records if each.levelno > logging.WARNING]
+        return [text.partition("training changes ")[2].partition(", which no")[0] for text in reports]
+
+    return run
+
+
+class Holder:
+    """An object of the script."""
+
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+class Trainer(Holder):
+    """An object of the script with a `state_dict` that has a part of it."""
+
+    saved = ()
+
+    def state_dict(self):
+        return {new: getattr(self, name) for name, new in self.saved}
+
+    def load_state_dict(self, state_dict): ...
+
+
+class Slotted:
+    __slots__ = ("state",)
+
+    def __init__(self):
+        self.state = 0
+
+
+class Normalization(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.initialized = False
+
+
+class WithExtraState(Normalization):
+    def get_extra_state(self):
+        return {"initialized": self.initialized}
+
+    def set_extra_state(self, state):
+        self.initialized = state["initialized"]
+
+
+def set_attribute(item, name, value):
+    return lambda iteration: setattr(item, name, value(iteration))
+
+
+def test_a_flag_that_the_first_iteration_sets_is_named(named, tmp_path):
+    model = torch.nn.Sequential(Normalization(), torch.nn.Linear(4, 1))
+    (report,) = named(Loop(tmp_path, model), set_attribute(model[0], "initialized", lambda _: True))
+    assert report == "model.0.initialized (False → True)"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda iteration: 1.0 / (1 + iteration),
+        lambda iteration: iteration,
+        lambda iteration: f"stage {iteration}",
+        lambda iteration: [iteration, iteration + 1],
+        lambda iteration: {"a": {"b": iteration}},
+        lambda iteration: list(range(1000 + iteration)),
+        lambda iteration: collections.deque([iteration], maxlen=1),
+        lambda iteration: torch.full((3,), iteration),
+        lambda iteration: torch.full((300, 300), float(iteration)),
+        lambda iteration: [{"input_ids": torch.full((2, 3), iteration)}],
+        lambda iteration: numpy.full((40, 40), iteration),
+        lambda iteration: numpy.float64(iteration),
+    ],
+)
+def test_a_value_that_changes_is_named(named, tmp_path, value):
+    loop = Loop(tmp_path)
+    loop.model.state = value(0)
+    (report,) = named(loop, set_attribute(loop.model, "state", value))
+    assert report.startswith("model.state")
+
+
+def test_attributes_of_an_optimizer_are_compared(named, tmp_path):
+    model = torch.nn.Linear(4, 1)
+
+    class Adagrad(torch.optim.SGD):
+        momentum_initialized = False
+
+    optimizer = Adagrad(model.parameters(), lr=0.1)
+    optimizer.momentum_initialized, optimizer._step = False, 0
+
+    def change(iteration):
+        optimizer.momentum_initialized, optimizer._step = True, iteration
+
+    reports = named(Loop(tmp_path, model, optimizer), change)
+    assert [each.split(" ")[0] for each in reports] == ["optimizer.momentum_initialized", "optimizer._step"]
+
+
+def test_a_deep_environment_is_found(named, tmp_path):
+    generators = Holder(numpy=numpy.random.default_rng(1), python=random.Random(1), torch=torch.Generator())
+    environment = Holder(state=numpy.zeros(4), slotted=Slotted(), generators=generators)
+    for number in range(8):
+        environment = Holder(**{f"level{number}": environment})
+    path = "trainer.it.level7.level6.level5.level4.level3.level2.level1.level0"
+
+    def change(iteration):
+        deep = trainer.it.level7.level6.level5.level4.level3.level2.level1.level0
+        deep.state[0] = iteration
+        deep.slotted.state = iteration
+        deep.generators.numpy.random()
+        deep.generators.python.random()
+        torch.rand(1, generator=deep.generators.torch)
+
+    trainer = Trainer(it=environment)
+    (report,) = named(Loop(tmp_path, trainer=trainer), change)
+    for name in ("state", "slotted.state", "generators.numpy", "generators.python", "generators.torch"):
+        assert f"{path}.{name}" in report
+
+
+def test_alike_attributes_are_named_together(named, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1), *(Normalization() for _ in range(9)))
+
+    def change(iteration):
+        for each in list(model)[1:]:
+            each.initialized = True
+
+    assert named(Loop(tmp_path, model), change) == [
+        "model.1.initialized (False → True) and 8 more such attributes"
+    ]
+
+
+def test_a_scale_from_the_first_batch_is_named_and_a_mask_is_not(named, tmp_path):
+    loop = Loop(tmp_path)
+    loop.model.scale = loop.model.causal_mask = loop.model.size = None
+
+    def change(iteration):
+        if iteration == 1:
+            loop.model.scale, loop.model.causal_mask = torch.rand(4), torch.ones(4, 4)
+            loop.model.rows = torch.arange(4)
+
+    assert named(loop, change) == ["model.scale"]
+
+
+def test_what_a_state_dict_has_is_not_named(named, tmp_path):
+    trainer = Trainer(_step=0, best_value=0.5, initialized=False, ema=torch.zeros(4), other=0)
+    trainer.saved = (("_step", "step"), ("best_value", "best"), ("initialized", "is_initialized"), ("ema", "ema"))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1), WithExtraState())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    loop = Loop(tmp_path, model, optimizer, trainer=trainer, schedule=schedule, scaler=torch.amp.GradScaler("cpu"))
+
+    def change(iteration):
+        optimizer.step()
+        schedule.step()
+        trainer._step, trainer.best_value, trainer.initialized = iteration, 0.5 / iteration, True
+        trainer.ema = torch.full((4,), float(iteration))
+        model[1].initialized = True
+
+    assert named(loop, change) == []
+
+
+def test_what_variables_have_is_not_named(named, tmp_path):
+    loop_state = holdfast.Variables(temperature=1.0)
+    loop = Loop(tmp_path, loop=loop_state)
+    loop.model.temperature = 1.0
+
+    def change(iteration):
+        loop_state.temperature = loop.model.temperature = 0.9**iteration
+
+    assert named(loop, change) == []
+
+
+def test_results_caches_logs_and_parts_of_torch_are_not_named(named, tmp_path):
+    model = torch.nn.Sequential(torch.nn.utils.spectral_norm(torch.nn.Linear(4, 4)), torch.nn.LSTM(4, 1))
+    loop = Loop(tmp_path, model)
+    model.last_loss = model.elapsed_time = model.max_seq_len_cached = model.attention = model.log = 0
+    model.itself, model.alias, model.of_autograd = [model[1]], list(model.parameters()), None
+
+    def change(iteration):
+        model(torch.rand(2, 4))[0].sum().backward()
+        loop.optimizer.step()
+        model.last_loss, model.elapsed_time, model.max_seq_len_cached = 1.0 / iteration, iteration, iteration
+        model.attention, model.log = torch.rand(4), [iteration]
+        model.of_autograd = model[0].weight.sum()
+        model.eval() if iteration % 2 else model.train()
+
+    assert named(loop, change) == []
+
+
+def test_no_code_of_the_script_runs():
+    class Careful(Trainer):
+        @property
+        def costly(self):
+            raise AssertionError("a property was read")
+
+        def __getattr__(self, name):
+            raise AssertionError(f"__getattr__({name!r}) was called")
+
+        def __len__(self):
+            raise AssertionError("__len__ was called")
+
+        def state_dict(self):
+            return {}
+
+    class Mapping(dict):
+        def items(self):
+            raise AssertionError("items() was called")
+
+        __iter__ = __getitem__ = __len__ = items
+
+    walk = changing_state.AttributeWalk({"trainer": Trainer(inner=Careful(value=0, entries=Mapping(a=1)))}, set())
+    assert walk.advance(lambda: False)
+    assert walk.found["trainer.inner.value"].parts == {"": ("int", 0)}
+    assert walk.found["trainer.inner.entries"].parts == {"": ("Mapping", 1), "['a']": ("int", 1)}
+
+
+def test_a_capture_goes_on_at_the_next_iteration(caplog, tmp_path, monkeypatch):
+    monkeypatch.setattr(changing_state, "SLICE_SECONDS", 0.0)  # one step each
+    monkeypatch.setattr(changing_state, "START_SECONDS", 0.0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1), Normalization())
+    Loop(tmp_path, model).run(set_attribute(model[1], "initialized", lambda iteration: iteration > 60), 300)
+    assert "training changes model.1.initialized (False → True)" in caplog.text
+
+
+def test_a_capture_keeps_no_object_of_the_script(tmp_path):
+    loop = Loop(tmp_path)
+    loop.model.part = types.SimpleNamespace(value=1)
+    walk = changing_state.AttributeWalk({"model": loop.model}, set())
+    assert walk.advance(lambda: False)
+    attribute = walk.found["model.part.value"]
+    del loop.model.part
+    assert attribute.holder() is None
+    loop.session.close()
