@@ -11,12 +11,15 @@ from typing import get_args
 from holdfast.pacing.policy import duration, format_interval, format_iterations
 from holdfast.protocol.administration import LimitUnit, Severity
 from holdfast_server.alerts.facts import JobFacts
+from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, OpenSpike
 from holdfast_server.records.last_good import ENDED
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 
 CLEAR = 0.9
 """Fraction of the limit that a value must fall to before an alert may end: a value at the limit does not flap."""
+LASTING = f"; it is still high {NEWEST_LOSSES} iterations later"
+"""End of the message about a spike that lasts: only then is it sent."""
 STUCK_ITERATIONS = 5
 """A job is stuck only after this many of its longest iterations: some iterations take minutes."""
 
@@ -40,6 +43,8 @@ class RuleResult:
     """The limit that the value exceeds, in words."""
     detail: str = ""
     """What follows the value and its limit."""
+    is_announced: bool = True
+    """Whether messages are sent: not yet about a spike that may be over in a moment."""
 
     def text(self, held_seconds: float = 0.0) -> str:
         """Return the message with the limit beside the value.
@@ -266,30 +271,39 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "loss_spike", "Loss spike", "Most spreads that the loss may be above the median of the iterations before it",
+    "loss_spike", "Loss spike", "How far the loss may be above the median of the iterations before it, as a multiple of its usual noise",
     unit="spreads", limit=6, window=200, while_training=True,
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
     open_spike = facts.open_spike
     if open_spike is not None and not len(open_spike.before):
         open_spike = None  # the server no longer has the samples before it
-    if open_spike is not None and not (ended := open_spike.has_ended(facts.newest_losses, limit, facts.window)):
-        if ended is None:
-            return None
-        return RuleResult(
-            True, open_spike.message, open_spike.value, subject=open_spike.subject, iteration=open_spike.iteration,
-            lineage=open_spike.lineage,
-        )  # fmt: skip
+    ended = open_spike and open_spike.has_ended(facts.newest_losses, limit, facts.window, facts.start_loss)
+    if open_spike is not None and not ended:
+        lasts = facts.iteration - open_spike.iteration >= NEWEST_LOSSES - 1
+        return None if ended is None else _open_spike(open_spike, lasts=lasts)
     if facts.losses is None:
         return None if open_spike is None else OK
     spike = facts.losses.newest_spike(limit, facts.window)
     if spike is None:
         return OK
+    subject = f"{facts.lineage}-{spike.iteration}"
+    lasts = facts.losses.lasts(spike, limit)
+    if open_spike is not None and subject == open_spike.subject:
+        return _open_spike(open_spike, lasts=lasts)
     height = f"{_number(spike.spreads)} × the usual noise above (limit {limit:g})"
     return RuleResult(
-        True, f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}", spike.spreads,
-        subject=f"{facts.lineage}-{spike.iteration}", iteration=spike.iteration, lineage=facts.lineage,
-        detail=f", after usually {spike.usual:.4g}: {height}",
+        True, f"the loss was {spike.loss:.4g} at iteration {spike.iteration:,}", spike.spreads, subject=subject,
+        iteration=spike.iteration, lineage=facts.lineage, is_announced=lasts,
+        detail=f", after usually {spike.usual:.4g}: {height}" + LASTING * lasts,
+    )  # fmt: skip
+
+
+def _open_spike(spike: OpenSpike, *, lasts: bool) -> RuleResult:
+    known = spike.message.endswith(LASTING)
+    return RuleResult(
+        True, spike.message + LASTING * (lasts and not known), spike.value, subject=spike.subject,
+        iteration=spike.iteration, lineage=spike.lineage, is_announced=lasts or known,
     )  # fmt: skip
 
 

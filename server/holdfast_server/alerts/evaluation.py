@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import AlertRule
 from holdfast_server import models
-from holdfast_server.alerts import deliveries, facts, incidents, rules
+from holdfast_server.alerts import deliveries, facts, incidents, messages, rules
 from holdfast_server.alerts.conditions import KINDS, RuleResult
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.alerts.loss_spikes import OpenSpike
@@ -189,11 +189,14 @@ async def _take(
             row.clear_since = now
         case "update":
             assert check.result is not None
+            was_announced = incidents.is_announced(row)
             incidents.update(row, check.rule, check.result, now=now)
+            if check.result.is_announced and not was_announced and row.acknowledged_at is None:
+                await _send(session, row, "firing", now=now)
         case "end_silence":
             row.silenced_until = row.silenced_by = None
             if row.acknowledged_at is None:
-                await deliveries.enqueue(session, row, "firing", now=now)
+                await _send(session, row, "firing", now=now)
         case "resolve":
             assert check.result is not None
             await _end(session, row, check.result.end, now=now)
@@ -203,8 +206,7 @@ async def _fire(session: AsyncSession, row: models.AlertRecord, check: _RuleChec
     assert check.result is not None
     await incidents.fire(session, row, check.rule, check.result, now=now)
     await session.flush()
-    if not incidents.is_silenced(row, now=now):
-        await deliveries.enqueue(session, row, "firing", now=now)
+    await _send(session, row, "firing", now=now)
 
 
 async def _end(session: AsyncSession, row: models.AlertRecord, why: str, *, now: float) -> None:
@@ -212,6 +214,10 @@ async def _end(session: AsyncSession, row: models.AlertRecord, why: str, *, now:
         await session.delete(row)
     else:
         row.resolved_at, row.resolved_why = now, why
-        if not incidents.is_silenced(row, now=now):
-            await deliveries.enqueue(session, row, "resolved", now=now)
+        await _send(session, row, "resolved", now=now)
     await session.flush()
+
+
+async def _send(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
+    if incidents.is_announced(row) and not incidents.is_silenced(row, now=now):
+        await deliveries.enqueue(session, row, event, now=now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,8 @@ class JobFacts:
     iterations_per_second: float | None = None
     losses: LossHistory | None = None
     """Newest losses, where a rule checks them."""
+    start_loss: float = 0.0
+    """Median of the first losses; 0 if there is none."""
     newest_losses: tuple[float, ...] = ()
     """The last losses of all."""
     open_spike: OpenSpike | None = None
@@ -193,6 +196,7 @@ def _facts(
         loss=recent.metrics.get("loss"),
         iteration=job.iteration,
         lineage=job.lineage,
+        start_loss=statistics.median(recent.start_losses or [0.0]),
         newest_losses=tuple(recent.loss[-NEWEST_LOSSES:]),
         finite_loss_iteration=recent.finite_loss_iteration,
         iterations_per_second=iterations_per_second(recent),
@@ -246,7 +250,7 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
     if not reads:
         return {}
     replayed = await _replayed_until(session, list(reads))
-    lineages = {job.job: job.lineage for job in jobs}
+    lineages, starts = {job.job: job.lineage for job in jobs}, {job.job: job.start_loss for job in jobs}
     rows = models.ChunkRecord
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     names = list(reads)
@@ -262,7 +266,7 @@ async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[s
             chunks.setdefault(name, []).append((attempt, columns))
     made = await asyncio.to_thread(lambda: {name: _join_chunks(found) for name, found in chunks.items()})
     return {
-        name: LossHistory(*columns, replayed_until=replayed.get(name, 0))
+        name: LossHistory(*columns, replayed_until=replayed.get(name, 0), start=starts[name])
         for name, columns in made.items()
         if columns is not None
     }

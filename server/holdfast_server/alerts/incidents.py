@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import Alert, AlertFilter, AlertRule, AlertState
 from holdfast_server import models
-from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleResult
+from holdfast_server.alerts.conditions import KINDS, LASTING, SEVERITIES, RuleResult
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAlert, UnknownJob
 from holdfast_server.core.principal import Principal, Role
@@ -94,6 +94,11 @@ def begin(job: str, rule: AlertRule, result: RuleResult, *, now: float) -> model
         value=result.value if result.value is not None and math.isfinite(result.value) else None,
         since=now,
     )
+
+
+def is_announced(row: models.AlertRecord) -> bool:
+    """Return whether messages about an alert are sent: not about a spike of the loss that did not last."""
+    return row.kind != "loss_spike" or row.message.endswith(LASTING)
 
 
 def update(row: models.AlertRecord, rule: AlertRule, result: RuleResult, *, now: float) -> None:

@@ -18,6 +18,8 @@ MAX_SECONDS = 1e10
 MAX_AHEAD_SECONDS = 300.0
 """Tolerance for reported times later than the server's clock; clocks of machines differ."""
 RECENT_ITERATIONS = 200
+START_LOSSES = 20
+"""Finite losses at the start of a job whose median is the scale of its loss."""
 LOSS = "loss"
 NAN = math.nan
 
@@ -31,6 +33,8 @@ class RecentSamples(msgspec.Struct, kw_only=True):
     """Last value of each metric; of the loss, the last measured value."""
     finite_loss_iteration: int | None = None
     """Last iteration whose loss was finite."""
+    start_losses: list[float] = []
+    """The first finite losses of the job, at most `START_LOSSES`."""
 
 
 def is_time(at: float) -> bool:
@@ -53,7 +57,9 @@ def latest(
 
     `finite_loss_iteration`: the last of the batch with a finite loss, if there is one.
     """
-    losses = recent.loss
+    losses, start = recent.loss, recent.start_losses
+    if len(start) < START_LOSSES:
+        start = [*start, *filter(math.isfinite, loss)][:START_LOSSES]
     if losses or loss:
         losses = [*losses, *(loss or [NAN] * len(seconds))][-RECENT_ITERATIONS:]
     metrics = dict(recent.metrics)
@@ -69,6 +75,7 @@ def latest(
         loss=losses,
         metrics=metrics,
         finite_loss_iteration=finite_loss_iteration,
+        start_losses=start,
     )
 
 

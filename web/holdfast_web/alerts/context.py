@@ -24,7 +24,7 @@ UNITS = {
     "gpu_hours": "GPU-hours",
     "times_budget": "times the budget",
     "checkpoints": "checkpoints",
-    "spreads": "spreads",
+    "spreads": "× usual noise",
     "": "",
 }
 

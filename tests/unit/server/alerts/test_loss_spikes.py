@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, checkpoint_id
+from holdfast_server import models
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import LEAST_SAMPLES, LossHistory, find_spikes
+from holdfast_server.samples.limits import START_LOSSES, RecentSamples, latest
 
 LIMIT, WINDOW = KINDS["loss_spike"].limit, KINDS["loss_spike"].window
 JOB = "/api/v1/jobs/char-gpt"
@@ -55,6 +58,15 @@ def test_a_loss_that_hardly_changes_does_not_spike_with_each_rounding():
     assert spikes_of(1 + 1e-6 * noisy(1000)) == []
 
 
+def test_a_rise_that_is_small_beside_the_loss_at_the_start_is_no_spike():
+    losses = 4e-7 * np.exp(0.3 * noisy(1000))
+    losses[499:540] = 1.1e-5
+    assert spikes_of(losses) == [500]
+    assert spikes_of(losses, start=8.0) == []
+    losses[699:] = 0.5
+    assert spikes_of(losses, start=8.0) == [700]
+
+
 def test_with_few_losses_nothing_is_a_spike():
     assert spikes_of([2.0] * (LEAST_SAMPLES - 1) + [100.0]) == []
 
@@ -83,6 +95,13 @@ def test_a_repeated_spike_from_which_the_loss_does_not_return_counts(after, foun
     history = LossHistory(np.arange(1, 1480 + after), losses, np.arange(1479.0 + after), replayed_until=1600)
     spike = history.newest_spike(LIMIT, WINDOW)
     assert (spike and spike.iteration) == found
+
+
+def test_a_job_keeps_the_scale_of_its_first_losses():
+    recent = latest(RecentSamples(), [0.1] * 3, [np.nan, 8.0, 9.0], {})
+    recent = latest(recent, [0.1] * 300, [1e-6] * 300, {})
+    assert recent.start_losses == [8.0, 9.0] + [1e-6] * (START_LOSSES - 2)
+    assert latest(recent, [0.1], [7.0], {}).start_losses == recent.start_losses
 
 
 # ---- from the reports to the alert ---------------------------------------------------------------
@@ -128,13 +147,75 @@ def test_a_spike_raises_one_alert_that_names_the_last_good_checkpoint(trained, c
         look(1)
     (alert,) = alerts(client, "loss_spike")
     assert (alert["iteration"], alert["lineage"], alert["last_good"]) == (301, 1, checkpoint_id(250, 1))
-    assert alert["message"].startswith("the loss was 9 at iteration 301, after usually 2.")
+    assert re.fullmatch(
+        r"the loss was 9 at iteration 301, after usually 2\.\d+: \S+ × the usual noise above \(limit 6\)",
+        alert["message"],
+    )
     (trouble,) = client.get(f"{JOB}/timeline").json()["troubles"]
     assert (trouble["iteration"], trouble["last_good"], trouble["abandoned"]) == (
         301,
         checkpoint_id(250, 1),
         False,
     )
+
+
+@pytest.fixture
+def sent(client, empty_database, monkeypatch):
+    """The events of messages to a channel, oldest first."""
+    row = {"name": "on call", "kind": "webhook", "target": "https://hooks.example.org/x", "secret": ""}
+    client.portal.call(add_channel, client.app.state.database, row)
+    return lambda: [
+        (delivery["event"], delivery["alert"])
+        for delivery in reversed(
+            client.get("/api/v1/projects/default/alert-channels/c/deliveries").json()["deliveries"]
+        )
+    ]
+
+
+async def add_channel(database, row):
+    async def add(session):
+        session.add(
+            models.AlertChannelRecord(
+                **row, id="c", project="default", least_severity="info", created_at=0.0, created_by="operator"
+            )
+        )
+
+    await database.write(add)
+
+
+def test_no_message_is_sent_about_a_spike_that_is_over_within_ten_iterations(trained, client, clock, look, sent):
+    train(trained, 1, loss=9.0)
+    train(trained, 4)
+    look(1)
+    assert (alerts(client, "loss_spike")[0]["state"], sent()) == ("firing", [])
+    train(trained, 400)
+    hold(trained, clock, look, seconds=120)
+    assert (alerts(client, "loss_spike")[0]["state"], sent()) == ("resolved", [])
+
+
+def test_a_message_is_sent_once_about_a_spike_that_lasts(trained, client, clock, look, sent):
+    train(trained, 4, loss=2.5e4)
+    look(1)
+    assert (alerts(client, "loss_spike")[0]["state"], sent()) == ("firing", [])
+    train(trained, 6, loss=2.5e4)
+    look(1)
+    (alert,) = alerts(client, "loss_spike")
+    assert alert["message"].endswith("; it is still high 10 iterations later")
+    assert sent() == [("firing", alert["id"])]
+    hold(trained, clock, look, seconds=120, loss=2.5e4)
+    assert sent() == [("firing", alert["id"])]
+    train(trained, 400)
+    hold(trained, clock, look, seconds=120)
+    assert sent() == [("firing", alert["id"]), ("resolved", alert["id"])]
+
+
+def test_the_loss_at_the_start_is_the_scale_of_a_job(agent, client, look):
+    agent.start()
+    agent.losses = iter([8.0] * 30 + (4e-7 * np.exp(0.3 * noisy(1000))).tolist())
+    train(agent, 400)
+    train(agent, 15, loss=1.1e-5)
+    look(1)
+    assert alerts(client, "loss_spike") == []
 
 
 def test_the_dialog_offers_the_last_good_checkpoint_before_an_iteration(trained, client):
