@@ -181,7 +181,8 @@ def run(
     """
     from holdfast.client import validate_server
     from holdfast.pacing.settings import parse_budget
-    from holdfast.supervisor.supervisor import STAYS, RestartLimits, Supervisor
+    from holdfast.supervisor.restart_limits import RestartLimits
+    from holdfast.supervisor.supervisor import STAYS, Supervisor
 
     given = {"HOLDFAST_STORE": store, "HOLDFAST_SERVER": server, "HOLDFAST_BUDGET": budget}
     environment = {name: value for name, value in given.items() if value is not None}

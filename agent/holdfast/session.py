@@ -20,6 +20,7 @@ from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.engine.orders import Orders
@@ -31,7 +32,6 @@ from holdfast.protocol import messages
 from holdfast.protocol.messages import StallKind
 from holdfast.protocol.retention import Retention
 from holdfast.snapshot.checkpoint_run import RunListener
-from holdfast.store import open_store
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -124,7 +124,8 @@ class Session:
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Build the components, each from those before it."""
-        store = open_store(options.store)  # first: what follows attaches to the objects of the script
+        # first: what follows attaches to the objects of the script
+        store, earlier = open_store_of_start(self.job, options.store)
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
@@ -156,6 +157,7 @@ class Session:
                 training=self._training, controller=self._controller, checkpoints=self._checkpoints,
                 reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
                 meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
+                earlier=earlier,
             )  # fmt: skip
         except BaseException:  # leave the process as it was found
             parts = self._reporter.link, self._ranks, self._training, self._preemption

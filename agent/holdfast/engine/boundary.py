@@ -21,6 +21,7 @@ from holdfast.engine.coordination import (
     coordinator_for,
     decide,
 )
+from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore, RestoreCallbacks
 from holdfast.engine.lifecycle import Life, Lifecycle
 from holdfast.engine.orders import Orders
@@ -60,6 +61,7 @@ class Boundary:
         preemption: PreemptionHandler,
         lifecycle: Lifecycle,
         options: Config,
+        earlier: EarlierStart,
     ) -> None:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
@@ -83,6 +85,7 @@ class Boundary:
             ranks,
             verifier,
             meter,
+            earlier,
             server=options.server,
             token=options.token,
         )

@@ -19,6 +19,7 @@ from holdfast.config import misspelled_variables
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.attempt_fencing import describe_running_predecessor
 from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
@@ -85,13 +86,14 @@ class Startup:
         ranks: Ranks,
         verifier: Verifier,
         meter: IterationMetrics,
+        earlier: EarlierStart,
         *,
         server: str | None,
         token: str | None,
     ) -> None:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
-        self._server, self._token = server, token
+        self._earlier, self._server, self._token = earlier, server, token
         self._has_server_answered = False
         """The server answered the request for the first desired state."""
         self._give_up_at: float | None = None
@@ -203,6 +205,13 @@ class Startup:
             "the first step"
         )
 
+    def _missing_history(self) -> str | None:
+        """Return a warning if the job has been trained, and this store has no history of it."""
+        with contextlib.suppress(OSError):
+            if what := self._earlier.missing_history(self._checkpoints.store, self._checkpoints.uid):
+                return what
+        return self._history_elsewhere()
+
     def _history_elsewhere(self) -> str | None:
         """Return a warning if the server knows attempts of the job of which this store has no record."""
         checkpoints, known = self._checkpoints, self._orders.first.latest_attempt
@@ -265,7 +274,9 @@ class Startup:
             page = self._reporter.link.page
             if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
                 logger.info("%s: dashboard: %s", checkpoints.job, page)  # a supervisor logs it itself
-            if loaded is None and not committed and (what := self._history_elsewhere()) is not None:
+            if (what := self._earlier.moved) is not None:
+                self._reporter.notice("warning", "store", what)
+            if loaded is None and not committed and (what := self._missing_history()) is not None:
                 self._reporter.notice("warning", "afresh", what)
             other = describe_running_predecessor(store, checkpoints.job, checkpoints.attempt)
             if other is not None:

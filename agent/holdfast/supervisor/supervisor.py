@@ -10,13 +10,11 @@ import collections
 import contextlib
 import logging
 import os
-import random
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -26,6 +24,7 @@ from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
+from holdfast.supervisor.restart_limits import RestartLimits
 from holdfast.supervisor.server_reports import ServerReports
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.processes import describe_exit, shell_status
@@ -47,41 +46,6 @@ CANNOT_START = (2, 126, 127)
 a shell's for a program that it cannot run or find."""
 CONTACT_SECONDS = 2.0
 """How long to wait for the server's first response, and for its last one when a signal ended the supervisor."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestartLimits:
-    """When to restart the trainer, and when to stop."""
-
-    fruitless_starts: int = 5
-    """Starts in a row without a new iteration after which the supervisor gives up."""
-    first_backoff_seconds: float = 0.2
-    """Wait after a crash; it doubles after each fruitless start, and returns to this after progress."""
-    longest_backoff_seconds: float = 30.0
-    grace_seconds: float = 30.0
-    """How long a trainer may take to end after a stop signal before its processes are killed."""
-    repeat_seconds: float = 2.0
-    """A second signal kills at once if it arrives this long after the first. Sooner, it is the same signal twice:
-    a terminal signals the whole foreground group, and a parent may forward the signal as well."""
-    poll_seconds: float = 0.25
-    """Interval at which the trainer's progress is read."""
-    hang_factor: float = 50.0
-    """A trainer hangs after this many typical iteration times without an iteration; 0: never."""
-    hang_least_seconds: float = 600.0
-    """The shortest hang: scripts evaluate now and then, and may write files of their own."""
-
-    def __post_init__(self) -> None:
-        if self.hang_factor < 0 or 0 < self.hang_factor < 2:
-            raise ValueError(f"hang factor {self.hang_factor:g}: give at least 2 iteration times, or 0 for never")
-        if self.fruitless_starts < 1:
-            raise ValueError(f"fruitless starts {self.fruitless_starts}: give at least 1")
-        if self.grace_seconds < 0:
-            raise ValueError(f"grace {self.grace_seconds} s: give at least 0")
-
-    def backoff_seconds(self, fruitless: int) -> float:
-        """Return an exponential wait with jitter, so that jobs that died together do not restart together."""
-        longest = min(self.longest_backoff_seconds, self.first_backoff_seconds * 2.0 ** min(fruitless, 60))
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 class Supervisor:
@@ -340,7 +304,9 @@ class Supervisor:
             finally:
                 if output is not None:
                     output.trainer_ended()
-            self._progress.update(*read_progress(progress))
+            last = read_progress(progress)
+            self._progress.update(*last)
+            supervisor_channel.keep_stores(self._folder, last)
         return status
 
     def _start(

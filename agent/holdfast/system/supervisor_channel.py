@@ -59,6 +59,9 @@ DUMP_SECONDS = 3.0
 DUMP_SETTLED_SECONDS = 0.2
 PY_SPY_SECONDS = 20.0
 
+_STORES, _EARLIER_STORES = "stores.{rank}.json", "earlier-stores.{rank}.json"
+_opened_stores: list[tuple[str, str]] = []
+"""The jobs and stores of the sessions of this process, in their order."""
 _reported_attempts = itertools.count()
 """Number of attempts that this process has reported."""
 
@@ -73,6 +76,17 @@ class PublishedAttempt(msgspec.Struct, frozen=True, kw_only=True):
     lineage: int
     store: str
     server: str | None
+    progress: tuple[int, int] = (0, 0)
+    """Contents of the progress file when it was published, which another session may have written."""
+
+
+class StoresOfStart(msgspec.Struct, kw_only=True):
+    """The stores of the sessions of a start, and of earlier ones, on one rank."""
+
+    stores: dict[str, list[str]] = {}
+    """By job, in the order of its sessions in the script."""
+    reached: dict[str, int] = {}
+    """By job, the last finished iteration of the start that ended last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +137,9 @@ def publish_attempt(attempt: PublishedAttempt) -> None:
     if not (folder := os.environ.get(VARIABLE)):
         return
     try:
+        with contextlib.suppress(KeyError, OSError, struct.error):
+            progress = PROGRESS_LAYOUT.unpack(Path(os.environ[PROGRESS_VARIABLE]).read_bytes())
+            attempt = msgspec.structs.replace(attempt, progress=progress)
         _write(Path(folder, _ATTEMPT), attempt)
     except OSError as error:
         logger.warning("cannot publish this attempt to the supervisor: %s", error)
@@ -152,6 +169,56 @@ def published_attempt(folder: Path) -> PublishedAttempt | None:
         return msgspec.json.decode(Path(folder, _ATTEMPT).read_bytes(), type=PublishedAttempt)
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def opened_stores(job: str) -> tuple[int, tuple[str, ...]]:
+    """Return how many sessions of a job this process has begun, and the jobs of all its sessions."""
+    jobs = tuple(name for name, _ in _opened_stores)
+    return jobs.count(job), jobs
+
+
+def publish_store(rank: int, job: str, store: str, earlier: StoresOfStart) -> None:
+    """Publish the store of a session to later starts under the same supervisor. Never raises."""
+    if not (folder := os.environ.get(VARIABLE)):
+        return
+    _opened_stores.append((job, store))
+    stores = {name: list(known) for name, known in earlier.stores.items()}
+    places: dict[str, int] = {}
+    for name, url in _opened_stores:
+        place, known = places.get(name, 0), stores.setdefault(name, [])
+        known[place : place + 1] = [url]
+        places[name] = place + 1
+    try:
+        _write(Path(folder, _STORES.format(rank=rank)), StoresOfStart(stores=stores))
+    except OSError as error:
+        logger.debug("cannot publish the store of this session to the supervisor: %s", error)
+
+
+def stores_of_earlier_starts(rank: int) -> StoresOfStart:
+    """Return the stores of the starts before this one under the same supervisor."""
+    try:
+        path = Path(os.environ[VARIABLE], _EARLIER_STORES.format(rank=rank))
+        return msgspec.json.decode(path.read_bytes(), type=StoresOfStart)
+    except (KeyError, OSError, msgspec.DecodeError):
+        return StoresOfStart()
+
+
+def keep_stores(folder: Path, progress: tuple[int, int]) -> None:
+    """Keep the stores of a start that has ended for the next one, with the iteration that its last job reached."""
+    attempt = published_attempt(folder)
+    last = (
+        {attempt.job: progress[0]} if attempt is not None and progress[0] and progress != attempt.progress else {}
+    )
+    for path in folder.glob(_STORES.format(rank="*")):
+        rank = path.name.split(".")[1]
+        earlier = folder / _EARLIER_STORES.format(rank=rank)
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            before = StoresOfStart()
+            if earlier.exists():
+                before = msgspec.json.decode(earlier.read_bytes(), type=StoresOfStart)
+            found = msgspec.json.decode(path.read_bytes(), type=StoresOfStart)
+            _write(earlier, StoresOfStart(stores=found.stores, reached=before.reached | last))
+            path.unlink()
 
 
 def publish_exception(folder: Path, exception: str) -> None:

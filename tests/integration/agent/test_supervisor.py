@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress
-from holdfast.supervisor.supervisor import RestartLimits
+from holdfast.supervisor.restart_limits import RestartLimits
 from holdfast.system import supervisor_channel
 from holdfast.system.processes import describe_exit, shell_status
 from tests.support.eventually import eventually
@@ -74,7 +74,8 @@ class SupervisedTrainer:
         program = (
             "import signal, sys\n"
             f"{setup}\n"
-            "from holdfast.supervisor.supervisor import RestartLimits, Supervisor\n"
+            "from holdfast.supervisor.restart_limits import RestartLimits\n"
+            "from holdfast.supervisor.supervisor import Supervisor\n"
             f"limits = RestartLimits(**{QUICK | limits!r})\n"
             f"command = [sys.executable, {str(trainer)!r}, {str(self.folder)!r}]\n"
             "sys.exit(Supervisor(command, limits=limits).run())\n"
