@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import DEFAULT_PORT
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
-from holdfast_server.accounts import people
+from holdfast_server.accounts import people, server_address
 from holdfast_server.accounts.auth_backends import AccountsAuth
 from holdfast_server.app import Web, create_app
 from holdfast_server.core import logs, oidc_settings
@@ -37,7 +37,7 @@ from holdfast_server.core.settings import (
     default_database,
     is_loopback,
 )
-from holdfast_server.db import Database, DatabaseInUse
+from holdfast_server.db import Database, DatabaseInUse, DatabaseUnavailable
 from holdfast_server.db.backups import size_bytes
 
 T = TypeVar("T")
@@ -113,6 +113,9 @@ class _Server(uvicorn.Server):
             gc.collect()
             gc.freeze()
             gc.set_threshold(*COLLECT_AFTER)
+            public = self._settings.address or self._address
+            with suppress(DatabaseUnavailable, SQLAlchemyError):  # it only serves commands on this machine
+                await server_address.remember(self._database, public, now=time.time())
             if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
                 await self._print_sign_in()
             print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)

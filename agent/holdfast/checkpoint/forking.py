@@ -104,6 +104,16 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     return _fork(new, checkpoint, lineage, origin, attempt.number, uid, new=True)
 
 
+def first_start_note(store: Store, job: str, attempt: int) -> str:
+    """Explain the number of the first attempt of a fork that trains; empty for any other attempt."""
+    before: list[Attempt] = []
+    with contextlib.suppress(OSError):  # it is only a note
+        before = [each for each in store.records(job, Attempt) if each.number < attempt]
+    if not before or not all(each.uid.startswith(FORK_UID) for each in before):
+        return ""
+    return f" (attempt {before[-1].number} made the fork)"
+
+
 def _made_from(store: Store, job: str, checkpoint: str, new: str) -> Fork | None:
     """Return the existing fork from this checkpoint. ForkRefused when the name is taken."""
     known = existing_fork(store, job, new)

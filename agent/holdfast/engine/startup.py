@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.forking import first_start_note
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import misspelled_variables
@@ -311,9 +312,8 @@ class Startup:
             return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
-            self._reporter.notice(
-                "warning", "restore", f"the requested restore waits: the store is unavailable: {error}"
-            )
+            what = f"the requested restore waits: the store is unavailable: {error}"
+            self._reporter.notice("warning", "restore", what)
             return None
 
     def _restore_for_order(self, order: RestoreOrder) -> Start | None:
@@ -440,17 +440,18 @@ class Startup:
         self._reporter.repaired(loaded.id, loaded.repaired)
 
     def _warn_unavailable(self, error: OSError) -> None:
-        url, seconds = self._checkpoints.store.url, PATIENCE_SECONDS
-        message = f"store {url} does not answer: {error}; retrying for up to {seconds:.0f} s"
+        url = self._checkpoints.store.url
+        message = f"store {url} does not answer: {error}; retrying for up to {PATIENCE_SECONDS:.0f} s"
         self._reporter.notice("warning", "store", message)
 
     def _start_message(self, start: str | None) -> str:
-        checkpoints, position = self._checkpoints, self._reporter.position
+        checkpoints, position, url = self._checkpoints, self._reporter.position, self._checkpoints.store.url
         where = f"resumed from iteration {position.iteration:,} ({start})" if start else "starts at iteration 0"
         if not checkpoints.attempt:  # the reason and the store were reported
             return f"training {where}, without checkpoints for now"
-        store = checkpoints.store.url
-        return f"attempt {checkpoints.attempt} {where}, lineage {position.lineage}; checkpoints in {store}"
+        note = first_start_note(checkpoints.store, checkpoints.job, checkpoints.attempt)
+        url = checkpoints.store.url
+        return f"attempt {checkpoints.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"
 
 
 def _with_way_out(work: Callable[[], T]) -> T:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from holdfast.protocol.administration import Person
-from holdfast_server.accounts import people
+from holdfast_server.accounts import people, server_address
 from holdfast_server.commands.database import (
     EXIT_USAGE,
     Db,
@@ -28,8 +29,13 @@ NO_ROLE = "none"
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The person's name.")]
 Address = Annotated[
-    str,
-    typer.Option("--address", envvar="HOLDFAST_ADDRESS", help="URL of the server, with which links begin."),
+    str | None,
+    typer.Option(
+        "--address",
+        envvar="HOLDFAST_ADDRESS",
+        help="URL of the server, with which links begin.",
+        show_default="that of the server that started last on this database",
+    ),
 ]
 DEFAULT_ADDRESS = "http://127.0.0.1:7117"
 
@@ -42,7 +48,7 @@ def add(
     admin: Annotated[bool, typer.Option("--admin", help="Make them a server administrator.")] = False,
     role: Annotated[str | None, typer.Option(help="Role in the project: viewer, operator or admin.")] = None,
     project: Annotated[str, typer.Option(help="The project of the role.")] = DEFAULT_PROJECT,
-    address: Address = DEFAULT_ADDRESS,
+    address: Address = None,
     db: Db = None,
     json: Json = False,
 ) -> None:
@@ -51,7 +57,8 @@ def add(
     added, link = in_database(
         db, lambda database, now: people.add(database, name, admin=admin, roles=roles, who=whoami(), now=now)
     )
-    _print_link(f"Added {added}. Link for choosing a password, valid for a day:", f"{address}/reset#{link}", json)
+    what = f"Added {added}. Link for choosing a password, valid for a day:"
+    _print_link(what, _address(address, db), f"reset#{link}", json)
 
 
 @app.command("list")
@@ -104,26 +111,39 @@ def remove(name: Name, db: Db = None) -> None:
 
 
 @app.command("reset-link")
-def reset_link(name: Name, address: Address = DEFAULT_ADDRESS, db: Db = None, json: Json = False) -> None:
+def reset_link(name: Name, address: Address = None, db: Db = None, json: Json = False) -> None:
     """Print a link with which a person chooses a new password. It works once, for a day."""
     link = in_database(db, lambda database, now: people.reset_link(database, name, who=whoami(), now=now))
-    _print_link(f"Link for {name} to choose a password, valid for a day:", f"{address}/reset#{link}", json)
+    what = f"Link for {name} to choose a password, valid for a day:"
+    _print_link(what, _address(address, db), f"reset#{link}", json)
 
 
 @app.command("setup-link")
-def setup_link(address: Address = DEFAULT_ADDRESS, db: Db = None, json: Json = False) -> None:
+def setup_link(address: Address = None, db: Db = None, json: Json = False) -> None:
     """Print a link that creates the first administrator. It replaces earlier links."""
     link = in_database(db, lambda database, now: people.setup_link(database, who=whoami(), now=now))
     if link is None:
         fail("this server has an administrator already: `holdfast user reset-link NAME` sets a new password")
-    _print_link(
-        f"Link to set up the server, valid for {people.SETUP_LINK_SECONDS / 60:.0f} minutes:",
-        f"{address}/setup#{link}",
-        json,
-    )
+    minutes = f"{people.SETUP_LINK_SECONDS / 60:.0f} minutes"
+    what = f"Link to set up the server, valid for {minutes}:"
+    _print_link(what, _address(address, db), f"setup#{link}", json)
 
 
-def _print_link(what: str, link: str, json: bool) -> None:
+def _address(given: str | None, db: str | None) -> str:
+    """Return the address with which links begin, and say where it comes from unless it was given."""
+    if given is not None:
+        return given.rstrip("/")
+    known = in_database(db, lambda database, _: server_address.known(database))
+    if known is None:
+        address, whose = DEFAULT_ADDRESS, "the default, because no server has started on this database"
+    else:
+        address, whose = known.address, f"of the server that started at {moment(known.started_at)}"
+    print(f"The link begins with {address}, {whose}; --address gives another.", file=sys.stderr)
+    return address
+
+
+def _print_link(what: str, address: str, path: str, json: bool) -> None:
+    link = f"{address}/{path}"
     if json:
         print_json({"link": link})
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import holdfast
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.forking import Fork, ForkRefused, existing_fork, fork
 from holdfast.checkpoint.garbage_collection import carry_out, plan
@@ -40,6 +41,23 @@ def test_a_fork_begins_a_lineage_of_its_own_at_a_copy_of_the_checkpoint(store: S
     assert (lineage.number, lineage.iteration, lineage.parent, lineage.origin) == (2, 20, POINT, made.origin)
     assert next(restore.candidates(store, "branch")) == (POINT, True)
     assert [ending.reason for ending in store.records("branch", Ending)] == ["forked"]
+
+
+def test_the_first_start_of_a_fork_says_what_the_attempt_before_it_was(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    fork(store, "main", POINT, "branch")
+    caplog.set_level("INFO", logger="holdfast")
+    for job in ("branch", "branch", "new", "new"):
+        session = holdfast.Session(job, store=store.url, w=torch.nn.Linear(1, 1))
+        session.step()
+        session.checkpoint()
+        session.step()
+        session.close()
+    begun = [row.getMessage() for row in caplog.records if ": attempt " in row.getMessage()]
+    assert begun[0].startswith("branch: attempt 2 (attempt 1 made the fork) ")
+    assert not any("made the fork" in line for line in begun[1:])
+    assert begun[1].startswith("branch: attempt 3 ")
 
 
 def test_the_copy_takes_no_room_and_outlives_the_other_job(store: Store, tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from holdfast_server.accounts import people
+from holdfast_server.accounts import people, server_address
 from holdfast_server.commands import audit as audit_commands
 from holdfast_server.commands import project as project_commands
 from holdfast_server.commands import token as token_commands
 from holdfast_server.commands import user as user_commands
+from holdfast_server.commands.database import in_database
 from holdfast_server.records import audit
 from tests.support.accounts_server import PASSWORD, AccountsServer
 
@@ -29,11 +30,13 @@ APPS = {
 def run(empty_database):
     """Runs a command as a person would, and returns what it printed."""
 
-    def run(name, *arguments, refused=0):
+    def run(name, *arguments, refused=0, notes=False):
         result = CliRunner().invoke(APPS[name], arguments, env={"HOLDFAST_DB": empty_database, "COLUMNS": "200"})
         assert result.exit_code == refused, result.output
         assert "Traceback" not in result.output
-        return result.output.strip()
+        if refused:
+            return result.output.strip()
+        return (result.stderr if notes else result.stdout).strip()
 
     return run
 
@@ -51,6 +54,23 @@ def test_a_person_from_beginning_to_end(run):
     run("user", "add", "root", "--admin")
     assert run("user", "remove", "ada") == "Removed ada."
     assert "there is no user 'ada'" in run("user", "remove", "ada", refused=1)
+
+
+def test_links_begin_with_the_address_of_the_server(run, empty_database):
+    run("user", "add", "ada")
+    assumed = "The link begins with http://127.0.0.1:7117, the default, because no server has started"
+    assert assumed in run("user", "reset-link", "ada", notes=True)
+    assert "http://127.0.0.1:7117/reset#hfl_" in run("user", "reset-link", "ada")
+
+    async def start(database, now):
+        await server_address.remember(database, "https://holdfast.example:7200/", now=now)
+
+    in_database(empty_database, start)
+    for command in (("reset-link", "ada"), ("setup-link",), ("add", "bob")):
+        assert re.search(r"https://holdfast\.example:7200/(reset|setup)#hfl_\w{64}$", run("user", *command))
+    assert "of the server that started at 20" in run("user", "reset-link", "ada", notes=True)
+    given = run("user", "reset-link", "ada", "--address", "http://10.0.0.1:80/")
+    assert re.fullmatch(r"Link for ada .*: http://10\.0\.0\.1:80/reset#hfl_\w{64}", given)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +163,7 @@ def test_the_log_is_listed_and_verified(run):
 def test_a_server_that_runs_is_no_hindrance(stage: AccountsServer, empty_database):
     done = CliRunner().invoke(user_commands.app, ["add", "ada", "--json", "--db", empty_database])
     assert done.exit_code == 0, done.output
-    link = json.loads(done.output)["link"].partition("#")[2]
+    link = json.loads(done.stdout)["link"].partition("#")[2]
     assert stage.do(people.choose_password, stage.db, link, PASSWORD, now=time.time()) == "ada"
     rows = stage.read(lambda session: audit.entries(session, audit.AuditQuery(), limit=9))
     assert rows[-1].who.endswith("on the server")

@@ -1,0 +1,21 @@
+"""The address at which the server that started last is reached, for links that commands print."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from holdfast_server import models
+from holdfast_server.db import Database, transaction
+
+_ONE = 1
+
+
+@transaction
+async def remember(session: AsyncSession, address: str, *, now: float) -> None:
+    await session.merge(models.ServerAddressRecord(one=_ONE, address=address.rstrip("/"), started_at=now))
+
+
+async def known(database: Database) -> models.ServerAddressRecord | None:
+    """Return the address of the server that started last on this database; `None` if none has."""
+    async with database.read() as session:
+        return await session.get(models.ServerAddressRecord, _ONE)
