@@ -27,6 +27,23 @@ from tests.support.trial_pool import LONG
 pytestmark = pytest.mark.processes
 
 AT_ONCE = 3
+CRASH_LOOP = """
+import pathlib, sys, time
+import torch
+import holdfast
+
+job, again = sys.argv[1], pathlib.Path(sys.argv[2])
+begun = again.with_name("begun")
+while begun.exists() and not again.exists():
+    time.sleep(0.05)
+begun.touch()
+session = holdfast.Session(job, model=torch.nn.Linear(1, 1), every=1)
+session.resume()
+while session.iteration < 3:
+    session.step()
+raise RuntimeError("CUDA out of memory, said the script")
+"""
+"""Trains three iterations once; later starts wait for a file before they fail again."""
 
 
 def supervised(ledger: Path, job: str, *options: str, trainer: tuple[str, ...] = ()) -> list[str]:
@@ -41,6 +58,10 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
     command = supervised(ledger, job, "--starts", "1", trainer=fails)
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
         eventually(lambda: f"waiting for a restore request for {job}" in log.read_text(), "the supervisor to wait")
+        gave_up = "gave up after 1 start: killed by SIGKILL"
+        eventually(
+            lambda: (seen := known(server, job)) is not None and seen.status_reason == gave_up, "its failure"
+        )
         output = [notice.message for notice in server.notices(job) if notice.code == "waits"]
         assert "The supervisor waits for a restore request" in output[0]
         assert "without a new iteration, the last one (killed by SIGKILL) at iteration 38" in output[0]
@@ -54,6 +75,36 @@ def test_a_job_that_failed_waits_for_an_order_and_goes_where_it_is_told(tmp_path
     after = read_ledger(ledger)[steps:]
     assert [step.iteration for step in after] == list(range(order.iteration + 1, 55))
     assert f"restore of {order.checkpoint} requested: starting the trainer" in log.read_text()
+
+
+def test_a_job_is_restarting_while_its_supervisor_restarts_it_and_fails_when_it_gives_up(
+    tmp_path: Path, server: Client
+) -> None:
+    log, job, again = tmp_path / "run.log", "crash-loop", tmp_path / "again"
+    script = tmp_path / "train.py"
+    script.write_text(CRASH_LOOP)
+    command = [*HOLDFAST, "run", "--starts", "2", "--", sys.executable, str(script), job, str(again)]
+
+    def status() -> tuple[str, str, int]:
+        seen = known(server, job)
+        return ("", "", 0) if seen is None else (seen.status, seen.status_reason, seen.attempt)
+
+    with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
+        restarting = "restarting", "start 1 of 2, CUDA out of memory, said the script", 1
+        eventually(lambda: status() == restarting, "the first restart")
+        again.touch()
+        gave_up = "failed", "gave up after 2 starts: CUDA out of memory, said the script"
+        eventually(lambda: status()[:2] == gave_up, "the end")
+        found = known(server, job)
+        assert found is not None
+        assert found.supervisor is not None
+        assert (found.supervisor.waits, found.supervisor.failed) == (True, True)
+        supervisor.send_signal(signal.SIGINT)
+        assert supervisor.wait(PATIENCE_SECONDS) == 128 + signal.SIGINT
+    found = known(server, job)
+    assert found is not None
+    assert found.supervisor is not None
+    assert not found.supervisor.waits
 
 
 def test_a_job_that_is_done_waits_where_that_is_wanted_and_ends_when_told_to(

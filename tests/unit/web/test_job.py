@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
+from holdfast.protocol.attempt_reports import OutputReport
 from holdfast.protocol.messages import AttemptFinished, IntervalDecision, Inventory
 from holdfast_web.shared.render import _environment
 from tests.support.clock import FakeClock
@@ -326,6 +327,40 @@ def test_the_page_of_a_job_that_has_ended_says_why_and_how_to_go_on_and_has_no_l
     for control in ("request-checkpoint", "toggle-checkpoints", "request-probe", "budget-range"):
         assert f'id="{control}"' not in page
     assert "Settings take effect when it runs again" in page
+
+
+def test_a_job_that_its_supervisor_restarts_says_so_and_offers_no_command(
+    client: TestClient, agent: FakeAgent, clock: FakeClock
+) -> None:
+    def card() -> str:
+        page = client.get(JOB).text
+        return page[page.index('<section class="panel outcome"') : page.index('id="alerts"')]
+
+    clock.now = agent.at
+    agent.fail("OutOfMemoryError")
+    assert "Reading output…" in card()
+    assert "OutOfMemoryError at iteration 400" in card()
+    agent.supervise("restarting", "CUDA out of memory", start=3, limit=5, delay_seconds=4.0)
+    for words in ("Restarting, start 3 of 5", "CUDA out of memory", "node-3</bdi> starts the script again"):
+        assert words in card()
+    assert "It continues from iteration 360. After 5 starts without a new iteration, it gives up" in card()
+    assert "start 3 of 5, CUDA out of memory" in client.get("/").text
+    lines = ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"]
+    agent.events.append(OutputReport(at=agent.at, first=0, lines=lines))
+    agent.send()
+    assert "<code>torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB</code>" in card()
+    for hint in ("Start the script again", "holdfast fork", "train.py"):
+        assert hint not in client.get(JOB).text
+    agent.crash(10, "exit status 1")
+    agent.send()
+    assert "has started the script again" in card()
+    agent.train(20)
+    agent.send()
+    assert '<section class="panel outcome"' not in client.get(JOB).text
+    agent.fail("OutOfMemoryError")
+    agent.supervise("gave_up", "CUDA out of memory", start=5, waits=True)
+    assert "gave up after 5 starts without a new iteration" in card()
+    assert "waits: restore to 360 to start again" in card()
 
 
 def test_unsaved_work_and_the_last_durable_checkpoint_come_first(client: TestClient, agent: FakeAgent) -> None:
