@@ -50,7 +50,9 @@ logger = logging.getLogger("holdfast")
 class VariablesAdapter(StateAdapter):
     """`Variables`, which may hold tensors of the session's modules and optimizers."""
 
-    may_refuse = False
+    @property
+    def may_refuse(self) -> bool:
+        return type(self._item).load_state_dict is not Variables.load_state_dict
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         state = require_readable(self.keyword, tree, shapes)

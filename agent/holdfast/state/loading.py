@@ -214,9 +214,9 @@ class LoadableObjects:
     def _adopt_rate(self, schedule: SchedulerAdapter) -> None:
         """Give an optimizer that was left as it is the learning rate of its schedule."""
         optimizer = self._optimizer_of(schedule)
-        rates = getattr(schedule.schedule, "_last_lr", None)
-        if optimizer is not None and optimizer.keyword in self._left and rates:
-            for group, rate in zip(schedule.schedule.optimizer.param_groups, rates, strict=False):
+        if optimizer is not None and optimizer.keyword in self._left:
+            rates = schedule.schedule.get_last_lr()
+            for group, rate in zip(schedule.schedule.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
     def branch_rng(self, key: int, differed: Collection[str]) -> None:

@@ -1204,7 +1204,8 @@ def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all
     _, moved = trainer.link.of(protocol.OrderStateChange)
     assert (moved.state, moved.reason) == (
         "failed",
-        "the checkpoint holds no 'scheduler'; it has " + ", ".join(changed.state),
+        f"the checkpoint holds no 'scheduler'; it has {', '.join(changed.state)}. To start with the scheduler of "
+        'the script, call session.keep("scheduler") before session.resume()',
     )
     trainer.crash()
 
@@ -1456,7 +1457,8 @@ def test_a_load_state_dict_that_raises_an_error_of_the_system_fails_the_order(st
     trainer.loop.load_state_dict = load
     assert trainer.session.resume() == 6
     moves = [(e.state, e.reason) for e in trainer.link.of(protocol.OrderStateChange)]
-    assert moves == [("restoring", None), ("failed", "the script's own")]
+    assert [state for state, _ in moves] == ["restoring", "failed"]
+    assert moves[1][1].startswith("loop: Variables refused its state: OSError: the script's own. To start with")
     trainer.crash()
 
 

@@ -390,3 +390,24 @@ def test_a_construction_that_cannot_be_read_is_left_out(construction):
     trees = {**captured.trees, "optimizer": {**captured.trees["optimizer"], "construction": construction}}
     two.registry.check(trees, shapes_of(captured))
     assert two.registry.differences(trees, shapes_of(captured)) == []
+
+
+def test_an_optimizer_that_is_left_as_it_is_has_the_rate_of_its_schedule():
+    def first_weight(parameters):
+        return torch.optim.SGD([next(iter(parameters))], lr=0.1)
+
+    def step(optimizer):
+        return lr_scheduler.StepLR(optimizer, 2)
+
+    one, two = Job(step).train(3), Job(step, first_weight)
+    two.registry.keep(["optimizer"], {})
+    captured = one.registry.capture({})
+    shapes = shapes_of(captured)
+    (message,) = two.registry.leave_unfitting(captured.trees, shapes)
+    assert message.startswith(
+        "optimizer starts as the script made it, as session.keep asks: optimizer: [1] parameters"
+    )
+    two.registry.check(captured.trees, shapes)
+    two.registry.apply(captured.trees, captured.tensors, shapes)
+    assert two.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
+    assert torch.equal(one.model.weight, two.model.weight)
