@@ -22,7 +22,7 @@ from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
 from holdfast.pacing import Controller
-from holdfast.state.construction import describe
+from holdfast.state.construction import Construction, describe, differences, loader_settings
 from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
@@ -67,6 +67,8 @@ class Training:
         """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
         """Positions from a checkpoint, also for loaders that the script has not used yet."""
+        self._loaded_settings: list[dict[str, Any]] = []
+        """What these loaders were constructed with."""
         self.logger_runs: dict[str, tuple[str, int]] = {}
         """Runs of loggers, by logger: run id and the lineage that it logs."""
         self.unsaved_batches = self.unsaved_updates = 0
@@ -222,7 +224,14 @@ class Training:
             # a new loader starts at the beginning, even if the script has looked at its first batch
             cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
             self._loaders.append((loader, cursor))
+            self._name_loader_differences(loader)
         return self._loaders[self._current][1]
+
+    def _name_loader_differences(self, loader: Iterable[Any]) -> None:
+        if self._ranks.leads and self._current < len(self._loaded_settings) and loader not in self._given_loaders:
+            there = Construction(fixed=self._loaded_settings[self._current])
+            for what in describe(differences("loader", there, Construction(fixed=loader_settings(loader)))):
+                logger.warning(what)
 
     def begin(self) -> None:
         """Record the structure of the state and the attributes when training starts, to compare them later."""
@@ -294,12 +303,14 @@ class Training:
 
     def _capture(self, *, gradients: bool, reducers: dict[str, list[list[int]]]) -> CapturedState:
         positions = [cursor.state_dict() for _, cursor in self._loaders]
+        settings = [loader_settings(loader) for loader, _ in self._loaders]
         captured = self.registry.capture(
             {
                 "iteration": self._position.iteration,
                 "lineage": self._position.lineage,
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
+                "loader_settings": [*settings, *self._loaded_settings[len(settings) :]],
                 "controller": self._controller.state_dict(),
                 "reducers": reducers,
                 "logger_runs": self.logger_runs,
@@ -408,6 +419,7 @@ class Training:
         state = decode(loaded.state["session"], loaded.tensors, copy=True)
         self._position.iteration = loaded.manifest.iteration
         self._loaded = state["loaders"]
+        self._loaded_settings = state.get("loader_settings", [])
         self.logger_runs = {} if loaded.manifest.origin else state.get("logger_runs", {})  # not a fork's source's
         if restarted:  # in place, the current measurements are better
             self._controller.load_state_dict(state["controller"])

@@ -44,6 +44,16 @@ class TrainerState:
         """`left_out` is the callback that creates the session, which has no state."""
         self._has_warned = False
 
+    @property
+    def script_settings(self) -> dict[str, Any]:
+        """The arguments that decide on the course of training, to name those that a script changes."""
+        return {name: getattr(self._trainer, name) for name in ("max_epochs", "max_steps", "gradient_clip_val")}
+
+    @property
+    def replaced_settings(self) -> dict[str, Any]:
+        """Arguments that a checkpoint replaces."""
+        return {"accumulate_grad_batches": self._trainer.accumulate_grad_batches}
+
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         callbacks = {each.state_key: each.state_dict() for each in self._callbacks()}

@@ -34,6 +34,7 @@ _PROGRESS = (
     *("best_metric", "best_global_step", "best_model_checkpoint"),
 )
 """Attributes of `TrainerState` that training changes, besides `log_history`. Others follow from the arguments."""
+_ARGUMENTS = ("max_steps", "num_train_epochs", "gradient_accumulation_steps", "max_grad_norm")
 _METHODS = (
     *("get_train_dataloader", "_init_training_state", "_prepare_for_training", "_run_epoch", "_load_rng_state"),
     *("_maybe_log_save_evaluate", "_finalize_training", "_inner_training_loop", "train"),
@@ -300,6 +301,11 @@ class _Position:
         self._loaded: dict[str, Any] = {}
         self._encoded: list[bytes] = []
         """The entries of `log_history` that were encoded before."""
+
+    @property
+    def script_settings(self) -> dict[str, Any]:
+        """The arguments that decide on the course of training, to name those that a script changes."""
+        return {name: getattr(self._trainer.args, name) for name in _ARGUMENTS}
 
     def begin(self) -> None:
         """Start at the beginning."""

@@ -36,6 +36,7 @@ _PROGRESS = frozenset(
         "lr_lambdas",
     ]
 )
+_OF_LOADERS = ("batch_size", "drop_last", "seed", "_shuffle")
 _MOST_ITEMS, _MOST_CHARACTERS, _DEPTH = 100, 200, 3
 _ABSENT = object()
 Groups = list[dict[str, Any]]
@@ -121,7 +122,17 @@ def _construction_of(item: Any) -> Construction:
         state = schedule.state_dict()
         settings, functions = _settings_in(state, _DEPTH), _functions_of(schedule)
         return Construction(_kind_of(schedule), settings, functions, frozenset(_arguments_of(schedule)))
-    return Construction(type(item).__name__, {}, _plain_items(getattr(item, "script_settings", {})))
+    fixed = loader_settings(item) | _plain_items(getattr(item, "script_settings", {}))
+    return Construction(type(item).__name__, _plain_items(getattr(item, "replaced_settings", {})), fixed)
+
+
+def loader_settings(item: Any) -> dict[str, Any]:
+    """Return what a loader of torch or of Holdfast was constructed with; nothing for other objects."""
+    attributes = getattr(item, "__dict__", {})
+    if "dataset" not in attributes:
+        return {}
+    found = {name: attributes[name] for name in _OF_LOADERS if name in attributes}
+    return _plain_items({name.lstrip("_"): value for name, value in found.items()})
 
 
 def schedule_in(item: Any) -> LRScheduler | None:

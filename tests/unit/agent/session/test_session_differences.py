@@ -183,3 +183,39 @@ def test_a_state_refused_in_place_is_named_and_training_goes_on_from_where_it_wa
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert "average: Average refused its state: RuntimeError: another version; training went back to" in error
     assert torch.equal(job.model.weight, weight)
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["drawn", "given"])
+def test_settings_of_a_loader_are_named_once(tmp_path, caplog, jobs, given):
+    def train(batch_size, until):
+        loader = holdfast.DataLoader(torch.zeros(64, 4), batch_size=batch_size)
+        jobs.append(Job(tmp_path, **({"loader": loader} if given else {})))
+        session = jobs[-1].session
+        for _ in session.batches(loader):
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+            if session.iteration >= until:
+                break
+        jobs.pop().close()
+        return warnings(caplog)
+
+    assert train(4, 3) == []
+    (message,) = train(8, 4)
+    assert message.endswith(
+        "other settings than those of the script, which are in force: loader batch_size 4 (here 8)"
+    )
+    caplog.clear()
+    assert train(8, 5) == []
+
+
+def test_settings_of_any_object_that_names_them_are_compared(tmp_path, caplog, jobs):
+    def trainer(max_steps):
+        made = Average()
+        made.script_settings, made.replaced_settings = {"max_steps": max_steps}, {"version": 1}
+        return made
+
+    trained(tmp_path, trainer=trainer(8))
+    jobs.append(Job(tmp_path, trainer=trainer(16)))
+    jobs[0].session.resume()
+    (message,) = warnings(caplog)
+    assert message.endswith("in force: trainer max_steps 8 (here 16)")
