@@ -350,7 +350,8 @@ class Training:
         _require_position(trees)
         left = [] if self.trained else self.registry.leave_unfitting(trees, shapes)
         self.registry.check(trees, shapes)
-        return [*left, *describe(self.registry.differences(trees, shapes))]
+        different = describe(self.registry.differences(trees, shapes))
+        return [*left, *different, *self.registry.reordered(trees, shapes)]
 
     def obstacle_to_restore(self, loader: int | None = None) -> str | None:
         """Say why the running script cannot be restored in place; `None` if it can.

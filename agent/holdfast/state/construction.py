@@ -136,9 +136,12 @@ def loader_settings(item: Any) -> dict[str, Any]:
 
 
 def schedule_in(item: Any) -> LRScheduler | None:
-    """Return the schedule that an object is, or that it wraps, as Accelerate does."""
-    inside = item if isinstance(item, LRScheduler) else getattr(item, "scheduler", None)
-    return inside if isinstance(inside, LRScheduler) else None
+    """Return the schedule that an object is, or that it wraps without a state of its own, as Accelerate does."""
+    if isinstance(item, LRScheduler):
+        return item
+    inside = getattr(item, "__dict__", {}).get("scheduler")
+    is_wrapper = isinstance(inside, LRScheduler) and item.state_dict().keys() == inside.state_dict().keys()
+    return inside if is_wrapper else None
 
 
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:

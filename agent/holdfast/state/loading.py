@@ -13,6 +13,8 @@ import torch
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint, RestoreFailed
 from holdfast.format.manifest import MANIFEST
 from holdfast.format.resharding import Region
+from holdfast.format.shards import names_in
+from holdfast.state.adapter import StateAdapter
 from holdfast.state.adapters import adapter_for
 from holdfast.state.construction import SettingDifference
 from holdfast.state.encoder import Encoder
@@ -122,6 +124,20 @@ class LoadableObjects:
         trees = self._in_own_names(trees)
         return [each for k in self._loaded() for each in self._adapters[k].differences(trees[k], shapes)]
 
+    def reordered(self, trees: Mapping[str, Tree], shapes: Shapes) -> list[str]:
+        """Name objects that may hold tensors by the order of parameters, if that is another one than here."""
+        trees, adapters = self._in_own_names(trees), {k: self._adapters[k] for k in self._loaded()}
+        optimizers = [each for each in adapters.values() if isinstance(each, OptimizerAdapter)]
+        if not any(each.reorders(trees[each.keyword], shapes) for each in optimizers):
+            return []
+        by_order = [k for k, each in adapters.items() if type(each) is StateAdapter and names_in(trees[k])]
+        return [
+            f"the parameters are in another order than in the checkpoint: if {keyword} "
+            f"({type(self.objects[keyword]).__name__}) holds tensors by their order, it mixes them up. Create "
+            "layers and parameter groups in the order of the checkpoint"
+            for keyword in by_order
+        ]
+
     def regions(self, trees: Mapping[str, Tree], shapes: Shapes) -> dict[str, Region]:
         """Return the part that this rank needs of each tensor that is sharded here."""
         trees = self._in_own_names(trees)
@@ -201,7 +217,7 @@ class LoadableObjects:
         return [each for each in self._adapters.values() if isinstance(each, SchedulerAdapter)]
 
     def _optimizer_of(self, schedule: SchedulerAdapter) -> OptimizerAdapter | None:
-        trained = unwrapped(schedule.schedule.optimizer)
+        trained = unwrapped(getattr(schedule.schedule, "optimizer", None))
         for keyword, adapter in self._adapters.items():
             if isinstance(adapter, OptimizerAdapter) and self.objects[keyword] is trained:
                 return adapter

@@ -172,6 +172,11 @@ class OptimizerAdapter(StateAdapter):
                 own = self._item.state[parameters[index]]
                 own.update({key: _uncast(own[key], value) for key, value in saved.items() if key in own})
 
+    def reorders(self, tree: Tree, shapes: Shapes) -> bool:
+        """Whether parameters are in another order than in a checkpoint that fits."""
+        groups = decode_without_memory(_without_state(tree), shapes)["param_groups"]
+        return not self._match(tree, groups).is_identity
+
     def saved_construction(self, tree: Tree, shapes: Shapes) -> Construction:
         found = super().saved_construction(tree, shapes)
         groups = self._match(tree, decode_without_memory(_without_state(tree), shapes)["param_groups"]).groups

@@ -411,3 +411,24 @@ def test_an_optimizer_that_is_left_as_it_is_has_the_rate_of_its_schedule():
     two.registry.apply(captured.trees, captured.tensors, shapes)
     assert two.optimizer.param_groups[0]["lr"] == pytest.approx(0.01)
     assert torch.equal(one.model.weight, two.model.weight)
+
+
+def test_an_object_that_refers_to_a_schedule_and_has_a_state_of_its_own_is_no_schedule():
+    class Trainer:
+        def __init__(self, scheduler):
+            self.scheduler, self.epoch = scheduler, 0
+
+        def state_dict(self):
+            return {"epoch": self.epoch, "schedule": self.scheduler.state_dict()}
+
+        def load_state_dict(self, state):
+            self.epoch = state["epoch"]
+            self.scheduler.load_state_dict(state["schedule"])
+
+    one, two = (Trainer(lr_scheduler.StepLR(SGD([nn.Parameter(torch.zeros(1))]), 3)) for _ in range(2))
+    one.epoch = 4
+    captured = Registry({"trainer": one}).capture({})
+    into = Registry({"trainer": two})
+    into.check(captured.trees, shapes_of(captured))
+    into.apply(captured.trees, captured.tensors, shapes_of(captured))
+    assert two.epoch == 4

@@ -80,6 +80,31 @@ def test_parameters_in_another_order_get_their_own_moments_in_place():
     require_same_moments(one[:2], two[:2])
 
 
+class Averages:
+    """Averages of parameters by their order, as libraries keep them."""
+
+    def __init__(self, model):
+        self.shadow = [parameter.detach().clone() for parameter in model.parameters()]
+
+    def state_dict(self):
+        return {"shadow": self.shadow}
+
+    def load_state_dict(self, state):
+        self.shadow = state["shadow"]
+
+
+def test_tensors_that_an_object_holds_by_the_order_of_parameters_are_named():
+    def with_averages(**options):
+        model, optimizer, _ = job(**options)
+        return Registry({"model": model, "optimizer": optimizer, "ema": Averages(model)})
+
+    captured = with_averages().capture({})
+    shapes = shapes_of(captured)
+    assert with_averages().reordered(captured.trees, shapes) == []
+    (message,) = with_averages(order=("second", "first")).reordered(captured.trees, shapes)
+    assert "if ema (Averages) holds tensors by their order, it mixes them up" in message
+
+
 def by_kind(model, kinds):
     named = list(model.named_parameters())
     decay = {"bias": 0.0, "weight": 0.5}
