@@ -10,6 +10,7 @@ from itertools import count
 import pytest
 from playwright.sync_api import Page, expect
 
+from holdfast.protocol.messages import AttemptFinished, AttemptStarted
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import Served
 
@@ -310,6 +311,34 @@ def test_while_the_server_is_down_a_selection_stays_and_so_does_the_focus_of_a_s
     page.get_by_role("button", name="Pause checkpoints…").click()
     page.get_by_role("button", name="Pause checkpoints of 2 jobs").click()
     expect(page.get_by_role("status")).to_contain_text("2 jobs paused")
+
+
+@pytest.mark.parametrize("width", [1440, 1024])
+def test_rows_of_the_fleet_have_two_lines_and_long_names_are_cut(
+    open_page: Open, served: Served, width: int
+) -> None:
+    name = "two-lines-" + "a-name-of-a-sweep-" * 4
+    other = served.agent(name, started_at=time.time() - 60)
+    other.start()
+    started = other.events[0]
+    assert isinstance(started, AttemptStarted)
+    started.owner, started.labels = "ada", {"team": "vision-and-language", "data": "imagenet-22k-crops"}
+    other.train(15)
+    other.pace()
+    other.train(60)
+    other.events.append(
+        AttemptFinished(at=other.at, iteration=75, lineage=1, reason="OutOfMemoryError: " + "x" * 90)
+    )
+    other.send()
+    page = open_page("/?search=two-lines-", width=width)
+    row = page.locator(f"#job-{name}")
+    expect(row).to_have_count(1)
+    assert row.evaluate("row => getComputedStyle(row).display") == "table-row"
+    assert row.evaluate("row => row.offsetHeight") <= 48
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    link = page.get_by_role("link", name=name, exact=True)
+    assert link.evaluate("link => link.scrollWidth > link.clientWidth")
+    expect(link).to_have_attribute("title", name)
 
 
 def test_on_a_phone_no_figure_of_the_fleet_lies_over_another(open_page: Open, agent: FakeAgent) -> None:

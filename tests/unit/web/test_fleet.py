@@ -24,7 +24,7 @@ def test_a_first_run_gives_the_lines_to_paste(client: TestClient) -> None:
 def test_a_job_is_shown_with_its_figures_and_their_windows(client: TestClient, agent: FakeAgent) -> None:
     page = client.get("/").text
     assert 'href="/jobs/char-gpt"' in page
-    assert "of 3.5 % budget, last 240 iterations" in page
+    assert 'title="Last 240 iterations"' in page
     assert "every 40" in page
     assert "checkfreq" in page
     assert "No job has reported yet" not in page
@@ -288,8 +288,22 @@ def test_an_overhead_that_was_not_measured_yet_is_shown_to_be_so(client: TestCli
     paced.measured_overhead, paced.measured_window_iterations = None, 0
     young.send()
     page = client.get("/").text
-    assert "of 3.5 % budget, not measured yet" in page
+    assert 'title="Not measured yet"' in page
     assert "last 0 iterations" not in page
+
+
+def test_the_reason_is_next_to_the_status_and_says_it_once(
+    client: TestClient, agent: FakeAgent, clock: FakeClock
+) -> None:
+    agent.events.append(AttemptFinished(at=agent.at, iteration=400, lineage=1, reason="RuntimeError: boom"))
+    agent.send()
+    clock.now = agent.at
+    page = client.get("/").text
+    assert re.search(r'<span class="why-link" title="[^"]*boom', page)
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    page = client.get("/").text
+    assert re.search(r'<a class="why-link"[^>]*>[^<]*boom', page)
+    assert ">Job failed" not in page
 
 
 def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: FakeAgent, clock: FakeClock) -> None:
@@ -302,7 +316,7 @@ def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: Fa
     agent.train(19)
     agent.send()
     clock.now = agent.at
-    assert ", late</small>" in client.get("/").text
+    assert ", late<" in client.get("/").text
 
 
 def test_the_goodput_of_the_fleet_is_that_of_each_job(
