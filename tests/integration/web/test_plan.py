@@ -81,6 +81,43 @@ def test_a_page_with_an_override_shows_its_price_unasked(client: TestClient, age
     assert f'set to automatic. <a href="{JOB}/plan">Show the cost</a>' in page
 
 
+def apply_forms(page: str) -> dict[str, tuple[str, dict[str, str]]]:
+    """Return the action and the fields of each form by the name of its button."""
+    found = {}
+    for form in re.findall(r'<form class="apply-plan".*?</form>', page):
+        action, name = re.search(r'action="([^"]+)"', form)[1], re.search(r'aria-label="([^"]+)"', form)[1]  # type: ignore[index]
+        found[name] = action, dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
+    return found
+
+
+def test_an_interval_of_the_plan_is_applied_and_undone(client: TestClient, agent: FakeAgent) -> None:
+    action, fields = apply_forms(answer(client, every="100"))["Apply every 100 iterations"]
+    assert (action, fields) == (f"{JOB}/interval", {"version": "0", "every": "100"})
+    applied = client.post(action, data=fields)
+    assert (applied.status_code, applied.headers["location"]) == (303, f"{JOB}#controls")
+    assert "Fixed at every 100" in text_of(client.get(JOB).text)
+    assert client.post(action, data=fields).status_code == 409
+    assert "Apply every 100 iterations" in apply_forms(answer(client, every="100"))
+    assert client.post(f"{JOB}/undo", data={"version": "1", "edit": "1"}).status_code == 303
+    assert "Fixed at every 100" not in text_of(client.get(JOB).text)
+
+
+def test_a_policy_of_the_plan_ends_a_fixed_interval(client: TestClient, agent: FakeAgent) -> None:
+    client.post(f"{JOB}/interval", data={"version": "0", "every": "40"})
+    action, fields = apply_forms(answer(client))["Apply policy goodput"]
+    assert (action, fields) == (f"{JOB}/policy", {"version": "1", "policy": "goodput", "mode": "automatic"})
+    assert client.post(action, data=fields).status_code == 303
+    desired = client.get(f"/api/v1{JOB}").json()["desired"]
+    assert (desired["policy"], desired["every"]) == ("goodput", None)
+
+
+def test_what_is_in_force_is_not_offered(client: TestClient, agent: FakeAgent) -> None:
+    offers = apply_forms(answer(client))
+    assert "Apply policy goodput" in offers
+    assert "Apply policy checkfreq" not in offers
+    assert "Apply every 40 iterations" not in offers
+
+
 def test_optimum_and_choices_are_marked_by_shapes_and_words(client: TestClient, agent: FakeAgent) -> None:
     drawn = answer(client, every="100")
     marks = dict(re.findall(r'<svg class="mark" data-kind="(\w+)"[^>]*><(\w+)', drawn))

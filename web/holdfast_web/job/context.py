@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from holdfast.pacing import planner
 from holdfast.pacing.policy import format_interval
@@ -181,11 +181,17 @@ class PlanAnswer(View):
     job: str
     plan: JobPlan
     plot: PlanPlot | None
+    policies: dict[str, str] = field(default_factory=lambda: POLICIES)
     query: str = ""
     """The query string of the same request to the API."""
     error: str = ""
     field: str = ""
     """The field that was refused."""
+    project: str
+    version: int
+    """Version of the settings that an interval or a policy of the plan replaces."""
+    policy: str | None
+    """The policy in force."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,16 +367,23 @@ def _sentence(error: RequestRefused) -> str:
     return str(error)
 
 
-async def plan_part(db: Database, name: str, typed: dict[str, str]) -> PlanPart:
+async def plan_part(db: Database, name: str, typed: dict[str, str], *, now: float) -> PlanPart:
     """Return the plan for the typed inputs; raise UnknownJob."""
+    job = await summaries.job_summary(db, name, now=now)
+    known: dict[str, Any] = {
+        "job": name,
+        "project": job.project,
+        "version": job.desired.version,
+        "policy": job.policy,
+    }
     try:
         plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
         plot = draw(plan.comparison) if plan.comparison else None
-        answer = PlanAnswer(job=name, plan=plan, plot=plot, query=forms.plan_query(typed))
+        answer = PlanAnswer(plan=plan, plot=plot, query=forms.plan_query(typed), **known)
     except InvalidSetting as error:
         # the placeholders of blank fields need the current plan
         plan = await plans.plan_job(db, name)
-        answer = PlanAnswer(job=name, plan=plan, plot=None, error=str(error), field=error.field)
+        answer = PlanAnswer(plan=plan, plot=None, error=str(error), field=error.field, **known)
     return PlanPart(job=name, typed=typed, answer=answer)
 
 

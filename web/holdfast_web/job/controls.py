@@ -116,8 +116,15 @@ async def set_interval(form: Form, mode: Text = "fixed", every: Text = "", hold:
 
 
 @router.post("/jobs/{job}/policy")
-async def set_policy(form: Form, policy: Text = "") -> Response:
-    return await form.change("policy", lambda: DesiredChanges(policy=policy or None), typed=policy)
+async def set_policy(form: Form, policy: Text = "", mode: Text = "") -> Response:
+    """Set the policy; `automatic` also ends a fixed interval, under which it would have no effect."""
+
+    def changes() -> DesiredChanges:
+        if mode == "automatic":
+            return DesiredChanges(policy=policy or None, every=None)
+        return DesiredChanges(policy=policy or None)
+
+    return await form.change("policy", changes, typed=policy)
 
 
 @router.post("/jobs/{job}/retention")

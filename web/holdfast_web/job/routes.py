@@ -104,14 +104,14 @@ PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 
 
 @router.get("/jobs/{job}/plan")
-async def job_plan(job: str, db: Db, typed: PlanInputs, htmx: Htmx = False) -> Response:
-    part = await context.plan_part(db, job, typed)
+async def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
+    part = await context.plan_part(db, job, typed, now=now)
     return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
 @router.get("/jobs/{job}/plan/answer")
-async def job_plan_answer(job: str, db: Db, typed: PlanInputs) -> Response:
-    answer = (await context.plan_part(db, job, typed)).answer
+async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
+    answer = (await context.plan_part(db, job, typed, now=now)).answer
     return answer.response(422 if answer.error else 200)
 
 

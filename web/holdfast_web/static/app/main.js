@@ -159,6 +159,18 @@ function startDialogs() {
   });
 }
 
+/** Apply an interval of the plan on the page of its job, whose controls show the outcome. */
+function startPlan() {
+  document.addEventListener("submit", async (event) => {
+    const { target: form } = event;
+    if (!form.matches(".apply-plan") || !document.querySelector("#controls")) return;
+    event.preventDefault();
+    const values = Object.fromEntries(new FormData(form));
+    await htmx.ajax("POST", form.action, { source: form, target: "#controls", values });
+    document.querySelector("#interval-title")?.scrollIntoView({ block: "center" });
+  });
+}
+
 // ---- copying to the clipboard
 
 const DONE_MS = 1500;
@@ -343,6 +355,6 @@ function startOneTimeLink() {
 }
 
 for (const start of [
-  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
+  startTheme, startTimes, startCopying, startDialogs, startFilters, startForms, startKeys, startPlan, startRowOrder, startSelected, startSelection, startSession, startStream, startErrors,
   startLeaving, startOneTimeLink,
 ]) start();
