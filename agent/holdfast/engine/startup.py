@@ -450,7 +450,6 @@ class Startup:
         if not checkpoints.attempt:  # the reason and the store were reported
             return f"training {where}, without checkpoints for now"
         note = first_start_note(checkpoints.store, checkpoints.job, checkpoints.attempt)
-        url = checkpoints.store.url
         return f"attempt {checkpoints.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"
 
 

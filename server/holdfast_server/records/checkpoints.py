@@ -25,6 +25,8 @@ DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
 """States of checkpoints that are in the store or being written to it; not of failed or retired ones."""
+DELETED_BY_RETENTION = "deleted by retention"
+"""Beginning of the reason of a retired checkpoint, which has the state `missing`."""
 NAMED_AT_ONCE = 1000
 """Most ids in one statement: databases limit the number of parameters."""
 ENDED = "the attempt ended before it was durable"
@@ -288,7 +290,7 @@ def _state_in(
         return (row.state, row.reason) if row.state == "damaged" else (DURABLE, None)
     if row.state in (DURABLE, "damaged"):
         why = event.deleted.get(row.id)
-        return "missing", f"deleted by retention: {why}" if why else "it is no longer in the store"
+        return "missing", f"{DELETED_BY_RETENTION}: {why}" if why else "it is no longer in the store"
     if row.state in UNDER_WAY and row.attempt < attempt:
         return "failed", ENDED
     return row.state, row.reason

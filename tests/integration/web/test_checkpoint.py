@@ -78,12 +78,27 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
 ) -> None:
     agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
-    assert ">Pin</button>" not in client.get(PAGE).text
+    page = client.get(PAGE).text
+    for offer in (">Pin</button>", 'id="label"', 'id="compare"', 'id="verify"'):
+        assert offer not in page
+    assert "It is no longer in the store; what was measured stays here." in words(page)
     refused = client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert refused.status_code == 409
     assert "is missing: only a durable checkpoint can be pinned" in words(refused.text)
-    assert "Only durable checkpoints can be pinned; this one is no longer in the store" in words(refused.text)
     assert client.post(f"{JOB}/checkpoints/000000000121-1/pin", data={"pinned": "true"}).status_code == 404
+
+
+def test_a_checkpoint_that_retention_deleted_is_retired(client: TestClient, agent: FakeAgent) -> None:
+    kept = [f"{iteration:012d}-1" for iteration in range(160, 401, 40)]
+    agent.events.append(messages.Inventory(at=agent.at, checkpoints=kept, deleted={POINT: "keep last 7"}))
+    agent.send()
+    page = words(client.get(PAGE).text)
+    assert "retired" in page
+    assert "missing" not in page
+    assert "deleted by retention: keep last 7" in page
+    assert "is retired: deleted by retention" in words(client.get(f"{JOB}/restore?checkpoint={POINT}").text)
+    compared = words(client.get(f"{JOB}/checkpoints/000000000160-1?with={POINT}").text)
+    assert "State durable retired" in compared
 
 
 def fork_of(client: TestClient, job: str) -> None:

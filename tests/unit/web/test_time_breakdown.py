@@ -147,8 +147,9 @@ def test_the_settings_then_are_those_that_the_agent_had(client: TestClient, agen
     agent.send()
     (newest,) = client.get(f"/api/v1{JOB}/checkpoints?limit=1").json()["checkpoints"]
     before = words(client.get(f"{JOB}/checkpoints/000000000360-1").text)
-    assert "Settings at that time" not in before
-    assert "Settings at that time: v1" in words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
+    assert "Settings at that time: budget script default (3.5 %), interval automatic." in before
+    after = words(client.get(f"{JOB}/checkpoints/{newest['id']}").text)
+    assert "Settings at that time: budget 2 %, interval automatic." in after
 
 
 def test_two_checkpoints_stand_side_by_side(client: TestClient, agent: FakeAgent) -> None:

@@ -14,6 +14,7 @@ from holdfast_server.db import Database
 from holdfast_server.queries import summaries, timeline
 from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
+from holdfast_server.records.desired_state import SETTINGS
 from holdfast_server.records.verifications import IN_REACH
 from holdfast_web.job.context import EDITS_MOST, ChangeStatus, FieldInput
 from holdfast_web.shared.filters import age
@@ -21,7 +22,7 @@ from holdfast_web.shared.render import View
 
 STATES = {
     "snapshot": "still being copied", "persisting": "still being written", "failed": "failed",
-    "torn": "torn", "damaged": "damaged", "missing": "no longer in the store",
+    "torn": "torn", "damaged": "damaged",
 }  # fmt: skip
 TENSORS_SHOWN, OTHERS = 40, 200
 MAX_NAME = 100
@@ -67,6 +68,8 @@ class CheckpointPage(View):
     pin: ChangeStatus | None
     """The progress of the newest pin change."""
     label: FieldInput
+    settings_then: str
+    """The settings in force when it was taken, in words; may be empty."""
     refusal: str
     """The reason why the pin change was refused."""
     family: ForkFamily
@@ -85,6 +88,7 @@ async def checkpoint_page(
 ) -> CheckpointPage:  # fmt: skip
     summary, this = await job_summary(db, job, now=now), await story(db, job, checkpoint)
     that = await story(db, job, other) if other else None
+    edits = await timeline.edits(db, job, limit=EDITS_MOST)
     table = await verifications.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
     points = [this.checkpoint, *([that.checkpoint] if that else [])]
     asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
@@ -101,7 +105,8 @@ async def checkpoint_page(
             shown=len(table.rows) if all_tensors else TENSORS_SHOWN,
             measured=age(None if table.measured_at is None else now - table.measured_at),
         ),
-        pin=_pin_of(checkpoint, await timeline.edits(db, job, limit=EDITS_MOST), summary),
+        pin=_pin_of(checkpoint, edits, summary),
+        settings_then=_settings_at(this.edit, edits, summary),
         family=await summaries.family(db, job),
         fork=_named(fork.strip()),
         label=typed or FieldInput(value=this.checkpoint.label or ""),
@@ -139,6 +144,24 @@ def _named(fork: str) -> FieldInput:
         return FieldInput(
             value=fork[:MAX_NAME], error=str(error) if len(fork) <= MAX_NAME else "the name is too long"
         )
+
+
+def _settings_at(newest: Edit | None, edits: list[Edit], job: JobSummary) -> str:
+    """Return the settings after an edit in words, as in `budget 3.5%, interval automatic`.
+
+    A setting that no operator has changed is the present one of the script.
+    """
+    then: dict[str, str] = {}
+    for edit in sorted(edits, key=lambda edit: edit.version):
+        for change in edit.changes:
+            before_it = newest is None or edit.version > newest.version
+            if change.field not in SETTINGS or (before_it and change.field in then):
+                continue
+            then[change.field] = change.before if before_it else change.after
+    if job.budget is not None:
+        then.setdefault("budget", f"{job.budget * 100:.4g}%")
+        then.setdefault("interval", f"every {job.interval}" if job.policy == "fixed" else "automatic")
+    return ", ".join(f"{field} {then[field]}" for field in SETTINGS if then.get(field))
 
 
 def _pin_of(checkpoint: str, edits: list[Edit], job: JobSummary) -> ChangeStatus | None:

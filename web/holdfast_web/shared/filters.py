@@ -11,6 +11,7 @@ from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast_server.records.checkpoints import DELETED_BY_RETENTION
 from holdfast_server.records.pins import ALERT
 from holdfast_server.samples.limits import is_time
 
@@ -41,6 +42,12 @@ def count(value: int | None) -> str:
 
 def checkpoint_iteration(checkpoint: str) -> int:
     return parse_checkpoint_id(checkpoint)[0]
+
+
+def state_name(point: CheckpointInfo) -> str:
+    """Return the state; `retired` for a checkpoint that retention deleted."""
+    retired = point.state == "missing" and (point.reason or "").startswith(DELETED_BY_RETENTION)
+    return "retired" if retired else point.state
 
 
 def pin_reason(point: CheckpointInfo) -> str:
@@ -251,5 +258,6 @@ FILTERS = {
     for function in (
         age, amount, browser, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours, interval, iso,
         iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed, stamp,
+        state_name,
     )
 }  # fmt: skip

@@ -1,7 +1,7 @@
 // Lineages: one line per lineage with its restore points, and an arc per restore.
 
 import { alpha, CanvasLane, FAILED, glyph, label, marks, palette, stripes } from "./canvas.js";
-import { count, duration, sizes } from "./format.js";
+import { count, duration, sizes, stateName } from "./format.js";
 import { barsOf, emptyRanges, runs } from "./model.js";
 
 const ROW = 26;
@@ -245,7 +245,7 @@ export class LineageLane extends CanvasLane {
   #place(option, row, x) {
     option.style.transform = `translate(${(x - 7).toFixed(1)}px, ${this.#y(row.lineage, row.abandoned) - 10}px)`;
     const selected = String(row.id === this.selected || row.id === this.other);
-    const name = [`Iteration ${count(row.iteration)}`, ...marks(row), row.state + (row.kind === "safety" ? ", safety checkpoint" : ""), `lineage ${row.lineage}`].join(", ");
+    const name = [`Iteration ${count(row.iteration)}`, ...marks(row), stateName(row) + (row.kind === "safety" ? ", safety checkpoint" : ""), `lineage ${row.lineage}`].join(", ");
     if (option.dataset.id === row.id && option.ariaLabel === name && option.getAttribute("aria-selected") === selected) return;
     Object.assign(option.dataset, { id: row.id, state: row.state });
     option.id = `point-${row.id}`;
@@ -262,7 +262,7 @@ export class LineageLane extends CanvasLane {
     const kept = within.filter((row) => row.state !== "missing");
     const near = kept.length ? kept : within;
     const row = near.reduce((a, b) => (Math.abs(this.view.x(a.x) - x) < Math.abs(this.view.x(b.x) - x) ? a : b));
-    const lines = [...marks(row), `${row.kind} · ${row.state} · lineage ${row.lineage} · ${sizes(row)}`];
+    const lines = [...marks(row), `${row.kind} · ${stateName(row)} · lineage ${row.lineage} · ${sizes(row)}`];
     if (row.persist_seconds != null) lines.push(`Snapshot ${duration(row.snapshot_seconds)}, persist ${duration(row.persist_seconds)}`);
     if (row.reason) lines.push(row.reason);
     if (row.restorable) lines.push("Click to select, then restore");
@@ -442,7 +442,7 @@ function denseHit(dense, place) {
 }
 
 function describe({ checkpoint, from, to, open }, axis) {
-  const lines = [`${checkpoint.state} · ${sizes(checkpoint)} · lineage ${checkpoint.lineage}`];
+  const lines = [`${stateName(checkpoint)} · ${sizes(checkpoint)} · lineage ${checkpoint.lineage}`];
   if (checkpoint.snapshot_seconds != null) {
     const stalled = checkpoint.stall_seconds != null ? `, of which ${duration(checkpoint.stall_seconds)} blocking` : "";
     lines.push(`Snapshot ${duration(checkpoint.snapshot_seconds)}${stalled}`);

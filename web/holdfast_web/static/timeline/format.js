@@ -22,6 +22,9 @@ export function size(bytes) {
   return unit === 0 ? `${bytes} B` : `${significant(scaled)} ${units[unit]}`;
 }
 
+/** Return the state of a checkpoint; "retired" if retention deleted it. */
+export const stateName = ({ state, reason }) => (state === "missing" && reason?.startsWith("deleted by retention") ? "retired" : state);
+
 /** Format the size of a checkpoint; a copy that a fork began with may be known without one. */
 export function sizes(row) {
   const written = row.reused_bytes ? ` (${size(row.payload_bytes - row.reused_bytes)} written)` : "";

@@ -1,7 +1,7 @@
 // The selected restore point, the readout at the pointer, the tables and the exports.
 
 import { marks, placeText } from "./canvas.js";
-import { capitalized, clock, count, day, duration, metric as asMetric, sizes, zone } from "./format.js";
+import { capitalized, clock, count, day, duration, metric as asMetric, sizes, stateName, zone } from "./format.js";
 import { curveOf, convertWindow } from "./model.js";
 import { exportChart } from "./picture.js";
 
@@ -64,7 +64,7 @@ export class PointSelection extends EventTarget {
 }
 
 function facts(row) {
-  const known = [...marks(row), row.state, row.kind, `lineage ${row.lineage}${row.abandoned ? ", abandoned" : ""}`, sizes(row)];
+  const known = [...marks(row), stateName(row), row.kind, `lineage ${row.lineage}${row.abandoned ? ", abandoned" : ""}`, sizes(row)];
   if (row.snapshot_seconds != null) known.push(`snapshot ${duration(row.snapshot_seconds)}`);
   if (row.stall_seconds != null) known.push(`blocking ${duration(row.stall_seconds)}`);
   if (row.persist_seconds != null) known.push(`persist ${duration(row.persist_seconds)}`);
@@ -232,7 +232,7 @@ export function fillTables(target, model, view, metrics, more) {
     table(
       `Checkpoints in this window: ${outOf(Math.min(shown.length, MOST_ROWS), all)}`,
       ["Iteration", "Lineage", "Kind", "State", "Size", "Snapshot", "Blocking", "Persist", "Durable at"],
-      thinned(shown).map((row) => [count(row.iteration), row.lineage, row.kind, row.state, sizes(row), duration(row.snapshot_seconds), duration(row.stall_seconds), duration(row.persist_seconds), count(row.durable_iteration)]),
+      thinned(shown).map((row) => [count(row.iteration), row.lineage, row.kind, stateName(row), sizes(row), duration(row.snapshot_seconds), duration(row.stall_seconds), duration(row.persist_seconds), count(row.durable_iteration)]),
     ),
     table(
       `Stalls in this window: ${outOf(Math.min(stalls.length, MOST_ROWS), allStalls)}`,
