@@ -32,6 +32,8 @@ REPLAY_ITERATIONS = 10
 """Minimum iterations that the restore goes back, if possible, and that are compared afterwards."""
 SHORTEST_INTERVAL = 4
 """Minimum interval at which a kill reliably loses an iteration."""
+MOST_KILLS = 3
+"""Kills until one loses something: a snapshot that was just taken survives in memory."""
 KILL_INTERVAL = 10
 """Interval that replaces a shorter one until the kill."""
 STARTED = re.compile(r"start (\d+): process (\d+),")
@@ -88,9 +90,9 @@ class Demo:
     def trainer_pid(self) -> int:
         return int(STARTED.findall(self.log.read_text())[-1][1])
 
-    def killed_at(self) -> int | None:
-        found = ENDED.findall(self.log.read_text())
-        return int(found[-1][1]) if found else None
+    def kills(self) -> list[int]:
+        """Return the last iteration of each attempt that was killed."""
+        return [int(iteration) for _, iteration in ENDED.findall(self.log.read_text())]
 
     def restorable(self) -> list[CheckpointInfo]:
         if self.job() is None:
@@ -149,9 +151,11 @@ class Ticker:
 
     def __init__(self, demo: Demo) -> None:
         self.demo, self.live, self.printed_at = demo, sys.stdout.isatty(), 0.0
+        self.killed_attempt = 0
+        """The attempt that was killed; the server learns of it from the next one."""
 
     def tick(self) -> None:
-        line = _progress(self.demo.job())
+        line = _progress(self.demo.job(), self.killed_attempt)
         if self.live:
             print(f"\r\033[K{line}", end="", flush=True)
         elif time.monotonic() - self.printed_at > 5:
@@ -218,12 +222,22 @@ def lower_budget(demo: Demo, ticker: Ticker) -> tuple[float | None, int]:
 
 
 def kill_trainer(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
-    """Kill the trainer shortly before a checkpoint is due, so that it loses and repeats iterations."""
+    """Kill the trainer shortly before a checkpoint is due, and again if nothing was lost."""
     fixed = _interval(demo) < SHORTEST_INTERVAL
     if fixed:
         ticker.say(f"Interval fixed at {KILL_INTERVAL} iterations, so that the kill has something to lose.")
         demo.client.edit(JOB, every=KILL_INTERVAL)
         ticker.watch(lambda: _interval(demo) == KILL_INTERVAL, "the interval to be applied", 60)
+    for _ in range(MOST_KILLS):
+        if kill_once(demo, ticker, story):
+            break
+        ticker.say("Nothing was lost: a snapshot had just been taken. Killing it once more.")
+    if fixed:
+        demo.client.edit(JOB, every=None)
+
+
+def kill_once(demo: Demo, ticker: Ticker, story: DemoEvents) -> int:
+    """Kill the trainer, wait for its restart, and return the number of iterations that were lost."""
     patience = time.monotonic() + 15
     ticker.watch(
         lambda: _nearly_due(demo.job()) or (time.monotonic() > patience and _exposed(demo.job())),
@@ -231,17 +245,21 @@ def kill_trainer(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
         60,
         pause_seconds=0.03,
     )
-    story.killed_at_time, pid = time.time(), demo.trainer_pid()
+    job, kills, pid = demo.client.job(JOB), demo.kills(), demo.trainer_pid()
+    story.killed_at_time, story.killed_attempt = time.time(), job.attempt
+    ticker.killed_attempt = job.attempt
     os.kill(pid, signal.SIGKILL)
     ticker.say(f"Trainer killed with SIGKILL (process {pid}).")
     story.losses_before_kill = read_losses(demo.client, JOB)
-    ticker.watch(lambda: demo.killed_at() is not None, "the supervisor to notice", 30)
-    story.killed_at = demo.killed_at()
-    if fixed:
-        demo.client.edit(JOB, every=None)
-    last = story.killed_at or 0
+    ticker.watch(lambda: len(demo.kills()) > len(kills), "the supervisor to notice", 30)
+    last = story.killed_at = demo.kills()[-1]
     ticker.watch(lambda: _iteration(demo.job()) > last, "an iteration that is new after the kill", 300)
-    ticker.say(f"Restarted by `holdfast run`, and past iteration {last} again.")
+    resumed = next(row.iteration for row in demo.client.attempts(JOB) if row.attempt == story.killed_attempt + 1)
+    lost = max(0, last - resumed)
+    ticker.say(
+        f"Restarted by `holdfast run` at iteration {resumed}: {lost} lost and repeated, now past {last} again."
+    )
+    return lost
 
 
 def restore_earlier(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
@@ -261,16 +279,17 @@ def restore_earlier(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
     ticker.watch(lambda: _iteration(demo.job()) >= again or time.monotonic() > patience, "the replay", 120)
 
 
-def _progress(job: JobSummary | None) -> str:
+def _progress(job: JobSummary | None, killed_attempt: int) -> str:
     if job is None:
         return "the trainer is starting (importing torch, reading the training text) ..."
     last = job.last_durable.iteration if job.last_durable else "none yet"
     loss = "-" if job.loss is None else f"{float(job.loss):.3f}"
     overhead = "measuring" if job.measured_overhead is None else f"{job.measured_overhead:.2%}"
     budget = "-" if job.budget is None else f"{job.budget:.1%}"
+    status = "killed, restarting" if job.attempt == killed_attempt else job.status
     return (
         f"iteration {job.iteration}  loss {loss}  {job.iterations_per_second or 0:.1f}/s  "
-        f"overhead {overhead} of {budget}  checkpoint {last}  [{job.status}]"
+        f"overhead {overhead} of {budget}  checkpoint {last}  [{status}]"
     )
 
 
@@ -287,7 +306,8 @@ def _nearly_due(job: JobSummary | None) -> bool:
     if job is None or job.interval is None:
         return False
     latest = job.interval - 2
-    return min(job.interval * 3 // 5, latest) <= job.exposure_iterations <= latest
+    since_report = int(job.last_contact_seconds * (job.iterations_per_second or 0.0))
+    return min(job.interval * 3 // 5, latest) <= job.exposure_iterations + since_report <= latest
 
 
 def _interval(demo: Demo) -> int:

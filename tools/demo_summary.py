@@ -13,6 +13,8 @@ Losses = dict[tuple[int, int], float]
 """Values by (lineage, iteration)."""
 POINTS = 2000
 """Maximum number of single iterations in an answer of the server."""
+ENOUGH_ITERATIONS, ENOUGH_CHECKPOINTS = 1000, 20
+"""Least basis of an overhead whose excess is not a matter of a short run."""
 MOST_INTERVALS = 6
 """Listed one by one."""
 
@@ -22,6 +24,7 @@ class DemoEvents:
     """Events of the run that the demo itself caused."""
 
     killed_at: int | None = None
+    killed_attempt: int = 1
     killed_at_time: float = 0.0
     losses_before_kill: Losses = field(default_factory=dict)
     order: Order | None = None
@@ -65,16 +68,42 @@ def _intervals(timeline: dict[str, Any]) -> str:
 
 
 def _overheads(timeline: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Return the last measured overhead for each budget."""
+    """Return the last measured overhead for each budget, and what it rests on where it is above."""
     measured: dict[float, float | None] = {}
+    measured_until: dict[float, float] = {}
     for row in timeline["paced"]:
-        measured[row["budget"]] = row["measured_overhead"] or measured.get(row["budget"])
+        if row["measured_overhead"] or row["budget"] not in measured:
+            measured[row["budget"]] = row["measured_overhead"]
+            measured_until[row["budget"]] = row["at"]
+    since = 0.0
     for budget, overhead in measured.items():
         yield "overhead", f"{_percent(overhead)} under a budget of {_percent(budget)}"
+        if overhead is not None and overhead > budget:
+            yield "  above because", _basis(timeline, since, measured_until[budget])
+        since = measured_until[budget]
+
+
+def _basis(timeline: dict[str, Any], since: float, until: float) -> str:
+    """Return what an overhead was measured over, and how much the iterations of this machine vary."""
+    seconds = sorted(
+        spent
+        for series in timeline["series"]
+        for at, spent in zip(series["at"], series["seconds"]["mean"], strict=True)
+        if since < at <= until and spent is not None
+    )
+    checkpoints = sum(since < row["at"] <= until for row in timeline["checkpoints"])
+    basis = f"{_counted(len(seconds), 'iteration')}, {_counted(checkpoints, 'checkpoint')}"
+    if len(seconds) >= 10:
+        low, middle, high = (seconds[len(seconds) * part // 10] for part in (1, 5, 9))
+        basis += (
+            f"; 8 of 10 iterations take {low / middle * 100:.0f} to {high / middle * 100:.0f} % of the usual time"
+        )
+    short = len(seconds) < ENOUGH_ITERATIONS or checkpoints < ENOUGH_CHECKPOINTS
+    return f"{'too short to judge' if short else 'other load on this machine'} ({basis})"
 
 
 def _after_kill(timeline: dict[str, Any], story: DemoEvents) -> Iterator[tuple[str, str]]:
-    second = next(row for row in timeline["attempts"] if row["attempt"] == 2)
+    second = next(row for row in timeline["attempts"] if row["attempt"] == story.killed_attempt + 1)
     assert story.killed_at is not None
     lost = story.killed_at - second["iteration"]
     yield (

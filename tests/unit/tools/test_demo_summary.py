@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
 
-from demo_summary import DemoEvents, read_losses, summary
+from demo_summary import DemoEvents, _overheads, read_losses, summary
 
 from holdfast.client import CheckpointInfo, Order
 
@@ -51,11 +51,12 @@ class SummaryClient:
             "series": [] if bucketed else [within(line, wanted) for line in lines],
             "lineages": [{}, {}],
             "checkpoints_total": 2,
+            "checkpoints": [{"at": 103.0}, {"at": 106.0}],
             "attempts": [{"attempt": 1, "iteration": 0}, {"attempt": 2, "iteration": 4}],
             "paced": [
-                {"budget": budget, "measured_overhead": overhead, "interval": interval}
-                for interval, (budget, overhead) in itertools.zip_longest(
-                    self.intervals, MEASURED, fillvalue=MEASURED[-1]
+                {"budget": budget, "measured_overhead": overhead, "interval": interval, "at": 103.5 + place}
+                for place, (interval, (budget, overhead)) in enumerate(
+                    itertools.zip_longest(self.intervals, MEASURED, fillvalue=MEASURED[-1])
                 )
             ],
         }
@@ -67,6 +68,7 @@ def series(lineage: int, start: int, losses: list[float]) -> dict[str, Any]:
         "lineage": lineage,
         "iteration": iterations,
         "at": [100.0 + iteration for iteration in iterations],
+        "seconds": {"mean": [0.1] * len(losses)},
         "stall_seconds": [0.0, 0.025] + [0.0] * (len(losses) - 2),
         "metrics": {"loss": {"mean": losses}},
     }
@@ -82,6 +84,7 @@ def within(line: dict[str, Any], wanted: range) -> dict[str, Any]:
     return {
         **columns,
         "lineage": line["lineage"],
+        "seconds": {"mean": cut(line["seconds"]["mean"])},
         "metrics": {"loss": {"mean": cut(line["metrics"]["loss"]["mean"])}},
     }
 
@@ -130,6 +133,7 @@ def test_each_figure_comes_from_the_timeline(server: SummaryClient, events: Demo
         "checkpoints": ["2 taken, 1 kept, 109 MB each"],
         "interval": ["every 10, then 4, then 6 iterations"],
         "overhead": ["2.10 % under a budget of 3.50 %", "5.00 % under a budget of 2.00 %"],
+        "above because": ["too short to judge (3 iterations, 0 checkpoints)"],
         "longest stall": ["25 ms"],
         "lost to the kill": ["1 iteration: killed after 5, resumed at 4"],
         "kill to new iteration": ["3.0 s"],
@@ -179,3 +183,32 @@ def test_a_loss_that_differs_after_the_kill_is_told(server: SummaryClient, event
 def test_nothing_to_compare_is_not_success(server: SummaryClient, events: DemoEvents) -> None:
     events.losses_before_kill = {}
     assert rows(server, events)["losses repeated"] == ["none were repeated after the kill"]
+
+
+def test_an_overhead_above_the_budget_says_what_it_was_measured_over() -> None:
+    times = [0.1] * 1800 + [0.05] * 100 + [0.2] * 300
+    timeline = {
+        "paced": [{"budget": 0.02, "measured_overhead": 0.05, "at": 3000.0}],
+        "series": [{"at": range(len(times)), "seconds": {"mean": times}}],
+        "checkpoints": [{"at": 10.0 * number} for number in range(25)],
+    }
+    first, (_, text) = _overheads(timeline)
+    assert first == ("overhead", "5.00 % under a budget of 2.00 %")
+    assert text == (
+        "other load on this machine (2199 iterations, 24 checkpoints; "
+        "8 of 10 iterations take 100 to 200 % of the usual time)"
+    )
+    timeline["paced"][0]["measured_overhead"] = 0.019  # type: ignore[index]
+    assert list(_overheads(timeline)) == [("overhead", "1.90 % under a budget of 2.00 %")]
+
+
+def test_the_kill_that_lost_something_is_the_one_that_counts(server: SummaryClient, events: DemoEvents) -> None:
+    events.killed_attempt = 2
+    whole = server.get
+
+    def killed_twice(path: str, **query: int) -> dict[str, Any]:
+        attempts = [{"attempt": number, "iteration": iteration} for number, iteration in ((1, 0), (2, 5), (3, 3))]
+        return {**whole(path, **query), "attempts": attempts}
+
+    server.get = killed_twice  # type: ignore[method-assign, assignment]
+    assert rows(server, events)["lost to the kill"] == ["2 iterations: killed after 5, resumed at 3"]
