@@ -271,7 +271,8 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
 
 
 @_kind(
-    "loss_spike", "Loss spike", "How far the loss may be above the median of the iterations before it, as a multiple of its usual noise",
+    "loss_spike", "Loss spike",
+    "How far the loss may be above the median of the iterations before it, as a multiple of its usual noise",
     unit="spreads", limit=6, window=200, while_training=True,
 )  # fmt: skip
 def _loss_spike(facts: JobFacts, limit: float) -> RuleResult | None:
