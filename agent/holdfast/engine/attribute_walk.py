@@ -177,7 +177,7 @@ def _reference(holder: Any) -> Callable[[], Any]:
 @functools.lru_cache(CACHED)
 def is_ignored(name: str) -> bool:
     """Whether a name is one for logs, caches, times or results of the last batch."""
-    words = _words(name)
+    words = words_of(name)
     return (
         name.strip("_") == "log"
         or bool(words & IGNORED_WORDS)
@@ -185,7 +185,7 @@ def is_ignored(name: str) -> bool:
     )
 
 
-def _words(name: str) -> frozenset[str]:
+def words_of(name: str) -> frozenset[str]:
     return frozenset(re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower().split("_"))
 
 

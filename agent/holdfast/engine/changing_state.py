@@ -24,6 +24,7 @@ from holdfast.engine.attribute_walk import (
     describer_of,
     is_walked,
     settled,
+    words_of,
 )
 from holdfast.engine.missing_state import generators_referred_to
 from holdfast.state.capture import PLAIN, watch_of
@@ -33,9 +34,9 @@ from holdfast.system import io_pool
 
 logger = logging.getLogger("holdfast")
 
-START_SECONDS = 0.02
+START_SECONDS = 0.1
 """Longest capture when training begins."""
-SLICE_SECONDS = 0.0004
+SLICE_SECONDS = 0.0006
 """Longest part of a later capture between two iterations."""
 SECOND_ITERATION = 3
 """The first comparison begins after the first iteration, and the second after this one."""
@@ -60,6 +61,9 @@ RECOMPUTED = (
     "idx",
 )
 """Parts of names of tensors that are computed once, from shapes alone."""
+
+
+_FILLERS = frozenset({"", "is", "has", "was", "current", "cur", "num", "n"})
 
 
 class Change(NamedTuple):
@@ -134,8 +138,14 @@ class ChangingState:
 
     def _check(self, states: Mapping[str, Any], storages: set[int]) -> None:
         changes, self._unchecked = self._unchecked, []
-        entries = list(_entries("", states, 8))
-        if changes := [each for each in changes if not _is_held(each.attribute, entries, storages)]:
+        adapters = [k for k, item in self._registry.objects.items() if _is_adapter(item)]
+        entries = [
+            (path, each)
+            for path, each in _entries("", states, 8)
+            # an adapter saves what the library has, and what callbacks and hooks of the script return
+            if path.split(".")[1:2] != adapters[:1] or ".callbacks." in path or ".hooks." in path
+        ]
+        if changes := [each for each in changes if not _is_held(each, entries, storages)]:
             self._messages.append(_message(changes))
             self._reported |= {_kind(each.attribute) for each in changes}
             self._reports += 1
@@ -164,7 +174,7 @@ class ChangingState:
         """Return the objects to compare, by keyword; of an adapter, the trainer and its callbacks."""
         found: dict[str, Any] = {}
         for keyword, item in self._registry.objects.items():
-            if type(item).__module__.startswith("holdfast.integrations."):
+            if _is_adapter(item):
                 trainer = vars(item).get("_trainer")
                 parts = {
                     f"{keyword}.callbacks[{n}]": each
@@ -223,6 +233,10 @@ def _kind(attribute: Attribute) -> tuple[str, str]:
     return attribute.type_name, attribute.name
 
 
+def _is_adapter(item: Any) -> bool:
+    return type(item).__module__.startswith("holdfast.integrations.")
+
+
 def _saves_attributes_apart(item: Any) -> bool:
     """Whether an object has a `state_dict` of the script: that of a schedule of torch has all its attributes."""
     kind = type(item)
@@ -242,12 +256,14 @@ def _matters(was: Any, now: Any, number: int) -> bool:
 
 
 def _is_from_data(start: dict[str, Any], parts: dict[str, Any], path: str) -> bool:
-    """Whether the first forward pass has created a floating-point value, such as a scale from the first batch."""
-    was, now = start.get(""), parts.get("")
+    """Whether the first iterations have created values of data, such as a scale or a list of inputs."""
     name = path.rpartition(".")[2].lower()
-    if was != ("NoneType", None) or now is None or any(each in name for each in RECOMPUTED):
+    if start.get("") != ("NoneType", None) or any(each in name for each in RECOMPUTED):
         return False
-    return now[0] == "float" or (now[0] in ("tensor", "array") and "float" in now[1])
+    return any(
+        each[0] == "float" or (each[0] in ("tensor", "array") and ("float" in each[1] or within))
+        for within, each in parts.items()
+    )
 
 
 def _values(was: Any, now: Any) -> str:
@@ -284,22 +300,25 @@ def _entries(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
             yield from _entries(f"{path}.{key}", entry, depth - 1)
 
 
-def _is_held(attribute: Attribute, entries: list[tuple[str, Any]], storages: set[int]) -> bool:
+def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int]) -> bool:
     """Whether a state has the value of an attribute: under a similar name, or one that cannot be a coincidence."""
-    value = current_value(attribute)
+    value, name = current_value(change.attribute), change.attribute.name
     if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
         return True
     describe = describer_of(type(value))
     described = describe(value) if describe is not None else None
     is_number = type(value) in NUMBERS
+    may_coincide = value in (None, False, True, "") if is_number else False
+    keyword = change.path.partition(".")[0]
     for path, entry in entries:
-        if _is_similar(attribute.name, path) and (not is_number or entry == described):
+        is_equal = described is not None and entry == described
+        if _is_similar(name, path) and (is_equal or not is_number):
             return True
-        if described is not None and entry == described and not (is_number and value in (None, False, True, "")):
+        if is_equal and not may_coincide and (type(value) is not int or path.startswith(f".{keyword}.")):
             return True
     return False
 
 
 def _is_similar(name: str, path: str) -> bool:
-    name, last = name.strip("_").lower(), path.rpartition(".")[2].strip("_").lower()
-    return "_extra_state" in path or (len(last) > 2 and (name in last or last in name))
+    words, others = words_of(name) - _FILLERS, words_of(path.rpartition(".")[2]) - _FILLERS
+    return "_extra_state" in path or (bool(words) and words == others)

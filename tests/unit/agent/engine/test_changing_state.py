@@ -171,21 +171,27 @@ def test_alike_attributes_are_named_together(named, tmp_path):
     ]
 
 
-def test_a_scale_from_the_first_batch_is_named_and_a_mask_is_not(named, tmp_path):
+def test_what_the_first_batch_creates_is_named_and_a_mask_is_not(named, tmp_path):
     loop = Loop(tmp_path)
-    loop.model.scale = loop.model.causal_mask = loop.model.size = None
+    loop.model.scale = loop.model.inputs = loop.model.causal_mask = loop.model.rows = None
 
     def change(iteration):
         if iteration == 1:
             loop.model.scale, loop.model.causal_mask = torch.rand(4), torch.ones(4, 4)
-            loop.model.rows = torch.arange(4)
+            loop.model.inputs, loop.model.rows = [{"input_ids": torch.arange(4)}], torch.arange(4)
 
-    assert named(loop, change) == ["model.scale"]
+    assert named(loop, change) == ["model.scale, model.inputs"]
 
 
 def test_what_a_state_dict_has_is_not_named(named, tmp_path):
-    trainer = Trainer(_step=0, best_value=0.5, initialized=False, ema=torch.zeros(4), other=0)
-    trainer.saved = (("_step", "step"), ("best_value", "best"), ("initialized", "is_initialized"), ("ema", "ema"))
+    trainer = Trainer(_step=0, _epochs=0, best_value=0.5, initialized=False, ema=torch.zeros(4), other=0)
+    trainer.saved = (
+        ("_step", "step"),
+        ("_epochs", "n"),
+        ("best_value", "best_reward"),
+        ("initialized", "is_initialized"),
+        ("ema", "ema"),
+    )
     model = torch.nn.Sequential(torch.nn.Linear(4, 1), WithExtraState())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
@@ -194,7 +200,8 @@ def test_what_a_state_dict_has_is_not_named(named, tmp_path):
     def change(iteration):
         optimizer.step()
         schedule.step()
-        trainer._step, trainer.best_value, trainer.initialized = iteration, 0.5 / iteration, True
+        trainer._step, trainer._epochs = iteration, 3 * iteration
+        trainer.best_value, trainer.initialized = 0.5 / iteration, True
         trainer.ema = torch.full((4,), float(iteration))
         model[1].initialized = True
 
