@@ -26,6 +26,11 @@ Bucket = Literal[
 ]
 
 
+def category_of(name: str) -> str:
+    """Return a bucket in words, as pages and commands write it."""
+    return "gradient exchange and waiting" if name == "barrier" else name.replace("_", " ")
+
+
 class TimeBucket(Struct, kw_only=True, frozen=True):
     name: Bucket
     seconds: float

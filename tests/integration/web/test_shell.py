@@ -14,6 +14,7 @@ import pytest
 import uvicorn
 from playwright.sync_api import Browser, Error, Page, Route, expect
 
+from holdfast.client import Client
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support.fake_agent import FakeAgent
@@ -53,6 +54,31 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
     page.keyboard.press("g")
     page.keyboard.press("f")
     expect(page).to_have_url(re.compile("/$"))
+
+
+@pytest.mark.parametrize("path", ["/audit", "/projects/default/alert-rules"])
+def test_j_and_k_go_through_every_list(open_page: Open, served: Served, path: str) -> None:
+    reported(served, "listed")
+    with Client(served.url) as client:
+        for budget in (0.02, 0.03):
+            client.edit("listed", budget=budget)
+    page = open_page(path)
+    rows = page.locator(".rows tbody tr, .rule")
+    focused = "rows => rows.findIndex(row => row.contains(document.activeElement))"
+    for key, place in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
+        page.keyboard.press(key)
+        assert rows.evaluate_all(focused) == place
+
+
+def test_a_skip_link_leads_to_the_controls(open_page: Open, served: Served) -> None:
+    reported(served, "skipped")
+    page = open_page("/jobs/skipped")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to controls")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Budget", exact=True)).to_be_focused()
 
 
 def test_keys_of_one_character_can_be_switched_off_and_on_again(open_page: Open, served: Served) -> None:

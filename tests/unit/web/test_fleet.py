@@ -302,7 +302,7 @@ def test_the_reason_is_next_to_the_status_and_says_it_once(
     assert re.search(r'<span class="why-link" title="[^"]*boom', page)
     client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
     page = client.get("/").text
-    assert re.search(r'<a class="why-link"[^>]*>[^<]*boom', page)
+    assert re.search(r'<span class="why-link" data-state="firing"[^>]*>[^<]*boom', page)
     assert ">Job failed" not in page
 
 

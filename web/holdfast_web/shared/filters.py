@@ -11,6 +11,7 @@ from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.questions import category_of
 from holdfast_server.records.checkpoints import DELETED_BY_RETENTION
 from holdfast_server.records.pins import ALERT
 from holdfast_server.samples.limits import is_time
@@ -256,8 +257,8 @@ def polyline(values: list[float], width: int, height: int) -> str:
 FILTERS = {
     function.__name__: function
     for function in (
-        age, amount, browser, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours, interval, iso,
-        iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed, stamp,
-        state_name,
+        age, amount, browser, category_of, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours,
+        interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed,
+        stamp, state_name,
     )
 }  # fmt: skip

@@ -54,13 +54,23 @@ function go(key) {
   return Boolean(place);
 }
 
-/** Move the focus to the next or previous row; without a focused row, to the first. */
+/** The rows of a page: those that it names, else those of its lists. */
+function listRows() {
+  const named = document.querySelectorAll("[data-row]");
+  const rows = named.length ? named : document.querySelectorAll(":is(.alerts > li, .rows tbody tr, .rule, .settings > section)");
+  return [...rows].filter((row) => row.checkVisibility());
+}
+
+/** Move the focus to the next or previous row, at its link or button if it has one; at first to the first row. */
 function step(by) {
-  const rows = [...document.querySelectorAll("[data-row]")];
-  const here = rows.findIndex((row) => row.contains(document.activeElement));
+  const rows = listRows();
+  const here = rows.findLastIndex((row) => row.contains(document.activeElement));
   const row = rows[here < 0 ? 0 : Math.min(Math.max(here + by, 0), rows.length - 1)];
-  row?.querySelector("a, button")?.focus();
-  return Boolean(row);
+  if (!row) return false;
+  const target = row.querySelector("a, button:not(:disabled)");
+  if (!target) row.tabIndex = -1;
+  (target ?? row).focus();
+  return true;
 }
 
 function focus(selector) {
