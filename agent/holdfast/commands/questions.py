@@ -15,6 +15,7 @@ from holdfast.commands.options import JobName, Json
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.quantities import format_bytes
+from holdfast.protocol.questions import category_of
 
 AttemptNumber = Annotated[
     int | None, typer.Option("--attempt", min=0, metavar="N", help="Number of the attempt. Default: the newest.")
@@ -99,8 +100,11 @@ def goodput(
         kept = counted(found.iterations, "iteration")
         say(f"goodput {percent(found.goodput)} of {seconds(found.wall_seconds)}: {kept}{lost}")
         print_table(
-            ("BUCKET", "TIME", "SHARE", "MEANING"),
-            [(row.name, seconds(row.seconds), percent(row.share), row.definition) for row in found.buckets],
+            ("CATEGORY", "TIME", "SHARE", "DEFINITION"),
+            [
+                (category_of(row.name), seconds(row.seconds), percent(row.share), row.definition)
+                for row in found.buckets
+            ],
         )
 
 

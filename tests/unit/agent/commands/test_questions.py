@@ -166,7 +166,7 @@ def test_a_token_is_asked_for_and_sent(
 def test_goodput_tells_where_the_time_of_a_window_went(holdfast: Holdfast) -> None:
     first, header, *rows = holdfast("goodput", "gpt", "--window", "7d").stdout.splitlines()
     assert first == "goodput 75% of 3 min: 150 iterations, 50 iterations lost"
-    assert header.split()[:3] == ["BUCKET", "TIME", "SHARE"]
+    assert header.split()[:3] == ["CATEGORY", "TIME", "SHARE"]
     assert rows[1].split() == ["lost", "50", "s", "25%", "what", "lost", "is"]
 
 
