@@ -269,12 +269,12 @@ for place in ({LEFTOVER!r}, ".tmp-00000001-nested/inside", SECOND):
     private_mounts._run("mount", "--bind", str(outside), str(job / place))
 store = open_store(root)
 attempt = store.acquire_attempt(JOB, "second").number
-for each in store.leftovers(JOB):
-    store.remove_leftover(JOB, each.name)
-try:
-    store.delete(JOB, SECOND, attempt)
-except OSError as error:
-    print(error)
+removals = [lambda each=each: store.remove_leftover(JOB, each.name) for each in store.leftovers(JOB)]
+for remove in (*removals, lambda: store.delete(JOB, SECOND, attempt)):
+    try:
+        remove()
+    except OSError as error:
+        print(error)
 """
 
 
@@ -285,6 +285,7 @@ def test_what_is_mounted_in_a_store_is_not_emptied(store: LocalStore, outside: P
     command = [sys.executable, "-c", MOUNTS, str(store.root), str(outside)]
     run = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
+    assert "something in it is mounted" in run.stdout
     assert "busy" in run.stdout
     assert contents(outside) == before
 
