@@ -124,8 +124,7 @@ class Session:
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Build the components, each from those before it."""
-        # first: what follows attaches to the objects of the script
-        store, earlier = open_store_of_start(self.job, options.store)
+        store, earlier = open_store_of_start(self.job, options.store)  # before what attaches to the script's objects
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
