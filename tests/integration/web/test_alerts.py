@@ -39,7 +39,7 @@ def test_one_that_is_acknowledged_or_silenced_no_longer_asks_for_eyes_on_the_fle
     assert "acknowledged by operator" in client.get("/alerts").text
     page = client.get("/").text
     assert "data-severity" not in page
-    (reason,) = re.findall(r'<span class="why-link" data-state="acknowledged"[^>]*>(.*?)</span>', page)
+    (reason,) = re.findall(r'<span class="job-reason" data-state="acknowledged"[^>]*>(.*?)</span>', page)
     assert reason.endswith(" · acknowledged")
 
 

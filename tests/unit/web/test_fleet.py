@@ -299,10 +299,11 @@ def test_the_reason_is_next_to_the_status_and_says_it_once(
     agent.send()
     clock.now = agent.at
     page = client.get("/").text
-    assert re.search(r'<span class="why-link" title="[^"]*boom', page)
+    assert re.search(r'<span class="job-reason" title="[^"]*boom', page)
+    clock.now += 3600
     client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
     page = client.get("/").text
-    assert re.search(r'<span class="why-link" data-state="firing"[^>]*>[^<]*boom', page)
+    assert re.search(r'<span class="job-reason" data-state="firing"[^>]*>[^<]*boom', page)
     assert ">Job failed" not in page
 
 
