@@ -396,7 +396,13 @@ class Training:
         layouts = loaded.state["session"].get("reducers", {})
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name, ddp in self.registry.replicated.items():
-                if name in layouts and (reason := _restore_buckets(ddp, layouts[name])) is not None:
+                if name not in layouts:
+                    continue
+                try:
+                    reason = restore_buckets(ddp, layouts[name])
+                except Exception as error:  # only the last bits of sums depend on it: the job goes on
+                    reason = f"{type(error).__name__}: {error}"
+                if reason is not None:
                     messages.append(f"gradients may be summed up in another order than before: {reason}")
         return messages
 
@@ -445,10 +451,3 @@ def _require_position(trees: Mapping[str, Any]) -> None:
         raise DamagedCheckpoint(MANIFEST, "missing or invalid position in training")
     if not isinstance(trees.get("rng"), dict):
         raise DamagedCheckpoint(MANIFEST, "missing or invalid random state")
-
-
-def _restore_buckets(ddp: DistributedDataParallel, layout: list[list[int]]) -> str | None:
-    try:
-        return restore_buckets(ddp, layout)
-    except Exception as error:  # only the last bits of sums depend on it: the job goes on
-        return f"{type(error).__name__}: {error}"
