@@ -198,6 +198,8 @@ def is_walked(kind: type) -> bool:
         return False
     if issubclass(kind, (torch.utils.data.Sampler, torch.Tensor, BaseException, enum.Enum)):
         return False
+    if any(_package(base) == "holdfast" for base in kind.__mro__):
+        return False  # a subclass of an adapter
     package = _package(kind)
     return kind.__name__ in _NAMESPACES or (package not in LIBRARIES and package not in sys.stdlib_module_names)
 

@@ -263,6 +263,17 @@ def test_no_code_of_the_script_runs():
     assert walk.found["trainer.inner.entries"].parts == {"": ("Mapping", 1), "['a']": ("int", 1)}
 
 
+def test_subclasses_of_objects_of_the_session_are_left_out():
+    class Position(holdfast.Variables):
+        pass
+
+    trainer = Trainer(position=Position(step=1), other=Holder(step=1))
+    walk = changing_state.AttributeWalk({"trainer": trainer}, set())
+    assert walk.advance(lambda: False)
+    assert "trainer.other.step" in walk.found
+    assert not [path for path in walk.found if path.startswith("trainer.position")]
+
+
 def test_a_capture_goes_on_at_the_next_iteration(caplog, tmp_path, monkeypatch):
     monkeypatch.setattr(changing_state, "SLICE_SECONDS", 0.0)  # one step each
     monkeypatch.setattr(changing_state, "START_SECONDS", 0.0)
