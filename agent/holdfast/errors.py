@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class HoldfastError(Exception):
@@ -46,12 +50,18 @@ class IncompatibleCheckpoint(HoldfastError):
         super().__init__(message)
         self.keyword = keyword
 
-    def with_way_out(self) -> IncompatibleCheckpoint:
-        """Return the error of a start with what the script can do."""
-        if self.keyword is None:
-            return self
-        advice = f'To start with the {self.keyword} of the script, call session.keep("{self.keyword}") before '
-        return IncompatibleCheckpoint(f"{self}. {advice}session.resume()", self.keyword)
+
+def with_way_out(work: Callable[[], T]) -> T:
+    """Call a function of a start; where a checkpoint does not fit an object, say what the script can do."""
+    try:
+        return work()
+    except IncompatibleCheckpoint as error:
+        if (keyword := error.keyword) is None:
+            raise
+        advice = (
+            f'To start with the {keyword} of the script, call session.keep("{keyword}") before session.resume()'
+        )
+        raise IncompatibleCheckpoint(f"{error}. {advice}", keyword) from error
 
 
 class NoSuchCheckpoint(HoldfastError, LookupError):

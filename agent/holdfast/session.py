@@ -124,7 +124,7 @@ class Session:
 
     def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
         """Build the components, each from those before it."""
-        store, earlier = open_store_of_start(self.job, options.store)  # before what attaches to the script's objects
+        store, earlier = open_store_of_start(self.job, options.store)  # first: the rest attaches to objects
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(

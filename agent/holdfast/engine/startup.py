@@ -24,7 +24,7 @@ from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
-from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint
+from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
@@ -418,7 +418,9 @@ class Startup:
                 now = time.monotonic()
                 if self._give_up_at is None:
                     self._give_up_at = now + PATIENCE_SECONDS
-                    self._warn_unavailable(error)
+                    reason = f"{error}; retrying for up to {PATIENCE_SECONDS:.0f} s"
+                    message = f"store {self._checkpoints.store.url} does not answer: {reason}"
+                    self._reporter.notice("warning", "store", message)
                 if now >= self._give_up_at:
                     raise
                 time.sleep(min(self._give_up_at - now, backoff.next_seconds()))
@@ -427,22 +429,17 @@ class Startup:
                 return answer
 
     def _put_in_place(self, loaded: LoadedCheckpoint) -> None:
-        differing = self._ranks.run_on_all(lambda: _with_way_out(lambda: self._training.check(loaded.manifest)))
+        differing = self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.check(loaded.manifest)))
         for warning in self._training.restore_buckets(loaded):
             self._reporter.notice("warning", "reducer", warning)
         if (what := dropped_gradients(loaded.manifest, loaded.state, self._ranks.world_size)) is not None:
             self._reporter.notice("warning", "gradients", what)
-        self._ranks.run_on_all(lambda: _with_way_out(lambda: self._training.apply(loaded)))
+        self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.apply(loaded)))
         for what in differing:
             self._reporter.notice("warning", "settings", what)
         if loaded.repaired:  # in memory: its files are still damaged
             self._checkpoints.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
-
-    def _warn_unavailable(self, error: OSError) -> None:
-        url = self._checkpoints.store.url
-        message = f"store {url} does not answer: {error}; retrying for up to {PATIENCE_SECONDS:.0f} s"
-        self._reporter.notice("warning", "store", message)
 
     def _start_message(self, start: str | None) -> str:
         checkpoints, position, url = self._checkpoints, self._reporter.position, self._checkpoints.store.url
@@ -451,10 +448,3 @@ class Startup:
             return f"training {where}, without checkpoints for now"
         note = first_start_note(checkpoints.store, checkpoints.job, checkpoints.attempt)
         return f"attempt {checkpoints.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"
-
-
-def _with_way_out(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except IncompatibleCheckpoint as error:
-        raise error.with_way_out() from error

@@ -392,9 +392,6 @@ def job_page(live: JobLive, shown: ControlsPart) -> JobPage:
     return JobPage(**values(live), controls=shown, parquet=exports.writes_parquet())
 
 
-# ---- forms --------------------------------------------------------------------------------------
-
-
 def newest_changes(edits: list[Edit], job: JobSummary) -> dict[str, ChangeStatus]:
     """Return the newest change of each setting."""
     newest: dict[str, ChangeStatus] = {}
