@@ -33,7 +33,6 @@ from holdfast.telemetry.reporter import TrainingPosition
 
 logger = logging.getLogger("holdfast")
 
-
 REPLAY_ITERATIONS = 100
 """After so many iterations without an optimizer step that hooks saw, a CUDA graph replays them."""
 
@@ -386,19 +385,16 @@ class Training:
         return [*missing_state.missing(self.registry.given, saved), *self.registry.limitations()]
 
     def restore_buckets(self, loaded: LoadedCheckpoint) -> list[str]:
-        """Restore the gradient buckets of the checkpoint in new processes. Collective over all ranks.
+        """Restore the gradient buckets of the checkpoint in new processes, and describe failures.
 
-        Returns:
-            Descriptions of failures, after which the next losses may differ in their last bits.
+        After a failure the next losses may differ in their last bits. Collective over all ranks.
         """
         messages = []
         layouts = loaded.state["session"].get("reducers", {})
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
-            for name, ddp in self.registry.replicated.items():
-                if name not in layouts:
-                    continue
+            for name in filter(layouts.__contains__, self.registry.replicated):  # in the order of all ranks
                 try:
-                    reason = restore_buckets(ddp, layouts[name])
+                    reason = restore_buckets(self.registry.replicated[name], layouts[name])
                 except Exception as error:  # only the last bits of sums depend on it: the job goes on
                     reason = f"{type(error).__name__}: {error}"
                 if reason is not None:
