@@ -18,10 +18,12 @@ NAMES_OF_SECRETS = [
     "DB_PASS", "pass", "passwords", "tokens", "api_tokens", "api_keys", "apitoken", "hftoken", "dbpassword",
     "creds", "dsn", "connection_string", "bearer", "cookie", "session_key", "encryption_key", "ssh_key",
     "hmac_key",
+    "dbpass", "user_pw", "GITHUB_PAT", "ghtoken", "wandbkey", "kaggle_key", "subscription_key", "conn_string",
     "webhook_url", "jwt", "wandb_key", "secrets.a", "keys.openai", "smtp.pass", "AWS_SESSION_TOKEN",
 ]  # fmt: skip
 OTHER_NAMES = [
     "max_tokens", "num_tokens", "n_tokens", "tokens_per_batch", "tokenizer", "tokenizer.name", "pad_token",
+    "pos_token", "token_type_ids", "token_count", "hidden_pass",
     "eos_token_id", "special_tokens", "key", "keys", "sort_key", "monkey", "keyboard", "author", "passes",
     "num_passes", "pass@1", "bypass", "compass", "vocab.size", "token_file", "password_file", "SSH_AUTH_SOCK",
     "PWD", "OLDPWD", "secretary", "authentic", "batch.size", "",
@@ -60,6 +62,28 @@ SECRETS_IN_TEXT = {
     "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7abcdefghijkl": MASK,
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE\nvQIB\n-----END RSA PRIVATE KEY-----": MASK,
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abcdefgh": MASK,
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\nMIIE": MASK,
+    "db.pass=abc123x": f"db.pass={MASK}",
+    "jwt=abc123xyz, auth: abc123xyz": f"jwt={MASK}, auth: {MASK}",
+    "passwords=['abc', 'def']": f"passwords=[{MASK}]",
+    "api_keys: ('abcdefg',)": f"api_keys: [{MASK})",
+    "{'cookies': {'sid': 'abcdef'}}": f"{{'cookies': [{MASK}}}}}",
+    "password=b'abcdefg'": f"password=b'{MASK}'",
+    "token=SecretStr('abcdefg')": f"token={MASK}'{MASK}')",
+    'password\\": \\"abcdefg1\\"': f'password\\": \\"{MASK}"',
+    "os.environ['HF_TOKEN'] = 'abcdefg'": f"os.environ['HF_TOKEN'] = '{MASK}'",
+    "password => abcdefg": f"password => {MASK}",
+    "IDENTIFIED BY 'abcdefg'": f"IDENTIFIED BY '{MASK}'",
+    "machine h login ada password abcdefg": f"machine h login ada password {MASK}",
+    "sshpass -p abcdefg ssh h": f"sshpass -p {MASK} ssh h",
+    "curl -u ada:abcdefg https://h": f"curl -u ada:{MASK} https://h",
+    'Authorization: Digest username="a", response="b"': f"Authorization: Digest {MASK}",
+    "Subscription-Key: abcdefg": f"Subscription-Key: {MASK}",
+    "Incorrect API key provided: abcdefg.": f"Incorrect API key provided: {MASK}",
+    "https://api.telegram.org/bot123456789:abcdefghijklmnopqrstuvw/x": f"https://api.telegram.org/bot123456789:{MASK}/x",
+    "gsk_abcdefghij0123456789": MASK,
+    "dckr_pat_abcdefghij0123456789": MASK,
+    "hvs.abcdefghij0123456789": MASK,
     "train.py --hub-token abcdefgh --lr 1": f"train.py --hub-token {MASK} --lr 1",
 }
 ORDINARY_TEXT = [
@@ -76,6 +100,11 @@ ORDINARY_TEXT = [
     "hf_hub_download of hf_model",
     "basic block, bearer of news",
     "cookie: chocolate",
+    "'pad_token': '<|endoftext|>', cls_token: zeros-like",
+    "basic training loop, bearer authentication",
+    "docker run --user 1000:1000 image",
+    "xai-explanations-of-a-notebook",
+    "auth: required, token_type_ids: 0101010",
     "passes=3, compass=west, monkey=1",
 ]
 
@@ -155,7 +184,8 @@ def test_a_command_is_masked_by_the_names_of_its_options() -> None:
 @pytest.mark.parametrize(
     "words",
     [["--apikey", "s3cret"], ["--apikey=s3cret"], ["--password", "-s3cret"], ["--opts", "a.apikey=s3cret"],
-     ["--cfg={'token': 's3cret'}"], ["--wandb_key", "s3cret"], ["HF_TOKEN=s3cret"]],
+     ["--cfg={'token': 's3cret'}"], ["--wandb_key", "s3cret"], ["HF_TOKEN=s3cret"],
+     ["--api-keys", "s3cret", "s3cret2"]],
 )  # fmt: skip
 def test_secrets_of_a_command_are_masked(words: list[str]) -> None:
     assert "s3cret" not in mask_command(words)
