@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -118,3 +119,18 @@ def test_a_share_near_the_whole_keeps_the_digits_that_matter(fraction: float | N
 )  # fmt: skip
 def test_an_amount_has_three_digits(value: float | None, text: str) -> None:
     assert filters.amount(value) == text
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -5e-324, 1e-310, -1.0, 2.0**63]
+)
+@pytest.mark.parametrize(
+    "function",
+    [filters.age, filters.amount, filters.duration, filters.gpu_hours, filters.metric, filters.percent,
+     filters.rate, filters.share, filters.clock, filters.stamp, filters.iso, filters.day],
+)  # fmt: skip
+def test_an_absurd_figure_is_formatted(function: Callable[[float], str], value: float) -> None:
+    text = function(value)
+    assert text
+    if function not in (filters.percent, filters.share):
+        assert len(text) <= 40

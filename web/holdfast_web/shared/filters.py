@@ -25,9 +25,11 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
 def _significant(value: float, digits: int = 3) -> str:
-    """Format with about `digits` significant digits and without an exponent."""
+    """Format with about `digits` significant digits, and without an exponent unless the figure is absurd."""
     if value == 0:
         return "0"
+    if not 1e-12 <= abs(value) < 1e15:
+        return f"{value:.{digits - 1}e}"
     rounded = float(f"{value:.{digits - 1}e}")  # 0.9996 is 1.00, not 1.000
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(rounded))))
     return f"{value:,.{decimals}f}"
@@ -97,6 +99,8 @@ def duration(seconds: float | None) -> str:
 def age(seconds: float | None) -> str:
     if seconds is None:
         return "never"
+    if not math.isfinite(seconds):
+        return _odd(seconds)
     if seconds < 1.5:
         return "just now"
     return f"{seconds:.0f} s ago" if seconds < 59.5 else f"{duration(float(round(seconds)))} ago"
