@@ -24,9 +24,9 @@ MAX_FOR_SECONDS = 7 * 86400.0
 MAX_PATTERN = 200
 MIN_WINDOW, MAX_WINDOW = 20, 1000
 MAX_RULES = 100
-MAX_WINDOWS = 5
-"""Different windows of a project's rules: each is evaluated over thousands of losses of each job."""
 """Custom rules of a project: each is evaluated for each of its jobs, every few seconds."""
+MAX_WINDOW_CONDITIONS = 5
+"""Pairs of limit and window of a project's rules: each is evaluated over thousands of losses of each job."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _STORED = ("kind", "enabled", "severity", "window", "for_seconds", "jobs", "changed_at", "changed_by")
 """Fields that a row has under the same name."""
@@ -96,7 +96,7 @@ async def change(
             setattr(row, field, getattr(rule, field))
         session.add(row)
     _apply(row, changes)
-    _limit_windows(row, known.values())
+    _limit_conditions(row, known.values())
     row.changed_at, row.changed_by = now, who
     await session.flush()
     after = _stored(row)
@@ -174,12 +174,16 @@ def _apply(row: models.AlertRuleRecord, changes: RuleChanges) -> None:
         row.jobs = changes.jobs
 
 
-def _limit_windows(changed: models.AlertRuleRecord, known: Iterable[AlertRule]) -> None:
-    windows = {rule.window for rule in known if KINDS[rule.kind].window and rule.name != changed.name}
-    if changed.window not in (0, *windows) and len(windows) >= MAX_WINDOWS:
-        used = ", ".join(map(str, sorted(windows)))
+def _limit_conditions(changed: models.AlertRuleRecord, known: Iterable[AlertRule]) -> None:
+    conditions = {
+        (rule.limit, rule.window) for rule in known if KINDS[rule.kind].window and rule.name != changed.name
+    }
+    is_new = changed.window and (changed.limit_value, changed.window) not in conditions
+    if is_new and len(conditions) >= MAX_WINDOW_CONDITIONS:
+        used = ", ".join(f"{limit:g} over {window}" for limit, window in sorted(conditions))
         raise InvalidSetting(
-            "window", f"a project has rules with at most {MAX_WINDOWS} windows: use one of {used}"
+            "window",
+            f"rules of a project have at most {MAX_WINDOW_CONDITIONS} pairs of limit and window: use {used}",
         )
 
 

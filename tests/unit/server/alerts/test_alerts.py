@@ -386,15 +386,16 @@ def test_a_rule_that_cannot_be_is_refused_by_its_field(client, name, changes, fi
 
 
 @ON_SQLITE
-def test_rules_of_a_project_have_few_windows(client):
-    windows = [200, *range(20, 20 + rules.MAX_WINDOWS - 1)]  # that of the built-in rule first
-    for window in windows:
-        change(client, f"own-{window}", kind="loss_spike", window=window)
-    reply = client.put(f"{PROJECT}/alert-rules/more", json={"kind": "loss_spike", "window": 1000})
-    assert (reply.status_code, reply.json()["field"]) == (422, "window")
-    assert "use one of 20" in reply.json()["message"]
-    change(client, "more", kind="loss_spike", window=windows[-1], limit=9)
-    change(client, "own-20", window=20, limit=3)
+def test_rules_of_a_project_have_few_conditions_over_windows(client):
+    for number in range(1, rules.MAX_WINDOW_CONDITIONS):  # in addition to that of the built-in rule
+        change(client, f"own-{number}", kind="loss_spike", window=20 + number % 2, limit=10 + number)
+    for condition in ({"window": 1000}, {"window": 21, "limit": 90}):  # another window, another limit
+        reply = client.put(f"{PROJECT}/alert-rules/more", json={"kind": "loss_spike", **condition})
+        assert (reply.status_code, reply.json()["field"]) == (422, "window")
+        assert "11 over 21" in reply.json()["message"]
+    change(client, "more", kind="loss_spike", window=21, limit=11)
+    change(client, "own-1", window=20, limit=12)
+    change(client, "not-over-a-window", kind="overhead", limit=90)
 
 
 def test_equal_conditions_are_judged_once(monkeypatch):
