@@ -371,12 +371,8 @@ def _sentence(error: RequestRefused) -> str:
 async def plan_part(db: Database, name: str, typed: dict[str, str], *, now: float) -> PlanPart:
     """Return the plan for the typed inputs; raise UnknownJob."""
     job = await summaries.job_summary(db, name, now=now)
-    known: dict[str, Any] = {
-        "job": name,
-        "project": job.project,
-        "version": job.desired.version,
-        "policy": job.policy,
-    }
+    known: dict[str, Any] = {"job": name, "project": job.project, "version": job.desired.version}
+    known["policy"] = job.policy
     try:
         plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
         plot = draw(plan.comparison) if plan.comparison else None
