@@ -382,7 +382,9 @@ def test_settings_of_a_scaler_are_named_and_kept():
 
 
 @pytest.mark.parametrize(
-    "construction", [1, {}, {"kind": 1, "settings": {}, "fixed": {}}, {"kind": "SGD"}], ids=str
+    "construction",
+    [1, {}, {"kind": 1, "settings": {}, "fixed": {}}, {"kind": "SGD"}],
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_a_construction_that_cannot_be_read_is_left_out(construction):
     one, two = Job(), Job()
