@@ -71,7 +71,9 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["today", "older"])
-@pytest.mark.parametrize(("optimizer", "here", "what"), OPTIMIZERS, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("optimizer", "here", "what"), OPTIMIZERS, ids=lambda each: getattr(each, "__name__", str(each))[:40]
+)
 def test_a_setting_of_an_optimizer_is_named_with_both_values_and_the_way_to_take_the_scripts(
     optimizer, here, what, older
 ):
@@ -121,7 +123,9 @@ SCHEDULES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "before", "now", "what"), SCHEDULES, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("make", "before", "now", "what"), SCHEDULES, ids=lambda each: getattr(each, "__name__", str(each))[:40]
+)
 def test_a_setting_of_a_schedule_is_named_and_kept_as_if_the_job_had_had_it_from_the_start(
     make, before, now, what
 ):
