@@ -1,4 +1,7 @@
-"""`Session`: the public object of a training loop. It builds the components and delegates to them."""
+"""`Session`: the public object of a training loop. It builds the components and delegates to them.
+
+One module, since its only class is what a user reads as one.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import Any, Literal, Self
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import SETTINGS, Config, named_objects
+from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.checkpointer import Checkpointer
@@ -230,24 +234,35 @@ class Session:
         self._training.registry.keep(objects, names)
 
     def batches(self, loader: Iterable[Any], epochs: int | None = 1) -> Iterator[Any]:
-        """Yield the batches of `epochs` epochs in all, from the current position; follow restores in place.
+        """Resume, and return an iterator over the batches of `epochs` epochs in all, from the current position.
 
-        `None` never ends, for a loop that counts iterations: `batch = next(batches)`.
+        The state is restored when this returns. The iterator follows restores in place. With `None` it never ends,
+        for a loop that counts iterations: `batch = next(batches)`.
+
+        Raises:
+            ValueError: while iterating: an epoch has no batch, which with `None` would repeat for ever.
+            The errors of `resume`.
         """
         self.resume()
-        cursor = self._training.cursor_for(loader)
+        number, cursor = self._training.cursor_for(loader)
         if cursor.limitation:
             self._reporter.notice("warning", "loader", cursor.limitation)
+        return self._drawn_from(number, cursor, epochs)
+
+    def _drawn_from(self, number: int, cursor: Cursor, epochs: int | None) -> Iterator[Any]:
         while epochs is None or cursor.epoch < epochs:
-            restores = self._training.restore_count
+            restores, epoch, is_empty = self._training.restore_count, cursor.epoch, not cursor.continues
             source = cursor.batches()
             while self._training.restore_count == restores:
                 started = time.perf_counter()
                 batch = next(source, _END)
                 if batch is _END:
+                    if is_empty and (epochs is None or not cursor.may_be_empty):
+                        raise ValueError(f"session.batches: epoch {epoch} has no batch: {cursor.why_empty()}")
                     break
+                is_empty = False
                 self._meter.clock.stall("data_fetch", time.perf_counter() - started)
-                self._training.record_batch()
+                self._training.record_batch(number)
                 yield batch
 
     def step(self, **metrics: Any) -> None:

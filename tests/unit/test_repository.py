@@ -326,6 +326,8 @@ def _normal(name: str) -> str:
 
 PRODUCTION = ("agent/holdfast", "server/holdfast_server", "web/holdfast_web", "migrations/holdfast_migrations")
 MOST_LINES = {"module": 450, "function": 60}
+MOST_LINES_OF_ONE_SUBJECT = 600
+"""Limit for a module whose docstring says why it is not two: `One module, since …`."""
 
 
 @pytest.mark.parametrize("package", PRODUCTION)
@@ -333,7 +335,9 @@ def test_modules_and_functions_are_short_enough_to_read(package: str) -> None:
     long = []
     for path in sorted((ROOT / package).rglob("*.py")):
         tree = ast.parse(text := path.read_text())
-        sizes = [("module", path.name, text.count("\n"))]
+        is_one_subject = "One module, since" in (ast.get_docstring(tree) or "")
+        extra = MOST_LINES_OF_ONE_SUBJECT - MOST_LINES["module"] if is_one_subject else 0
+        sizes = [("module", path.name, text.count("\n") - extra)]
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 docstring = node.body[0] if ast.get_docstring(node) is not None else None

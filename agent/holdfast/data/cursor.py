@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
+from holdfast.data.digests import digest_of
+from holdfast.data.enclosed_loaders import EnclosedLoaders
+from holdfast.data.generators import GeneratorStates
 from holdfast.data.loader import DataLoader
+from holdfast.data.loader_arguments import why_empty
 from holdfast.data.order import stable_hash
+from holdfast.data.reachable import incomplete_state, parts_in_process, shared_iterator
 from holdfast.state.rng import restore_rng, rng_state
 from holdfast.system.preemption import iterate_loader
+
+logger = logging.getLogger("holdfast")
+
+_END = object()
+LEAST_BYTES = 64
+"""A smaller batch may be equal to the next one by chance."""
 
 
 def cursor_over(loader: Iterable[Any]) -> Cursor:
@@ -21,7 +34,8 @@ def cursor_over(loader: Iterable[Any]) -> Cursor:
     if isinstance(loader, DataLoader):
         return loader
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return _StatefulCursor(loader)
+        lacks = incomplete_state(loader)
+        return _StatefulCursor(loader) if lacks is None else _CountingCursor(loader, lacks)
     if _has_stateful_iterators(loader):
         return _StatefulIteratorCursor(loader)
     return _CountingCursor(loader)
@@ -33,8 +47,28 @@ class _StatefulCursor:
     def __init__(self, loader: Any) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
         self._begun = False
+        self._source: Any = None
+        """Iterator of the last epoch."""
         self._loaded: Any = None
         """State of the loader from a checkpoint, until the loader continues from it."""
+        # of another class nothing is known: a state of its own may include its generators
+        is_known = isinstance(loader, torch.utils.data.DataLoader)
+        self._generators = GeneratorStates(**(parts_in_process(loader) if is_known else {}))
+        self._generators_start: dict[str, Any] = {}
+        """States at the start of the epoch: a loader may get to its position by drawing again."""
+        self._generators_now: dict[str, Any] | None = None
+        """States at the position of a checkpoint, until the loader is there."""
+        self._last: list[str | None] = []
+        """Digests of the last batches given."""
+
+    may_be_empty, shared_iterator = False, None
+
+    @property
+    def continues(self) -> bool:
+        return self._given > 0 or self._loaded is not None
+
+    def why_empty(self) -> str:
+        return why_empty(self._loader)
 
     @property
     def limitation(self) -> str | None:
@@ -58,28 +92,43 @@ class _StatefulCursor:
         # an unused position at the start of an epoch may be the end of the one before
         between_epochs = self._loaded is not None and not self._given
         now = rng_state()
-        source = iterate_loader(self._loader)
+        if not self._given:
+            self._generators_start = self._generators.state_dict()
+        self._generators.load_state_dict(self._generators_start)
+        source = self._source = iterate_loader(self._loader)
         if self._given:
+            self._generators.load_state_dict(self._generators_now or {})
+            self._generators_now = None
             restore_rng(now)  # the epoch began before the resume, and drew its numbers then
             if inspect.isgenerator(source) and isinstance(self._loader, torch.utils.data.DataLoader):
                 source = self._begun_by_first_batch(source)
+        if self._given:
+            source = self._not_repeated(source)
         self._begun, self._loaded = True, None
         yield from self._counted(source)
         if between_epochs and not self._given:
             # some loaders continue with the next epoch, others give an empty rest first
             restore_rng(now)
-            yield from self._counted(iterate_loader(self._loader))
-        self.epoch, self._given = self.epoch + 1, 0
+            self._source = iterate_loader(self._loader)
+            yield from self._counted(self._source)
+        self.epoch, self._given, self._last = self.epoch + 1, 0, []
 
     def state_dict(self) -> dict[str, Any]:
         state = self._loaded
         if state is None and self._begun:
-            # an unused loader has no position yet, and might start its workers to return it
-            state = self._loader.state_dict()
+            # an unused loader has no position yet, and might start its workers to return it. The state of
+            # StatefulDataLoader is that of its last iterator, which may be one of an evaluation
+            owner = self._source if hasattr(type(self._source), "state_dict") else self._loader
+            state = owner.state_dict()
             if state is None:
                 name = type(self._loader).__name__
                 raise TypeError(f"{name}.state_dict() returned None: its position cannot be saved")
-        return {"epoch": self.epoch, "given": self._given, "loader": state}
+        position = {"epoch": self.epoch, "given": self._given, "loader": state}
+        generators = {
+            "start": self._generators_start,
+            "now": self._generators_now or self._generators.state_dict(),
+        }
+        return position | {"generators": generators, "last": self._last}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         state_dict = state_dict or {"epoch": 0, "given": 0, "loader": None}
@@ -90,6 +139,12 @@ class _StatefulCursor:
             state = self._loader.state_dict() | {"epoch": 0, "sample_in_epoch": 0}
         if state is not None:
             self._loader.load_state_dict(state)
+        generators = state_dict.get("generators", {"start": {}, "now": {}})
+        self._generators_start, self._generators_now = generators["start"], generators["now"]
+        if not self._given:
+            self._generators.load_state_dict(generators["now"])
+            self._generators_now = None
+        self._last = state_dict.get("last", [])
 
     def _begun_by_first_batch(self, source: Iterator[Any]) -> Iterator[Any]:
         """Let a loader that draws the seed of its workers with its first batch draw it from another generator."""
@@ -105,13 +160,28 @@ class _StatefulCursor:
     def _counted(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch in source:
             self._given += 1
+            self._last = [*self._last[-1:], digest_of(batch, LEAST_BYTES)]
             yield batch
+
+    def _not_repeated(self, source: Iterator[Any]) -> Iterator[Any]:
+        """Warn if the first batch after a resume is the last one before it, unless equal batches are usual."""
+        before = self._last
+        for batch in itertools.islice(source, 1):
+            if len({*before, None}) == 3 and before[-1] == digest_of(batch, LEAST_BYTES):
+                logger.warning(
+                    "%s gave a batch twice, before and after the resume: its state_dict is not its exact "
+                    "position, and samples of this epoch may occur twice or not at all",
+                    type(self._loader).__name__,
+                )
+            yield batch
+        yield from source
 
 
 class _StatefulIteratorCursor:
     """Cursor over a loader whose iterators have the position, as those of Grain do; or over such an iterator."""
 
     limitation: str | None = None
+    may_be_empty, shared_iterator = False, None
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader, self.epoch = loader, 0
@@ -122,6 +192,13 @@ class _StatefulIteratorCursor:
         self._given: Any = loader if hasattr(loader, "get_state") else None
         """The loader, if it is an iterator: it begins no second epoch."""
         self._start = self._given.get_state() if self._given is not None else None
+
+    @property
+    def continues(self) -> bool:
+        return self._loaded is not None
+
+    def why_empty(self) -> str:
+        return why_empty(self._loader)
 
     def batches(self) -> Iterator[Any]:
         state, self._loaded = self._loaded, None
@@ -141,12 +218,29 @@ class _StatefulIteratorCursor:
 
 
 class _CountingCursor:
-    """Cursor over any iterable: a resume starts the epoch again and skips to the position."""
+    """Cursor over any iterable: a resume starts the epoch again and skips to the position.
 
-    def __init__(self, loader: Iterable[Any]) -> None:
+    Every `holdfast.DataLoader` that the iterable draws from, and every generator that is reachable from it, goes
+    back to where the epoch began. So the count is the only position of what is read in it.
+    """
+
+    may_be_empty = False
+
+    def __init__(self, loader: Iterable[Any], lacks: str | None = None) -> None:
         self._loader, self.epoch, self._given = loader, 0, 0
+        self._lacks = lacks
+        """What the state of the loader lacks, which is not used for that reason."""
         self._start: dict[str, Any] | None = None
         """Random state at the start of this epoch, from which a loader that shuffles draws its order."""
+        self._generators = GeneratorStates(**parts_in_process(loader))
+        self._generators_now: dict[str, Any] | None = None
+        """States of the generators at the position of a checkpoint, until the loader is there."""
+        self._inner = EnclosedLoaders()
+        self._last: list[str | None] = []
+        """Digests of the last batches given."""
+        self.shared_iterator = shared_iterator(loader)
+        self._is_behind = False
+        """Whether earlier epochs have yet to be read again, since all of them share one iterator."""
 
     @property
     def limitation(self) -> str:
@@ -155,42 +249,90 @@ class _CountingCursor:
             f"{name} cannot continue from a position: after a resume its epoch is read again from the start up to "
             "the position"
         )
+        if self._lacks is not None:
+            return f"{text}, since its state_dict lacks {self._lacks}"
         if not isinstance(self._loader, torch.utils.data.DataLoader):
             return f"{text}, in an order that may differ"
-        if self._loader.generator is not None:
-            text += ", in an order that may differ, since its generator is not checkpointed"
-        elif self._loader.num_workers and self._loader.persistent_workers:
+        if self._has_persistent_workers:
             text += ", and random augmentation in its persistent workers may differ"
         return f"{text}. holdfast.DataLoader takes the same arguments and continues at once"
 
+    @property
+    def _has_persistent_workers(self) -> bool:
+        return bool(getattr(self._loader, "persistent_workers", False))
+
+    @property
+    def continues(self) -> bool:
+        return self._given > 0
+
+    def why_empty(self) -> str:
+        return why_empty(self._loader)
+
     def batches(self) -> Iterator[Any]:
-        for batch in self._begun_again() if self._given else self._begun():
+        source = self._begun_again() if self._given or self._is_behind else self._begun()
+        while True:
+            with self._inner.drawing():
+                batch = next(source, _END)
+            if batch is _END:
+                break
             self._given += 1
+            self._last = [*self._last[-1:], digest_of(batch)]
             yield batch
-        self.epoch, self._given, self._start = self.epoch + 1, 0, None
+        self.epoch, self._given, self._last = self.epoch + 1, 0, []
+        if self.shared_iterator is None:
+            self._start, self._inner = None, EnclosedLoaders()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "given": self._given, "start": self._start}
+        generators = self._generators_now or self._generators.state_dict()
+        state = {"epoch": self.epoch, "given": self._given, "start": self._start, "generators": generators}
+        return state | {"inner": self._inner.starts, "last": self._last}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         state_dict = state_dict or {"epoch": 0, "given": 0, "start": None}
         self.epoch, self._given, self._start = (state_dict[key] for key in ("epoch", "given", "start"))
+        self._inner = EnclosedLoaders(state_dict.get("inner", ()))
+        self._last, self._generators_now = state_dict.get("last", []), state_dict.get("generators")
+        self._is_behind = self.shared_iterator is not None and self.epoch > 0
+        if not (self._given or self._is_behind) and self._generators_now is not None:
+            self._generators.load_state_dict(self._generators_now)
+            self._generators_now = None
 
     def _begun(self) -> Iterator[Any]:
-        self._start = rng_state()
+        if self._start is None:
+            self._start = rng_state() | {"generators": self._generators.state_dict()}
         _set_epoch(self._loader, self.epoch)
-        return iterate_loader(self._loader)
+        with self._inner.drawing():
+            return iterate_loader(self._loader)
 
     def _begun_again(self) -> Iterator[Any]:
-        now, start = rng_state(), self._start
+        """Begin the epoch, and read it up to the position."""
+        now, start, began = rng_state(), self._start, time.perf_counter()
         assert start is not None
         restore_rng(start)
+        self._generators.load_state_dict(start.get("generators", {}))
         try:
-            source = self._begun()
-            for _ in itertools.islice(source, self._given):
-                pass
+            with self._inner.drawing():
+                for _ in range(self.epoch if self._is_behind else 0):
+                    _pass_over(iterate_loader(self._loader), sys.maxsize)
+                self._is_behind = False
+                source = self._begun()
+                _pass_over(source, self._given - len(self._last))
+                random_state = rng_state()
+                last = [digest_of(batch) for batch in itertools.islice(source, len(self._last))]
+            # noise from the global generators is other noise here, since training draws none in between
+            is_comparable = _are_equal(random_state, rng_state()) and not self._has_persistent_workers
         finally:
             restore_rng(now)
+            self._generators.load_state_dict(self._generators_now or {})
+            self._generators_now = None
+        name, seconds = type(self._loader).__name__, time.perf_counter() - began
+        logger.info("read %d batches of %s again in %.1f s, up to the position", self._given, name, seconds)
+        if len(last) < len(self._last) or (is_comparable and last != self._last):
+            logger.warning(
+                "%s gave other batches when it was read again up to the position: samples may occur twice or not "
+                "at all in this epoch",
+                name,
+            )
         return source
 
 
@@ -199,7 +341,24 @@ Cursor = DataLoader | _StatefulCursor | _StatefulIteratorCursor | _CountingCurso
 
 `batches` iterates over the rest of the current epoch; `epoch` advances at its end. `state_dict` returns the
 position after the last batch given, and `load_state_dict` goes to one, or to the start for `None`. `limitation`
-names the guarantees that the loader cannot give."""
+names the guarantees that the loader cannot give. `continues` says whether the current epoch has given batches
+before, so that it may have none left; `why_empty` describes why an epoch has none at all, which an error names
+unless `may_be_empty`. `shared_iterator` describes why the loader cannot begin an epoch again in this process."""
+
+
+def _pass_over(source: Iterator[Any], count: int) -> None:
+    for _ in itertools.islice(source, count):
+        pass
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return all(_are_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return all(map(_are_equal, one, other))
+    return bool(one == other)
 
 
 def _has_stateful_iterators(loader: Any) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import operator
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, Dataset, Sampler
 
+from holdfast.data.generators import GeneratorStates, LoaderGenerators
 from holdfast.data.order import Permutation, RankShare
-from holdfast.data.seeding import Key, SeededDataset, preserved_random_state, seed_all, unchanged_batch
-from holdfast.state.rng import is_generator
+from holdfast.data.reachable import shared_iterator
+from holdfast.data.sampled import SampledOrder
+from holdfast.data.seeding import Key, SeededDataset, unchanged_batch
 from holdfast.system.preemption import iterate_loader
 
 logger = logging.getLogger("holdfast")
@@ -83,7 +85,8 @@ class IndexOrder:
     """The order of a dataset's indices: sequential, or shuffled in each epoch."""
 
     limitation: str | None = None
-    shards = 1
+    shared_iterator: str | None = None
+    shards, generators = 1, GeneratorStates()
 
     def __init__(self, dataset: Dataset[Any], seed: int, shuffle: bool) -> None:
         self.epochs = EpochSetter()
@@ -96,7 +99,7 @@ class IndexOrder:
     def size(self) -> int:
         return len(self._dataset)
 
-    def draw(self, epoch: int) -> EpochOrder:
+    def draw(self, epoch: int) -> Permutation | _Listed:
         return Permutation(self.size, self._seed, epoch) if self._shuffle else _Listed(range(self.size))
 
 
@@ -119,18 +122,6 @@ class SamplerOrder:
     @property
     def limitation(self) -> str | None:
         """Guarantees that this order cannot give, as text."""
-        if self.size is None:
-            return (
-                f"{self.name} has no len() and is iterated as training goes: unless its order follows from the "
-                "epoch, samples may occur twice or not at all after a resume"
-            )
-        # with a set_epoch, the order follows from the epoch, also if a generator draws it
-        own = (part for part in self._parts if not hasattr(part, "set_epoch"))
-        if any(is_generator(value) for part in own for value in getattr(part, "__dict__", {}).values()):
-            return (
-                f"{self.name} has its own generator, which is not checkpointed: after a resume samples may occur "
-                "twice or not at all"
-            )
         if self.shards > 1:
             return (
                 f"{self.name} splits samples among {self.shards} ranks: with another number of ranks some may "
@@ -138,36 +129,30 @@ class SamplerOrder:
             )
         return None
 
+    @functools.cached_property
+    def shared_iterator(self) -> str | None:
+        return shared_iterator(self._source)
+
+    @property
+    def generators(self) -> GeneratorStates:
+        return GeneratorStates(sampler=self._source)
+
     def draw(self, epoch: int) -> EpochOrder:
         """Iterate the sampler with generators seeded from the epoch, so that its order is reproducible."""
-        if self.size is None:
-            return _Read(self._source)
-        with preserved_random_state():
-            seed_all(self._seed, "order", epoch)
-            return _Listed(list(self._source))
+        return SampledOrder(self._source, self._seed, epoch)
 
 
 class _Listed:
-    def __init__(self, items: list[Any] | range) -> None:
+    """The order of a range."""
+
+    def __init__(self, items: range) -> None:
         self._items, self.size = items, len(items)
 
-    def at(self, places: range) -> Iterator[Any]:
+    def at(self, places: range) -> Iterator[int]:
         return (self._items[place % self.size] for place in places)
 
 
-class _Read:
-    """The order of a sampler without a length."""
-
-    size = sys.maxsize
-
-    def __init__(self, source: Iterable[Any]) -> None:
-        self._source = source
-
-    def at(self, places: range) -> Iterator[Any]:
-        return itertools.islice(self._source, places.start, None, places.step)
-
-
-EpochOrder = Permutation | _Listed | _Read
+EpochOrder = Permutation | _Listed | SampledOrder
 """The order of one epoch."""
 SampleOrder = IndexOrder | SamplerOrder
 """Source of the order of every epoch. A position is valid only for an order of the same `name`."""
@@ -200,6 +185,11 @@ class IndexedBatches:
         self.collate_fn = options.pop("collate_fn", None) or (
             torch.utils.data.default_convert if by_sample else torch.utils.data.default_collate
         )
+        read = GeneratorStates(dataset=dataset, collate_fn=self.collate_fn)
+        has_workers = bool(options.get("num_workers"))
+        self._in_workers = read if has_workers else GeneratorStates()
+        """Generators of which every worker has a copy, whose state no checkpoint holds."""
+        self.generators = LoaderGenerators(GeneratorStates() if has_workers else read, order.generators)
         self._seeded = SeededDataset(dataset, seed, self.collate_fn)
         self.loader: torch.utils.data.DataLoader[Any] = self._reading(self._seeded, self._indices, options)
 
@@ -230,13 +220,25 @@ class IndexedBatches:
 
     @property
     def limitation(self) -> str | None:
+        limitations = [self._order.limitation] if self._order.limitation else []
+        if paths := self._in_workers.paths:
+            limitations.append(
+                f"{', '.join(paths)}: every worker has a copy of this generator, whose state is in no checkpoint: "
+                "its numbers differ after a resume. Draw from the generators of Python, NumPy or torch, which are "
+                "seeded for each sample, or set num_workers=0"
+            )
         size, ranks = self._order.size, self._share.world_size
-        if self._order.limitation or size is None or self._share.tail != "pad" or size % ranks == 0:
-            return self._order.limitation
-        return (
-            f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in an "
-            "epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids that"
-        )
+        if not self._order.limitation and size is not None and self._share.tail == "pad" and size % ranks:
+            limitations.append(
+                f"{size:,} {self._items} do not divide evenly among {ranks} ranks: {-size % ranks} occur twice in "
+                "an epoch, so that all ranks run equally many iterations; drop_last=True or tail='short' avoids "
+                "that"
+            )
+        return "; ".join(limitations) or None
+
+    @property
+    def shared_iterator(self) -> str | None:
+        return self._order.shared_iterator
 
     def __len__(self) -> int:
         if self._order.size is None:
@@ -251,8 +253,15 @@ class IndexedBatches:
 
     def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
-        drawn, first = self._order.draw(start.epoch), start.taken // self._order.shards
-        items = drawn.at(self._share.places(first, drawn.size))
+        first, begun = start.taken // self._order.shards, start.taken > 0
+        self.generators.begin(start.epoch, begun=begun)
+        drawn = self._order.draw(start.epoch)
+        if isinstance(drawn, SampledOrder):
+            drawn.begin(first)
+            items: Iterator[Any] = drawn.items(first, self._share)
+        else:
+            items = drawn.at(self._share.places(first, drawn.size))
+        self.generators.reach()
         # drawn here once, also for what workers read ahead: the position of the loader may change meanwhile
         remaining = self._indices.remaining = _Ahead(self._keyed(start.epoch, items))
         try:
@@ -262,6 +271,15 @@ class IndexedBatches:
         finally:
             if self._indices.remaining is remaining:
                 self._indices.remaining = None
+
+    def pass_over(self, position: DataPosition) -> None:
+        """Draw the rest of an epoch, if later ones depend on it."""
+        if self.generators.repeats:
+            self.generators.begin(position.epoch, begun=True)
+            drawn = self._order.draw(position.epoch)
+            if isinstance(drawn, SampledOrder):
+                drawn.pass_over()
+        self.generators.reach()
 
     def upcoming(self, start: DataPosition, batches: int) -> list[Key | list[Key]]:
         """Return the keys of the next batches that no worker has been given yet, without consuming them.

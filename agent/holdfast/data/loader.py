@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from holdfast.data.enclosed_loaders import enclosing
 from holdfast.data.indexed import DataPosition, IndexedBatches, IndexOrder, SampleOrder, SamplerOrder
-from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse
+from holdfast.data.loader_arguments import arguments_of, place_among_ranks, refuse, why_empty
+from holdfast.data.loader_position import LoaderPosition, after
 from holdfast.data.order import RankShare, stable_hash
 from holdfast.data.streams import StreamedBatches
 
@@ -22,7 +24,7 @@ logger = logging.getLogger("holdfast")
 _HOW_TO_COUNT = "loop over the loader, or over range(loader.batches_left(loader.epoch + 1))"
 
 
-class DataLoader:
+class DataLoader(LoaderPosition):
     """A loader with the arguments of `torch.utils.data.DataLoader` that can continue from any position.
 
     Args:
@@ -79,7 +81,8 @@ class DataLoader:
         **options: Any,
     ) -> None:
         refuse(options, shuffle, sampler, batch_sampler, drop_last, batch_size)
-        self.dataset, self.seed, self.position = dataset, seed, DataPosition()
+        super().__init__()
+        self.dataset, self.seed = dataset, seed
         self._given_sampler, self._given_batch_sampler, self._shuffle = sampler, batch_sampler, shuffle
         self.batch_size, self.drop_last = (None if batch_sampler is not None else batch_size), drop_last
         self.rank, self.world_size = place_among_ranks(rank, world_size)
@@ -87,36 +90,35 @@ class DataLoader:
             raise ValueError(f"DataLoader(tail={tail!r}): give 'pad' or 'short'")
         # a private generator: instead of torch, _draw_base_seed draws from the global one, once per epoch
         options["generator"] = torch.Generator().manual_seed(stable_hash(seed, "loader") >> 1)
-        self._inner: IndexedBatches | StreamedBatches
         if isinstance(dataset, IterableDataset):
             options |= {"batch_size": batch_size, "drop_last": drop_last, "shuffle": shuffle}
             options |= {"sampler": sampler, "batch_sampler": batch_sampler}  # so that torch refuses them
-            self._inner = StreamedBatches(dataset, seed, options, self.world_size)
-        else:
-            source = sampler if sampler is not None else batch_sampler
-            order: SampleOrder = (
-                SamplerOrder(source, seed) if source is not None else IndexOrder(dataset, seed, shuffle)
-            )
-            share = RankShare(
-                rank=self.rank,
-                world_size=self.world_size,
-                batch_size=self.batch_size or 1,
-                tail="drop" if drop_last else tail,
-            )
-            self._inner = IndexedBatches(
-                dataset, order, share, seed, options,
-                batch_size=self.batch_size, by_batch=batch_sampler is not None,
-            )  # fmt: skip
-        self.collate_fn = self._inner.collate_fn
+        share = RankShare(
+            rank=self.rank,
+            world_size=self.world_size,
+            batch_size=self.batch_size or 1,
+            tail="drop" if drop_last else tail,
+        )
+        self._inner = self._batches_of(options, share)
+        self.collate_fn, self._tail = self._inner.collate_fn, tail
         self._mismatch: str | None = None
-        self._iterators = _IteratorState()
-        self._warned: set[str] = set()
         self.lookahead = 0
         """Number of batches that the caller draws in advance, as some frameworks do; they count as not drawn."""
         self._used_state: dict[str, Any] | None = None
-        """State of the dataset at `position`, with `lookahead`."""
+        self._used_generators: Mapping[str, Any] | None = None
+        """States of the dataset and of generators at `position`, with `lookahead`."""
         self.last_position: DataPosition | None = None
         """Position after the last batch of the epoch that ended last."""
+
+    def _batches_of(self, options: dict[str, Any], share: RankShare) -> IndexedBatches | StreamedBatches:
+        dataset, seed, by_batch = self.dataset, self.seed, self._given_batch_sampler is not None
+        if isinstance(dataset, IterableDataset):
+            return StreamedBatches(dataset, seed, options, self.world_size)
+        source = self._given_batch_sampler if by_batch else self._given_sampler
+        order: SampleOrder = (
+            IndexOrder(dataset, seed, self._shuffle) if source is None else SamplerOrder(source, seed)
+        )
+        return IndexedBatches(dataset, order, share, seed, options, batch_size=self.batch_size, by_batch=by_batch)
 
     @classmethod
     def from_torch(cls, loader: torch.utils.data.DataLoader[Any], **arguments: Any) -> Self:
@@ -141,11 +143,6 @@ class DataLoader:
     def limitation(self) -> str | None:
         """Guarantees that this loader cannot give, as text."""
         return "; ".join(filter(None, (self._mismatch, self._inner.limitation))) or None
-
-    @property
-    def is_iterated_directly(self) -> bool:
-        """Whether the script is in the middle of its own loop `for batch in loader`."""
-        return self._iterators.drawing > 0
 
     @property
     def sampler(self) -> Any:
@@ -189,15 +186,16 @@ class DataLoader:
         """
         if not self._goes_on:  # as in torch, before the first batch is requested
             self._draw_base_seed()
-        elif isinstance(self._inner, IndexedBatches) and self._is_complete():
+        elif self._has_no_batch_left and not self._is_evaluation and enclosing() is None:
             logger.info(
                 "the checkpoint was taken after the last batch of epoch %d: this loop over the loader gets no "
                 "batch, and the next one begins epoch %d",
                 *(self.epoch, self.epoch + 1),
             )
             ended = f"epoch {self.epoch} had no batch left after the resume"
-            self.position = _after(self.position)
-            return _none_left(f"{ended}: {_HOW_TO_COUNT}")
+            self._inner.pass_over(self.position)
+            self.position = after(self.position)
+            return self._none_left(f"{ended}: {_HOW_TO_COUNT}")
         resumed = f"epoch {self.epoch} had fewer batches left after the resume than a whole epoch: {_HOW_TO_COUNT}"
         return self._by_hand(resumed if self._goes_on else None)
 
@@ -213,41 +211,53 @@ class DataLoader:
             if self._iterators.current is iterator:
                 self._iterators.current, self._iterators.trained_on = None, False
 
+    def _none_left(self, why: str) -> Generator[Any, None, str | None]:
+        """Yield no batch; `why` is the message of its StopIteration."""
+        if (within := enclosing()) is not None and within.is_replayed(self):
+            return (yield from self._by_hand(None))
+        return why
+
     def _by_hand(self, why_short: str | None) -> Generator[Any, None, str | None]:
         """Yield the batches of the script's own loop; `why_short` is the message of its StopIteration."""
-        state = self._iterators
-        iterator, seeks = object(), state.seek_count
+        state, within, is_evaluation = self._iterators, enclosing(), self._is_evaluation
+        iterator = object()
         before = state.current, self.position, state.began, state.trained_on
         dataset_state = self._dataset_state
-        if state.trained_on and state.has_session and state.current is None:
+        if state.trained_on and state.has_session and state.current is None and not is_evaluation and not within:
             self._warn_once(
                 "left early",
                 f"the loop over the loader left epoch {self.epoch} early, and the next one begins epoch "
                 f"{self.epoch + 1}: a resume from the last checkpoint of epoch {self.epoch} would first give the "
                 "rest of it. Use session.batches(loader, epochs=None), or a sampler that makes epochs shorter",
             )
-        if state.trained_on:
-            self.position = _after(self.position)
+        is_within_epoch = state.current is not None and state.began.taken > 0  # which a resume continued
+        if state.trained_on or is_within_epoch or (is_evaluation and self.position.taken):
+            self.position = after(self.position)
         elif state.current is not None:
             self.position = state.began
-        state.trained_on, state.left_untrained = not state.has_session, False
-        state.drawing += 1
+        if within is not None:
+            within.begin(self)
+        seeks, is_rest = state.seek_count, self.position.taken > 0
+        state.trained_on, state.left_untrained = not state.has_session or within is not None, False
+        state.drawing += within is None
         try:
             yield from self._batches(iterator, by_hand=True)
         finally:
-            state.drawing -= 1
+            state.drawing -= within is None
             if state.current is iterator:
                 state.current = None
                 if state.trained_on and self._is_complete():
-                    self.position = _after(self.position)
+                    self.position = after(self.position)
                 ended, interrupted = not self.position.taken, before[0] in state.open
-                if state.trained_on or seeks != state.seek_count or (ended and not interrupted):
+                # the rest of an epoch may have too few batches for an update
+                is_rest = is_rest and ended and not interrupted and not is_evaluation
+                if state.trained_on or seeks != state.seek_count or is_rest:
                     state.trained_on = state.trained_on and not ended
                 else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
                     state.current, self.position, state.began, state.trained_on = before
-                    self._inner.state = dataset_state
+                    self._set_dataset_state(dataset_state)
                     if not interrupted:
-                        state.current, state.left_untrained = None, True
+                        state.current, state.left_untrained = None, not is_evaluation
         return why_short
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
@@ -258,18 +268,25 @@ class DataLoader:
             state.current = state.last = iterator
             state.began = began = start = used = self.position
             seeks, again = state.seek_count, True
-            ahead: deque[tuple[DataPosition, dict[str, Any] | None]] = deque()
+            ahead: deque[tuple[DataPosition, dict[str, Any] | None, Mapping[str, Any]]] = deque()
             while again:
                 again = False
                 ahead.clear()
                 self._inner.epochs.begin(start.epoch, begun=start.taken > 0, by_hand=by_hand)
+                self._used_generators = self._inner.generators.continued() if self.lookahead else None
                 for position, batch in self._inner.batches(start):
                     start = position
-                    ahead.append((position, self._inner.state_dict() if self.lookahead else None))
-                    if len(ahead) > self.lookahead:
-                        self.position, self._used_state = used, _ = ahead.popleft()
-                    for drawn in DataLoader.watched_by:
-                        drawn.add(self)
+                    if self.lookahead:
+                        ahead.append((position, self._inner.state_dict(), self._inner.generators.continued()))
+                        if len(ahead) > self.lookahead:
+                            used, self._used_state, self._used_generators = ahead.popleft()
+                            self.position = used
+                    else:
+                        self.position = used = position
+                    if enclosing() is None:
+                        for drawn in DataLoader.watched_by:
+                            drawn.add(self)
+                    state.with_gradients = torch.is_grad_enabled()
                     yield batch
                     if seeks != state.seek_count:
                         seeks, again = state.seek_count, True
@@ -282,7 +299,7 @@ class DataLoader:
                         self._take_back(iterator, began, used)
                         if again := self._inner.exclusive:
                             break
-            self.last_position, self.position = start, _after(start)
+            self.last_position, self.position = start, after(start)
         finally:
             state.open.discard(iterator)
 
@@ -298,15 +315,26 @@ class DataLoader:
         self._iterators.current = self._iterators.last = iterator
         self._iterators.began, self.position = began, position
 
-    @property
-    def _goes_on(self) -> bool:
-        """Whether a new iterator gives the rest of an epoch, as after a resume."""
-        return self._iterators.current is None and not self._iterators.trained_on and self.position.taken > 0
+    def _set_dataset_state(self, state: dict[str, Any] | None) -> None:
+        self._inner.state = state
 
-    def _warn_once(self, about: str, message: str) -> None:
-        if about not in self._warned:
-            self._warned.add(about)
-            logger.warning(message)
+    @property
+    def _has_no_batch_left(self) -> bool:
+        return isinstance(self._inner, IndexedBatches) and self._is_complete()
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an epoch may have no batch on this rank, although others get some."""
+        return self._tail == "short" and self.world_size > 1
+
+    @property
+    def shared_iterator(self) -> str | None:
+        """Describe why this loader cannot begin an epoch again in this process, if it cannot."""
+        return self._inner.shared_iterator
+
+    def why_empty(self) -> str:
+        """Describe why an epoch has no batch."""
+        return why_empty(self)
 
     def _is_complete(self) -> bool:
         """Whether the last batch of the epoch has been given; `False` if the length is unknown."""
@@ -323,27 +351,6 @@ class DataLoader:
         if not self.persistent_workers or not self._iterators.seed_drawn:
             torch.empty((), dtype=torch.int64).random_()
             self._iterators.seed_drawn = True
-
-    def attach_session(self) -> None:
-        """Let a session count iterations from now on. Batches drawn before are not counted."""
-        state = self._iterators
-        if not state.has_session:
-            state.has_session, state.trained_on, state.left_untrained = True, False, False
-            if state.current is None:
-                self.position = state.set_position
-
-    def detach_session(self) -> None:
-        """Record that the session is closed."""
-        self._iterators.has_session, self._iterators.set_position = False, self.position
-
-    def iteration_ended(self) -> None:
-        """Record the end of an iteration: the batches drawn so far have been used for training."""
-        state = self._iterators
-        if state.current is not None:
-            state.trained_on = True
-        elif state.trained_on or state.left_untrained:  # the loop was left: a resume begins the next epoch
-            self.position, self._inner.state = _after(self.position), None
-            state.trained_on = state.left_untrained = False
 
     def second_loader(
         self, batches: int, around: Callable[[Dataset[Any]], Dataset[Any]], timeout_seconds: float
@@ -371,10 +378,13 @@ class DataLoader:
             "extent": self._inner.extent,
             "set_epoch": self._inner.epochs.in_use,
             "seed_drawn": self._iterators.seed_drawn,
+            "gradients": self._iterators.trains_with_gradients,
         }
         if isinstance(self._inner, StreamedBatches):
             state["dataset"] = self._dataset_state
-        return state
+        begun = self.position.taken > 0
+        generators = self._inner.generators.state_dict(self.epoch, begun=begun, continued=self._used_generators)
+        return state | ({"generators": generators} if any(generators.values()) else {})
 
     @property
     def _dataset_state(self) -> dict[str, Any] | None:
@@ -391,6 +401,8 @@ class DataLoader:
         """Continue from a position; `None` for the start. ValueError within an epoch of another order."""
         if state_dict is None:
             self.seek(DataPosition())
+            self._iterators.trains_with_gradients = self._used_generators = None
+            self._inner.generators.load_state_dict(None, 0, begun=False)
             return
         position = DataPosition(**{key: state_dict[key] for key in ("epoch", "taken", "padded")})
         for key, here in (("seed", self.seed), ("order", self._inner.order)):
@@ -401,6 +413,10 @@ class DataLoader:
                 )
         self.seek(position)
         self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
+        self._iterators.trains_with_gradients, self._used_generators = state_dict.get("gradients"), None
+        self._inner.generators.load_state_dict(
+            state_dict.get("generators"), position.epoch, begun=position.taken > 0
+        )
         if isinstance(self._inner, StreamedBatches):
             self._inner.state = self._used_state = state_dict["dataset"]
         if position.taken and state_dict["extent"] != self._inner.extent:
@@ -408,41 +424,3 @@ class DataLoader:
                 f"the checkpoint's position is for {state_dict['extent']}, but there are {self._inner.extent}: in "
                 "this epoch some may occur twice or not at all"
             )
-
-
-@dataclass(slots=True)
-class _IteratorState:
-    """State of the iterators of a loader: which one the position follows, and what has been trained on."""
-
-    seek_count: int = 0
-    """Number of calls of `seek`."""
-    set_position: DataPosition = field(default_factory=DataPosition)
-    """Position set last: by `seek`, or the initial one."""
-    drawing: int = 0
-    """Number of the script's own loops that are in the middle of an epoch."""
-    seed_drawn: bool = False
-    has_session: bool = False
-    """Whether a session calls `iteration_ended`."""
-    open: set[object] = field(default_factory=set)
-    """Iterators that have given a batch and have not ended."""
-    current: object | None = None
-    """Open iterator that the position follows."""
-    last: object | None = None
-    """Iterator that gave the last batch; it may have ended."""
-    began: DataPosition = field(default_factory=DataPosition)
-    """Position at which the current iterator began."""
-    trained_on: bool = False
-    """Whether the current epoch has been trained on: the next iterator begins the next epoch."""
-    left_untrained: bool = False
-    """Whether an iterator was left early since the last iteration ended, and the position was reset."""
-
-
-def _after(position: DataPosition) -> DataPosition:
-    """Return the beginning of the next epoch."""
-    return DataPosition(epoch=position.epoch + 1, padded=position.padded)
-
-
-def _none_left(why: str) -> Generator[Any, None, str]:
-    """Return an iterator without batches; `why` is the message of its StopIteration."""
-    yield from ()
-    return why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,8 +11,10 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
+from holdfast.data.generators import GeneratorStates, LoaderGenerators
 from holdfast.data.indexed import DataPosition, EpochSetter
 from holdfast.data.order import stable_hash
+from holdfast.data.reachable import incomplete_state, shared_iterator
 from holdfast.data.seeding import preserved_random_state, seed_all
 from holdfast.system.preemption import iterate_loader
 
@@ -30,12 +33,17 @@ class StreamedBatches:
     def __init__(self, dataset: Any, seed: int, options: dict[str, Any], world_size: int) -> None:
         self._dataset, self._seed, self._world_size = dataset, seed, world_size
         self._stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        self._keeps_state = self._stateful and not options.get("num_workers")
+        self._lacks = incomplete_state(dataset) if self._stateful else None
+        self._keeps_state = self._stateful and self._lacks is None and not options.get("num_workers")
         self._watched, self.epochs = _Watched(dataset), EpochSetter(dataset, always=True)
         self.loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
             self._watched if self._keeps_state else dataset, **options
         )
         self.collate_fn = self.loader.collate_fn
+        # forked workers begin every epoch with the state of this process, which does not change
+        parts = {} if self.loader.num_workers else {"dataset": dataset, "collate_fn": self.collate_fn}
+        read, none = GeneratorStates(**parts), GeneratorStates()
+        self.generators = LoaderGenerators(*((read, none) if self._keeps_state else (none, read)))
         self._first = dataset.state_dict() if self._keeps_state else None
         self._moved = False
         """Whether the dataset is within an epoch."""
@@ -57,7 +65,9 @@ class StreamedBatches:
         limitations = []
         if not self._keeps_state:
             limitations.append(f"{name} is read again from its start after a resume, up to the position")
-        if self._stateful and workers:
+        if self._lacks is not None:
+            limitations.append(f"its state_dict is not used, since it lacks {self._lacks}")
+        elif self._stateful and workers:
             limitations.append("its state_dict is not used with workers: num_workers=0 would use it")
         if workers and self.loader.persistent_workers:
             limitations.append("random augmentation in persistent workers may differ")
@@ -66,6 +76,15 @@ class StreamedBatches:
                 f"it must split itself among the {self._world_size} ranks, whose number must not change"
             )
         return "; ".join(limitations) or None
+
+    @functools.cached_property
+    def shared_iterator(self) -> str | None:
+        if self._keeps_state or self.loader.num_workers:
+            return None
+        return shared_iterator(self._dataset)
+
+    def pass_over(self, position: DataPosition) -> None:
+        """Do nothing: an epoch is read to its end."""
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -76,9 +95,12 @@ class StreamedBatches:
 
     def batches(self, start: DataPosition) -> Iterator[tuple[DataPosition, Any]]:
         """Yield each batch with the position after it."""
+        self.generators.begin(start.epoch, begun=start.taken > 0)
         behind = self._set_up(start)
         if self._watched.ended:
             return
+        if behind == start.taken:
+            self.generators.reach()
         # otherwise the seeds of workers would depend on the number of epochs in this process
         self.loader.generator.manual_seed(stable_hash(self._seed, "workers", start.epoch) >> 1)
         with preserved_random_state():
@@ -90,6 +112,8 @@ class StreamedBatches:
                 batch = next(source, _END)
             if batch is _END:
                 break
+            if number + 1 == start.taken:
+                self.generators.reach()
             if number >= start.taken:
                 yield replace(start, taken=number + 1), batch
         self._moved = False

@@ -24,10 +24,7 @@ logger = logging.getLogger("holdfast")
 MODE_CHECK_SECONDS = 5.0
 """Interval at which the kind of loop is checked; a loop usually shows it in its first iteration."""
 RESTART_ADVICE = "restart the script, or run it under `holdfast run`, which does"
-ORDER_ADVICE = (
-    "run `holdfast restore`, which the next start carries out, or give loop=holdfast.Variables() if the loop "
-    "counts session.iteration"
-)
+ORDER_ADVICE = "run `holdfast restore`, which the next start carries out"
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the current state."""
 

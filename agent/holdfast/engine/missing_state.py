@@ -195,8 +195,8 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         for name, module in item.named_modules():
             own = {key: value for key, value in vars(module).items() if key not in _TOLD_APART}
             yield from _named(f".{name}" if name else "", own)
-    elif isinstance(item, (torch.optim.Optimizer, DataLoader)):
-        return  # its parameters are reported as such; all that is in a loader follows from its position
+    elif isinstance(item, (torch.optim.Optimizer, DataLoader, torch.utils.data.DataLoader)):
+        return  # its parameters are reported as such; the state of a loader includes what it reaches
     elif isinstance(item, (dict, list, tuple)):
         if len(item) <= MOST_ENTRIES:
             entries = item.items() if isinstance(item, dict) else enumerate(item)

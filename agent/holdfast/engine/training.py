@@ -1,4 +1,7 @@
-"""The training that a session checkpoints: its objects, its position in the data, and its iteration."""
+"""The training that a session checkpoints: its objects, its position in the data, and its iteration.
+
+One module, since what is captured and what is restored must agree.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
+from holdfast.data.reachable import given_within, lacking_states
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import missing_state
 from holdfast.engine.changing_state import ChangingState
@@ -61,6 +65,8 @@ class Training:
         self._given_loaders = [item for item in self.registry.objects.values() if isinstance(item, DataLoader)]
         for loader in self._given_loaders:
             loader.attach_session()
+        self._enclosed: set[str] = set()
+        """Keywords of loaders of other libraries that a counted iterable draws from: its count includes them."""
         self._current = -1
         """Index of the loader in use."""
         self._loaded: list[dict[str, Any]] = []
@@ -100,8 +106,9 @@ class Training:
     def epoch(self) -> int:
         return self._loaders[self._current][1].epoch if self._loaders else 0
 
-    def record_batch(self) -> None:
-        """Record that the script got a batch of `session.batches`."""
+    def record_batch(self, number: int) -> None:
+        """Record that the script got a batch of `session.batches` from its loader of this number."""
+        self._current = number
         self.unsaved_batches += 1
         self._drawn += 1
 
@@ -211,23 +218,25 @@ class Training:
         """Average number so far; `None` for a loop that iterates over its loader itself."""
         return self._drawn / self._ended if self._loaders and self._ended else None
 
-    def cursor_for(self, loader: Iterable[Any]) -> Cursor:
-        """Return the cursor of a loader that the script starts or continues to use."""
+    def cursor_for(self, loader: Iterable[Any]) -> tuple[int, Cursor]:
+        """Return the number and the cursor of a loader that the script starts or continues to use."""
         known = [each for each, _ in self._loaders]
-        self._current = next((i for i, each in enumerate(known) if each is loader), len(known))
-        if self._current == len(known):
+        number = next((i for i, each in enumerate(known) if each is loader), len(known))
+        if number == len(known):
             if isinstance(loader, DataLoader):
                 loader.attach_session()
             cursor = cursor_over(loader)
             # a new loader starts at the beginning, even if the script has looked at its first batch
-            cursor.load_state_dict(self._loaded[self._current] if self._current < len(self._loaded) else None)
+            cursor.load_state_dict(self._loaded[number] if number < len(self._loaded) else None)
             self._loaders.append((loader, cursor))
-            self._name_loader_differences(loader)
-        return self._loaders[self._current][1]
+            if cursor is not loader:
+                self._enclosed.update(given_within(loader, self.registry.given))
+            self._name_loader_differences(loader, number)
+        return number, self._loaders[number][1]
 
-    def _name_loader_differences(self, loader: Iterable[Any]) -> None:
-        if self._ranks.leads and self._current < len(self._loaded_settings) and loader not in self._given_loaders:
-            there = Construction(fixed=self._loaded_settings[self._current])
+    def _name_loader_differences(self, loader: Iterable[Any], number: int) -> None:
+        if self._ranks.leads and number < len(self._loaded_settings) and loader not in self._given_loaders:
+            there = Construction(fixed=self._loaded_settings[number])
             for what in describe(differences("loader", there, Construction(fixed=loader_settings(loader)))):
                 logger.warning(what)
 
@@ -309,6 +318,7 @@ class Training:
                 "loaders": [*positions, *self._loaded[len(positions) :]],
                 "loader": self._current,
                 "loader_settings": [*settings, *self._loaded_settings[len(settings) :]],
+                "enclosed": sorted(self._enclosed),
                 "controller": self._controller.state_dict(),
                 "reducers": reducers,
                 "logger_runs": self.logger_runs,
@@ -368,15 +378,23 @@ class Training:
         if not self._loaders and not any(isinstance(item, Variables) for item in self.registry.objects.values()):
             return (
                 "this script neither draws batches from session.batches(...) nor keeps its position in "
-                "holdfast.Variables, so the running loop would continue with other data"
+                "holdfast.Variables, so the running loop would continue with other data: give "
+                "loop=holdfast.Variables() if the loop counts session.iteration"
             )
+        for _, cursor in self._loaders:
+            if cursor.shared_iterator is not None:
+                return (
+                    f"this script draws batches from {cursor.shared_iterator}: it cannot go back. Give "
+                    "session.batches an iterable that begins anew in every epoch"
+                )
         if self._loaders and loader not in (None, self._current):
             return "the checkpoint was taken while the script used another loader"
         return None
 
     def limitations(self) -> list[str]:
         """Describe the limitations of loaders that the session was given."""
-        return [loader.limitation for loader in self._given_loaders if loader.limitation]
+        own = [loader.limitation for loader in self._given_loaders if loader.limitation]
+        return [*own, *lacking_states(self.registry.given)]
 
     def missing(self, loaded: LoadedCheckpoint | None) -> list[str]:
         """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
@@ -413,6 +431,8 @@ class Training:
             RestoreFailed: and the objects could not be put back.
         """
         trees = fitting_state(loaded.manifest, loaded.state, self._ranks.world_size)
+        self._enclosed.update(decode(loaded.state["session"].get("enclosed", []), {}, copy=True))
+        trees = {keyword: tree for keyword, tree in trees.items() if keyword not in self._enclosed}
         restarted = not self.trained
         self.registry.apply(trees, loaded.tensors, loaded.shapes, adopt=not loaded.borrowed, undo=restarted)
         if copy := self._ranks.rank // loaded.manifest.world_size:

@@ -123,6 +123,7 @@ class AcceleratorSession(Session):
         Gradients that accumulate, under `accelerator.accumulate` or by hand, and a step that the scaler skips are
         no update. Call it after every batch. It raises the errors of `holdfast.Session.step`.
         """
+        self._epochs.use_batches()
         updates, counted = self._training.updates, self._counted_updates
         self._counted_updates = updates
         # a closed session does not see updates, nor those of an optimizer that runs no hooks
@@ -172,8 +173,19 @@ class LoaderEpochs:
         source = self._sources[self._current]
         return source.loader.epoch - source.is_at_last_batch
 
+    def use_batches(self) -> None:
+        """Record that the active loader trains, also where gradients accumulate or the scaler skips a step."""
+        active = self._active
+        for source in self._sources:
+            if source.shard is active:
+                source.use_batches()
+
+    @property
+    def _active(self) -> Any:
+        return self._sources[self._current].shard.gradient_state.active_dataloader if self._sources else None
+
     def __enter__(self) -> None:
-        active = self._sources[self._current].shard.gradient_state.active_dataloader if self._sources else None
+        active = self._active
         for index, source in enumerate(self._sources):
             if source.shard is active:
                 self._current = index
@@ -251,6 +263,12 @@ class ResumableSource(torch.utils.data.DataLoader[Any]):
         return bool(self.shard.end_of_dataloader) and any(
             each is self.shard for each in self.shard.gradient_state.dataloader_references
         )
+
+    def use_batches(self) -> None:
+        if self.is_at_last_batch:
+            self.loader.use_last_batch()
+        else:
+            self.loader.use_batches()
 
     def stay_at_last_batch(self) -> None:
         if self.is_at_last_batch and self.loader.last_position is not None:

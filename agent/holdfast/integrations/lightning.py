@@ -44,6 +44,7 @@ except ImportError as error:
     ) from error
 
 from holdfast.data.loader import DataLoader
+from holdfast.data.reachable import incomplete_state
 from holdfast.integrations import reject_common_names
 from holdfast.session import Session
 from holdfast.state.rng import restore_rng, rng_state
@@ -407,6 +408,11 @@ def _resumable(loader: Any) -> Any:
         seed = os.environ.get(SEED_VARIABLE)
         is_seeded = seed is not None and loader.generator is None
         return DataLoader.from_torch(loader, **({"seed": int(seed)} if is_seeded and seed else {}))
+    if isinstance(loader, _Stateful) and (lacks := incomplete_state(loader)) is not None:
+        raise TypeError(
+            f"the state_dict of the training loader, a {type(loader).__name__}, lacks {lacks}: return a "
+            "torch.utils.data.DataLoader or a holdfast.DataLoader over its dataset, which are read again"
+        )
     if isinstance(loader, _Stateful):
         return loader
     raise TypeError(

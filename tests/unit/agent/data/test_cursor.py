@@ -74,7 +74,7 @@ def test_nobody_knows_what_is_left_of_a_loader_without_a_length():
     [
         (lambda: holdfast.DataLoader(RandomNumberDataset(8), batch_size=2), None),
         (lambda: plain(), "read again from the start up to the position. holdfast.DataLoader"),
-        (lambda: plain(generator=torch.Generator()), "order that may differ, since its generator"),
+        (lambda: plain(generator=torch.Generator()), "read again from the start up to the position. holdfast."),
         (lambda: plain(num_workers=1, persistent_workers=True), "random augmentation in its persistent workers"),
         (lambda: [10, 20, 30, 40], "in an order that may differ"),
         (lambda: Remembering(True), "Remembering restores its own position"),
@@ -293,7 +293,7 @@ def test_a_position_that_is_not_used_yet_is_kept():
             return {"given": self.given}  # what it loaded counts only once it is iterated
 
     cursor = cursor_over(Forgetful(True))
-    state = {"epoch": 3, "given": 2, "loader": {"given": 2}}
+    state = {"epoch": 3, "given": 2, "loader": {"given": 2}, "generators": {"start": {}, "now": {}}, "last": []}
     cursor.load_state_dict(state)
     assert cursor.state_dict() == state
 

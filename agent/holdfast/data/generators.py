@@ -1,0 +1,121 @@
+"""Random generators that a loader reaches: in its dataset, transforms, collate function and samplers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.data.reachable import is_global_generator, reachable
+from holdfast.state.rng import StatefulGenerator, is_generator
+
+logger = logging.getLogger("holdfast")
+
+
+class GeneratorStates:
+    """The generators that are reachable from the parts of a loader, by path, and their states."""
+
+    def __init__(self, **parts: Any) -> None:
+        self._parts = {name: part for name, part in parts.items() if part is not None}
+        self._known: dict[str, StatefulGenerator] | None = None
+
+    def _search(self) -> dict[str, StatefulGenerator]:
+        return {
+            path: StatefulGenerator(item)
+            for name, part in self._parts.items()
+            for path, item in reachable(name, part)
+            if is_generator(item) and not is_global_generator(item)
+        }
+
+    @property
+    def _found(self) -> dict[str, StatefulGenerator]:
+        if self._known is None:
+            self._known = self._search()
+        return self._known
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self._found)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {path: generator.state_dict() for path, generator in self._found.items()}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Set the states. What the objects do not have any more, or not yet, is reported."""
+        if any(path not in self._found for path in states):
+            self._known = self._search()
+        missing = [path for path, state in states.items() if not self._load(path, state)]
+        if missing:
+            logger.warning(
+                "the checkpoint holds the state of %s, which this loader does not have: its random numbers will "
+                "differ. Create it before the session resumes, as the script did for the checkpoint",
+                ", ".join(missing),
+            )
+
+    def _load(self, path: str, state: Mapping[str, Any]) -> bool:
+        generator = self._found.get(path)
+        if generator is None or generator.kind != state["kind"]:
+            return False
+        generator.load_state_dict(dict(state))
+        return True
+
+
+class LoaderGenerators:
+    """The generators of a `holdfast.DataLoader` that draw in this process.
+
+    Args:
+        continued: those that go on from their state at the position.
+        repeated: those whose numbers an epoch draws again, from its start, to get to the position.
+    """
+
+    def __init__(self, continued: GeneratorStates, repeated: GeneratorStates) -> None:
+        self._continued, self._repeated = continued, repeated
+        self._first: tuple[dict[str, Any], dict[str, Any]] | None = None
+        """States before the first batch."""
+        self._starts: dict[int, dict[str, Any]] = {}
+        """States of the repeated ones at the start of the last epochs."""
+        self._loaded: Mapping[str, Any] | None = None
+        """States of the continued ones to set when the position is reached."""
+
+    @property
+    def repeats(self) -> bool:
+        return bool(self._repeated.paths)
+
+    def begin(self, epoch: int, *, begun: bool) -> None:
+        """Before an epoch draws; with `begun`, a part of it has been given already and is drawn again."""
+        if self._first is None:
+            self._first = self._continued.state_dict(), self._repeated.state_dict()
+        if begun and epoch in self._starts:
+            self._repeated.load_state_dict(self._starts[epoch])
+        earlier = {each: states for each, states in self._starts.items() if each in (epoch - 1, epoch + 1)}
+        self._starts = {**earlier, epoch: self._repeated.state_dict()}
+
+    def reach(self) -> None:
+        """At the position, when what comes before it has been drawn again."""
+        if self._loaded is not None:
+            self._continued.load_state_dict(self._loaded)
+            self._loaded = None
+
+    def continued(self) -> Mapping[str, Any]:
+        return self._loaded if self._loaded is not None else self._continued.state_dict()
+
+    def state_dict(self, epoch: int, *, begun: bool, continued: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the states at a position; `continued` if those are not the current ones."""
+        starts = self._starts.get(epoch) if begun else None
+        return {
+            "continued": self.continued() if continued is None else continued,
+            "repeated": self._repeated.state_dict() if starts is None else starts,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | None, epoch: int, *, begun: bool) -> None:
+        """Go to a position, or to the start for `None`, which is also what older checkpoints hold."""
+        self._starts, self._loaded = {}, None
+        if state is None:
+            if self._first is None or begun:
+                return
+            state = dict(zip(("continued", "repeated"), self._first, strict=True))
+        self._continued.load_state_dict(state["continued"])
+        if begun:
+            self._starts, self._loaded = {epoch: state["repeated"]}, state["continued"]
+        else:
+            self._repeated.load_state_dict(state["repeated"])

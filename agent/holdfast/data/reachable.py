@@ -1,0 +1,169 @@
+"""What hangs on a loader: random generators, iterators, and datasets whose state is known to be incomplete.
+
+Attributes are read from `__dict__` and slots, never through properties. Depth and number of objects are bounded.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from holdfast.state.rng import is_generator
+
+DEPTH = 8
+"""How many attributes, closures, lists and dictionaries deep the search goes."""
+MOST_ENTRIES = 256
+"""A list or dictionary of more entries holds data."""
+MOST_OBJECTS = 4096
+_LEAVES = (torch.Tensor, str, bytes, bytearray, int, float, complex, type, types.ModuleType)
+_LIBRARIES = frozenset({"builtins", "torch", "numpy", "collections", "functools", "typing", "abc"})
+"""Packages whose classes are not searched for functions that use a global generator."""
+
+INCOMPLETE = {("datasets", "BufferShuffledExamplesIterable"): "its shuffle buffer"}
+"""Classes by package and name whose `state_dict` lacks something, and what it lacks.
+
+Hugging Face `datasets` says so in the documentation of `IterableDataset.state_dict`."""
+
+
+def reachable(path: str, item: Any, without: object = None) -> Iterator[tuple[str, Any]]:
+    """Yield what an object refers to, itself included, with its path; each object once, and never `without`."""
+    seen, left = {id(item), id(without)}, collections.deque([(path, item, 0)])
+    while left:
+        path, item, depth = left.popleft()
+        yield path, item
+        if depth == DEPTH or is_generator(item) or len(seen) > MOST_OBJECTS:
+            continue
+        if type(item).__module__.startswith("holdfast.data."):
+            continue  # has a position of its own, which includes its generators
+        for name, value in _parts(item):
+            if value is not None and not isinstance(value, _LEAVES) and id(value) not in seen:
+                seen.add(id(value))
+                left.append((path + name, value, depth + 1))
+
+
+def shared_iterator(item: Any) -> str | None:
+    """Describe the iterator that an iterable is, or keeps: all of its iterators then share one position.
+
+    `None` for an iterable that begins anew. A map-style dataset is not searched: it is read by index.
+    """
+    if hasattr(type(item), "__next__"):
+        return f"a {type(item).__name__}, which can be iterated once"
+    dataset = getattr(item, "dataset", None)
+    by_index = None if isinstance(dataset, torch.utils.data.IterableDataset) else dataset
+    for name, part in parts_in_process(item).items():
+        for path, found in reachable(name, part, without=by_index) if part is not by_index else ():
+            if hasattr(type(found), "__next__"):
+                return f"a {type(item).__name__}, which keeps an iterator ({path})"
+    return None
+
+
+def parts_in_process(loader: Any) -> dict[str, Any]:
+    """Return the attributes of a loader by name, except those that only its workers use."""
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        return {"loader": loader}
+    unused = {"_iterator", *(("dataset", "collate_fn", "worker_init_fn") if loader.num_workers else ())}
+    return {name: value for name, value in vars(loader).items() if name not in unused}
+
+
+def given_within(iterable: Any, objects: Mapping[str, Any]) -> list[str]:
+    """Return the keywords of loaders with a position of their own from which a counted iterable draws."""
+    loaders = {keyword: item for keyword, item in objects.items() if _has_position(item) and item is not iterable}
+    return [keyword for keyword, item in loaders.items() if is_within(item, iterable)]
+
+
+def lacking_states(objects: Mapping[str, Any]) -> list[str]:
+    """Describe the loaders among objects whose `state_dict` is known to be incomplete."""
+    return [
+        f"the state_dict of {keyword} lacks {what}: each resume loses the samples in it. Draw from "
+        f"session.batches(...) instead of giving {keyword} by keyword, or use holdfast.DataLoader"
+        for keyword, item in objects.items()
+        if _has_position(item) and (what := incomplete_state(item)) is not None
+    ]
+
+
+def _has_position(item: Any) -> bool:
+    is_own = type(item).__module__.startswith("holdfast.") or isinstance(item, torch.nn.Module)
+    return hasattr(type(item), "__iter__") and hasattr(item, "state_dict") and not is_own
+
+
+def is_within(loader: Any, iterable: Any) -> bool:
+    """Whether an iterable draws from a loader, as far as its attributes, closures and iterators show it."""
+    own = [loader, getattr(loader, "_iterator", None)]
+    return any(part is not None and any(part is each for each in own) for _, part in reachable("", iterable))
+
+
+def incomplete_state(item: Any) -> str | None:
+    """Describe what the `state_dict` of a dataset is known to lack; `None` if nothing is known."""
+    parts = (part for root in (item, getattr(item, "dataset", None)) for _, part in reachable("", root))
+    for part in parts:
+        for kind in type(part).__mro__:
+            if (what := INCOMPLETE.get((kind.__module__.partition(".")[0], kind.__name__))) is not None:
+                return what
+    return None
+
+
+def _parts(item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, functools.partial):
+        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
+    elif isinstance(item, types.MethodType):
+        yield from ((".__self__", item.__self__), (".__func__", item.__func__))
+    elif isinstance(item, types.FunctionType):
+        yield from _of_function(item)
+    elif isinstance(item, types.GeneratorType):
+        frame = item.gi_frame
+        yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
+    elif isinstance(item, (dict, list, tuple, set, frozenset, collections.deque)) and len(item) <= MOST_ENTRIES:
+        entries = item.items() if isinstance(item, dict) else enumerate(tuple(item))
+        yield from ((f"[{key!r}]", value) for key, value in tuple(entries))
+    elif type(item).__module__ in ("builtins", "itertools") and hasattr(type(item), "__next__"):
+        # zip, map, enumerate, cycle and others have no attributes
+        yield from ((f"[{number}]", value) for number, value in enumerate(gc.get_referents(item)))
+    if isinstance(item, torch.utils.data.DataLoader):
+        yield from ((f".{name}", value) for name, value in parts_in_process(item).items())
+    elif type(item).__module__ != "builtins":
+        yield from _of_object(item)
+
+
+def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(item)
+    yield from ((f".{name}", value) for name, value in tuple(getattr(item, "__dict__", {}).items()))
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        for name, value in tuple(vars(each).items()):
+            if isinstance(value, types.MemberDescriptorType):  # a slot
+                yield f".{name}", getattr(item, name, None)
+            elif isinstance(value, (types.FunctionType, staticmethod, classmethod)):
+                yield f".{name}", getattr(value, "__func__", value)
+
+
+def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    yield from ((".__defaults__", function.__defaults__), (".__kwdefaults__", function.__kwdefaults__))
+    for name in code.co_names:
+        value = function.__globals__.get(name)
+        is_helper = isinstance(value, types.FunctionType) and value.__module__ == function.__module__
+        if is_helper or is_generator(value):
+            yield f".{name}", value
+
+
+def is_global_generator(generator: object) -> bool:
+    """Whether a generator is one of the process, which a session saves itself."""
+    numpy = sys.modules.get("numpy")
+    own = [torch.default_generator, getattr(random, "_inst", None)]
+    if numpy is not None and "numpy.random" in sys.modules:
+        own.append(getattr(numpy.random.mtrand, "_rand", None))
+    return any(generator is each for each in own)

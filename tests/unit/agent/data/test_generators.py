@@ -1,0 +1,250 @@
+"""Random generators in datasets, transforms, collate functions and samplers."""
+
+import functools
+import random
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import holdfast
+from holdfast.data.cursor import cursor_over
+from holdfast.data.generators import GeneratorStates
+
+KINDS = {
+    "torch": (lambda: torch.Generator().manual_seed(7), lambda g: torch.rand(1, generator=g).item()),
+    "numpy": (lambda: numpy.random.default_rng(7), lambda g: g.normal()),
+    "old numpy": (lambda: numpy.random.RandomState(7), lambda g: g.normal()),
+    "python": (lambda: random.Random(7), lambda g: g.gauss(0, 1)),
+}
+GLOBAL = random.Random(5)
+
+
+class Numbers(Dataset):
+    def __init__(self, noise=lambda: 0.0):
+        self.noise = noise
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return index, self.noise()
+
+
+class Stream(IterableDataset):
+    def __init__(self, noise):
+        self.noise = noise
+
+    def __iter__(self):
+        for number in range(16):
+            yield number, self.noise()
+
+
+class Slotted:
+    __slots__ = ("_source",)
+
+    def __init__(self, source):
+        self._source = source
+
+
+def collated(noise, samples, scale=1.0):
+    return [*default_collate(samples), scale * noise()]
+
+
+def helper():
+    return GLOBAL.random()
+
+
+def collate_with_a_global(samples):
+    return [*default_collate(samples), helper()]
+
+
+def in_closure(make, draw):
+    own = make()
+    return Numbers(lambda: draw(own)), {}
+
+
+def in_containers(make, draw):
+    own = {"transforms": [(Slotted(make()),)]}
+    return Numbers(functools.partial(lambda held: draw(held["transforms"][0][0]._source), own)), {}
+
+
+def in_collate_function(make, draw):
+    own = make()
+    return Numbers(), {"collate_fn": functools.partial(collated, lambda: draw(own), scale=2.0)}
+
+
+def in_sampler(make, draw):
+    class Drawing(torch.utils.data.Sampler):
+        own = None
+
+        def __init__(self):
+            self.source = make()
+
+        def __len__(self):
+            return 16
+
+        def __iter__(self):
+            yield from sorted(range(16), key=lambda _: draw(self.source))
+
+    return Numbers(), {"sampler": Drawing(), "shuffle": False}
+
+
+def in_stream(make, draw):
+    own = make()
+    return Stream(lambda: draw(own)), {"shuffle": False}
+
+
+def values(batches):
+    return [[column.tolist() if hasattr(column, "tolist") else column for column in batch] for batch in batches]
+
+
+PLACES = [in_closure, in_containers, in_collate_function, in_sampler, in_stream]
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 6])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_generators_of_a_loader_continue_after_a_resume(kind, place, stop, by_hand):
+    def make():
+        dataset, options = place(*KINDS[kind])
+        return holdfast.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 1} | options)
+
+    def epochs(loader, count):
+        for _ in range(loader.epoch, count):
+            yield from loader if by_hand else loader.batches()
+
+    whole = values(epochs(make(), 3))
+    before, after = make(), make()
+    source = epochs(before, 3)
+    seen = [next(source) for _ in range(stop)]
+    after.load_state_dict(before.state_dict())
+    assert values(seen) + values(epochs(after, 3)) == whole
+    assert after.limitation is None or "generator" not in after.limitation
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, StatefulDataLoader])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_generators_of_other_loaders_continue_after_a_resume(loader, kind, place, stop):
+    def make():
+        torch.manual_seed(3)
+        dataset, options = place(*KINDS[kind])
+        return cursor_over(loader(dataset, **{"batch_size": 4, "shuffle": True} | options))
+
+    def epochs(cursor):
+        while cursor.epoch < 3:
+            yield from cursor.batches()
+
+    whole = values(epochs(make()))
+    before, after = make(), make()
+    source = epochs(before)
+    seen = [next(source) for _ in range(stop)]
+    state, now = before.state_dict(), torch.get_rng_state()
+    after.load_state_dict(state)
+    torch.set_rng_state(now)
+    assert values(seen) + values(epochs(after)) == whole
+
+
+def test_a_generator_argument_of_a_loader_of_torch_is_part_of_its_position():
+    def make():
+        own = torch.Generator().manual_seed(4)
+        return cursor_over(torch.utils.data.DataLoader(Numbers(), batch_size=4, shuffle=True, generator=own))
+
+    whole = values([*(cursor := make()).batches(), *cursor.batches()])
+    before, after = make(), make()
+    source = before.batches()
+    seen = values([next(source), next(source)])
+    after.load_state_dict(before.state_dict())
+    assert seen + values([*after.batches(), *after.batches()]) == whole
+
+
+@pytest.mark.parametrize("batches", [True, False])
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_torchs_random_samplers_with_a_generator_resume_exactly(batches, stop):
+    def make():
+        sampler = RandomSampler(range(16), generator=torch.Generator().manual_seed(1))
+        options = {"batch_sampler": BatchSampler(sampler, 4, False)} if batches else {"sampler": sampler}
+        return holdfast.DataLoader(Numbers(), **options if batches else options | {"batch_size": 4})
+
+    def epochs(loader):
+        while loader.epoch < 3:
+            yield from loader
+
+    whole = values(epochs(make()))
+    assert whole[:4] != whole[4:8]
+    before, after = make(), make()
+    source = epochs(before)
+    seen = [next(source) for _ in range(stop)]
+    after.load_state_dict(before.state_dict())
+    assert values(seen) + values(epochs(after)) == whole
+
+
+def test_a_generator_that_a_function_finds_by_its_name_is_known():
+    loader = holdfast.DataLoader(Numbers(), batch_size=4, collate_fn=collate_with_a_global)
+    source = iter(loader)
+    next(source)
+    state, following = loader.state_dict(), values([next(source)])
+    loader.load_state_dict(state)
+    assert values([next(iter(loader))]) == following
+
+
+def test_the_generators_of_the_process_are_no_state_of_a_loader():
+    held = [torch.default_generator, random._inst, numpy.random.mtrand._rand, random.SystemRandom()]
+    assert GeneratorStates(dataset=Numbers(held)).paths == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_generators_in_workers_are_named(workers):
+    own = random.Random(1)
+    dataset = Numbers(lambda: own.random())
+    loader = holdfast.DataLoader(dataset, batch_size=4, num_workers=workers)
+    text = "dataset.noise.own: every worker has a copy of this generator, whose state is in no checkpoint"
+    assert (text in (loader.limitation or "")) == bool(workers)
+
+
+def test_a_batch_drawn_in_advance_draws_its_noise_again():
+    def make():
+        loader = holdfast.DataLoader(in_collate_function(*KINDS["torch"])[0], batch_size=4, **options())
+        loader.attach_session()
+        loader.lookahead = 1
+        return loader
+
+    def options():
+        return in_collate_function(*KINDS["torch"])[1]
+
+    whole = values(make())
+    before, after = make(), make()
+    source = iter(before)
+    next(source), next(source)  # the second one in advance
+    before.iteration_ended()
+    after.load_state_dict(before.state_dict())
+    assert values(after) == whole[1:]
+
+
+def test_a_restore_to_the_start_resets_the_generators():
+    loader = holdfast.DataLoader(in_closure(*KINDS["numpy"])[0], batch_size=4)
+    whole = values(loader)
+    loader.load_state_dict(None)
+    assert values(loader) == whole
+
+
+def test_a_checkpoint_without_generators_is_loaded():
+    loader = holdfast.DataLoader(in_closure(*KINDS["numpy"])[0], batch_size=4)
+    next(iter(loader))
+    state = loader.state_dict()
+    del state["generators"], state["gradients"]
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 3
+
+
+def test_a_generator_that_the_loader_does_not_have_yet_is_named(caplog):
+    loader = holdfast.DataLoader(in_closure(*KINDS["numpy"])[0], batch_size=4)
+    next(iter(loader))
+    holdfast.DataLoader(Numbers(), batch_size=4).load_state_dict(loader.state_dict())
+    assert "the checkpoint holds the state of dataset.noise.own, which this loader does not have" in caplog.text

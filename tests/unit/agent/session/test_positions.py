@@ -1,0 +1,457 @@
+"""One position for what a loop draws: iterables around loaders, iterators that cannot begin again, evaluations.
+
+Each loop is compared with the same loop left alone: iteration, samples and loss, to the bit.
+"""
+
+import itertools
+import random
+
+import numpy
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import holdfast
+from holdfast.errors import HoldfastError
+from tests.support.recording_datasets import RandomNumberDataset
+
+EPOCHS = 3
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+class Job:
+    """A model with dropout. `log` is what it has trained on."""
+
+    def __init__(self, store, seed=0, dies_after=None, given=True, **loaders):
+        torch.manual_seed(seed), random.seed(seed), numpy.random.seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        for name, loader in loaders.items():
+            setattr(self, name, loader)
+        self.session = holdfast.Session(
+            "job", store=store, model=self.model, optimizer=self.optimizer, every=1, keep=1000,
+            **(loaders if given else {}),
+        )  # fmt: skip
+        self.log, self.dies_after = [], dies_after
+
+    def iterate(self, batch, *seen):
+        loss = (self.model(batch[3].float().unsqueeze(1)) - 1).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.log.append((self.session.iteration + 1, batch[0].tolist(), loss.item(), *seen))
+        self.session.step(loss=loss)
+        assert self.session._checkpoints.wait_settled(300)
+        if self.session.iteration == self.dies_after:
+            raise KeyboardInterrupt
+
+
+def run(loop, store, make=dict, **options):
+    torch.manual_seed(0)  # the sampler of torchdata takes its seed when it is created
+    job = Job(store, **make(), **options)
+    try:
+        loop(job)
+        job.session.close()
+    except KeyboardInterrupt:
+        job.session._close("SIGKILL")
+    return job.log
+
+
+def assert_exact(loop, path, deaths, **options):
+    """Kill the loop after each of these iterations of one job, and compare it with one that is left alone."""
+    whole = run(loop, path / "whole", **options)
+    seen = []
+    for number, death in enumerate((*deaths, None)):
+        seen += run(loop, path / "killed", seed=9 if number else 0, dies_after=death, **options)
+    assert seen == whole
+    assert not run(loop, path / "killed", seed=9, **options)  # a finished job trains nothing more
+    return whole
+
+
+def loader(seed, kind=holdfast.DataLoader, **options):
+    if kind is holdfast.DataLoader:
+        options["seed"] = seed
+    return kind(RandomNumberDataset(20), **{"batch_size": 4, "shuffle": True} | options)
+
+
+def two_loaders():
+    return {"a": loader(1), "b": loader(2)}
+
+
+def two_plain_loaders():
+    return {"a": loader(1, torch.utils.data.DataLoader), "b": loader(2, torch.utils.data.DataLoader)}
+
+
+def two_stateful_loaders():
+    return {"a": loader(1, StatefulDataLoader), "b": loader(2, StatefulDataLoader)}
+
+
+def zipped(job):
+    for number, (first, second) in enumerate(job.session.batches(zip(job.a, job.b, strict=False))):
+        job.iterate(first, second[0].tolist())
+        assert number < 5
+
+
+def zipped_in_every_epoch(job):
+    for epoch in range(EPOCHS):
+        for first, second in job.session.batches(zip(job.a, job.b, strict=False)):
+            job.iterate(first, second[0].tolist(), epoch)
+
+
+def enumerated(job):
+    for number, (first, second) in job.session.batches(enumerate(zip(job.a, job.b, strict=False))):
+        job.iterate(first, second[0].tolist(), number)
+
+
+def cycled(job):
+    batches = job.session.batches(zip(job.a, itertools.cycle(job.b)))
+    for first, second in batches:
+        job.iterate(first, second[0].tolist())
+
+
+def by_a_generator(job):
+    def forever():
+        for epoch in itertools.count():
+            for first, second in zip(job.a, job.b, strict=False):
+                yield epoch, first, second
+
+    batches = job.session.batches(forever(), epochs=None)
+    while job.session.iteration < 12:
+        epoch, first, second = next(batches)
+        job.iterate(first, second[0].tolist(), epoch)
+
+
+class Both:
+    def __init__(self, *loaders):
+        self.loaders = loaders
+
+    def __iter__(self):
+        return zip(*self.loaders, strict=False)
+
+
+def by_a_class(job):
+    for first, second in job.session.batches(Both(job.a, job.b), epochs=EPOCHS):
+        job.iterate(first, second[0].tolist())
+
+
+ENCLOSING = [zipped, zipped_in_every_epoch, enumerated, cycled, by_a_generator, by_a_class]
+
+
+@pytest.mark.parametrize("loop", ENCLOSING)
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("make", [two_loaders, two_plain_loaders, two_stateful_loaders])
+@pytest.mark.parametrize("deaths", [(2,), (1, 3, 4), (5,)])
+def test_an_iterable_around_loaders_has_one_position(loop, given, make, deaths, tmp_path, caplog):
+    if given and make is two_plain_loaders:
+        pytest.skip("a loader of torch has no state to give")
+    whole = assert_exact(loop, tmp_path, deaths, make=make, given=given)
+    assert len({number for number, *_ in whole}) == len(whole)
+    assert "is in no checkpoint" not in caplog.text
+    assert "other batches" not in caplog.text
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("at", "to"), [(4, 2), (8, 6), (8, 3), (6, 5)])
+def test_an_iterable_that_begins_anew_is_taken_back_with_the_loaders_in_it(given, at, to, tmp_path):
+    whole = run(by_a_class, tmp_path / "whole", make=two_loaders, given=given)
+
+    def going_back(job):
+        for first, second in job.session.batches(Both(job.a, job.b), epochs=EPOCHS):
+            if job.session.iteration + 1 == at and len(job.log) < at:
+                job.session.restore(to)
+            job.iterate(first, second[0].tolist())
+
+    assert run(going_back, tmp_path / "back", make=two_loaders, given=given) == whole[:at] + whole[to:]
+
+
+def numbers():
+    for number in itertools.count():
+        yield torch.tensor([number]), None, None, torch.tensor([number / 100])
+
+
+class SelfIterator:
+    def __init__(self):
+        self.number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return torch.tensor([self.number]), None, None, torch.tensor([self.number / 100])
+
+
+class Infinite:
+    """As in DomainBed and makemore: every iterator continues from where the last one was."""
+
+    def __init__(self):
+        self.iterator = iter(loader(1, torch.utils.data.DataLoader, sampler=endless(), shuffle=False))
+
+    def __iter__(self):
+        for _ in range(6):
+            yield next(self.iterator)
+
+
+class SharedStream(torch.utils.data.IterableDataset):
+    def __init__(self):
+        self.source = numbers()
+
+    def __iter__(self):
+        return ((index, 0, 0, value) for index, _, _, value in self.source)
+
+
+def endless():
+    return torch.utils.data.RandomSampler(range(20), replacement=True, num_samples=10**10)
+
+
+ONE_SHOT = {
+    "generator": numbers,
+    "map": lambda: map(tuple, numbers()),
+    "zip": lambda: (batch for batch, _ in zip(numbers(), itertools.count())),
+    "islice": lambda: itertools.islice(numbers(), 100),
+    "callable": lambda: iter(SelfIterator().__next__, None),
+    "class": SelfIterator,
+    "infinite loader": Infinite,
+    "dataset of torch": lambda: torch.utils.data.DataLoader(SharedStream(), batch_size=2),
+    "dataset": lambda: holdfast.DataLoader(SharedStream(), batch_size=2),
+    "sampler": lambda: loader(1, sampler=iter([*range(20)] * 9), shuffle=False),
+}
+
+
+@pytest.mark.parametrize("make", ONE_SHOT.values(), ids=ONE_SHOT)
+def test_an_iterator_that_cannot_begin_again_is_read_again_in_a_new_process_and_refused_in_place(
+    make, tmp_path, caplog
+):
+    def counting(job, goes_back=False):
+        batches = job.session.batches(make(), epochs=None)
+        while job.session.iteration < 12:
+            if goes_back and job.session.iteration == 7:
+                job.session.restore(4)
+            job.iterate(next(batches))
+
+    caplog.set_level("INFO", "holdfast")
+    whole = assert_exact(counting, tmp_path, (3, 8))
+    assert run(lambda job: counting(job, goes_back=True), tmp_path / "back") == whole
+    assert "restore of 000000000004-1 refused: this script draws batches from" in caplog.text
+    assert "it cannot go back" in caplog.text
+
+
+def test_what_begins_anew_is_taken_back_in_place(tmp_path):
+    kinds = [lambda: loader(1, torch.utils.data.DataLoader), lambda: list(loader(3)), lambda: loader(1)]
+    for number, make in enumerate(kinds):
+        session = holdfast.Session("job", store=tmp_path / str(number), model=torch.nn.Linear(1, 1))
+        next(session.batches(make()))
+        assert session._training.obstacle_to_restore() is None
+        session._close("SIGKILL")
+
+
+def drawing_ahead(job):
+    """As nanochat does: the next batch is drawn while the device is busy with this one."""
+    batches = job.session.batches(loader(1), epochs=None)
+    batch = next(batches)
+    while job.session.iteration < 8:
+        following = next(batches)
+        job.iterate(batch)
+        batch = following
+
+
+def drawing_ahead_into_variables(job):
+    batches = job.session.batches(loader(1), epochs=None)
+    if job.loop.batch is None:
+        job.loop.batch = next(batches)
+    while job.session.iteration < 8:
+        batch, job.loop.batch = job.loop.batch, next(batches)
+        job.iterate(batch)
+
+
+def test_a_loop_that_keeps_a_batch_for_the_next_iteration_is_named(tmp_path, caplog):
+    text = "drew one batch more before its first session.step than in each iteration after it"
+    run(drawing_ahead, tmp_path / "ahead", dies_after=3)
+    assert text not in caplog.text
+    run(drawing_ahead, tmp_path / "ahead")
+    assert caplog.text.count(text) == 1
+    caplog.clear()
+    make = {"make": lambda: {"loop": holdfast.Variables(batch=None)}}
+    assert_exact(drawing_ahead_into_variables, tmp_path / "kept", (2, 3), **make)
+    assert text not in caplog.text
+
+
+def test_a_source_that_is_not_the_same_when_read_again_is_named(tmp_path, caplog):
+    def unstable(job):
+        for batch in job.session.batches(value for value in SelfIteratorFrom(job.dies_after or 50)):
+            job.iterate(batch)
+
+    class SelfIteratorFrom(SelfIterator):
+        def __init__(self, first):
+            self.number = first
+
+        def __next__(self):
+            if self.number > 60:
+                raise StopIteration
+            return super().__next__()
+
+    run(unstable, tmp_path, dies_after=3)
+    assert "other batches" not in caplog.text
+    run(unstable, tmp_path, seed=9)
+    assert "generator gave other batches when it was read again up to the position" in caplog.text
+
+
+EMPTY = {
+    "empty dataset": (lambda: holdfast.DataLoader([], batch_size=2), "the list of the DataLoader is empty"),
+    "drop_last": (lambda: loader(1, batch_size=24, drop_last=True), "has 20 samples, and drop_last=True drops a"),
+    "torch": (
+        lambda: loader(1, torch.utils.data.DataLoader, batch_size=24, drop_last=True),
+        "has 20 samples, and drop_last=True drops a batch of fewer than 24",
+    ),
+    "sampler": (lambda: loader(1, sampler=[], shuffle=False), "the list of the DataLoader gave no index"),
+    "list": (list, "the list gave none"),
+    "iterator": (lambda: iter(()), "the tuple_iterator is exhausted, and can be iterated once"),
+}
+
+
+@pytest.mark.parametrize(("make", "why"), EMPTY.values(), ids=EMPTY)
+@pytest.mark.parametrize("epochs", [None, 1, 4])
+def test_an_epoch_without_a_batch_is_an_error_that_names_the_loader_and_the_reason(make, why, epochs, tmp_path):
+    session = holdfast.Session("job", store=tmp_path, model=torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"session\.batches: epoch 0 has no batch") as error:
+        next(session.batches(make(), epochs=epochs))
+    assert why in str(error.value)
+    session._close("SIGKILL")
+
+
+def test_an_iterator_that_has_ended_gives_no_second_epoch(tmp_path):
+    session = holdfast.Session("job", store=tmp_path, model=torch.nn.Linear(1, 1))
+    assert list(session.batches(iter([1, 2]))) == [1, 2]
+    with pytest.raises(ValueError, match="epoch 1 has no batch: the list_iterator is exhausted"):
+        list(session.batches(iter([1, 2]), epochs=2))
+    session._close("SIGKILL")
+
+
+def test_a_resume_takes_place_when_batches_is_called(tmp_path):
+    def drawing_before_the_first_batch(job):
+        batches = job.session.batches(loader(1), epochs=None)
+        while job.session.iteration < 6:
+            noise = torch.rand(1).item() + job.model[0].bias.sum().item()
+            job.iterate(next(batches), noise)
+
+    assert_exact(drawing_before_the_first_batch, tmp_path, (2, 4))
+
+
+def test_two_loaders_keep_their_positions_in_the_order_of_the_calls(tmp_path):
+    def in_turn(job):
+        one, other = (job.session.batches(each, epochs=None) for each in (job.a, job.b))
+        while job.session.iteration < 9:
+            job.iterate(next(other if job.session.iteration % 3 else one))
+
+    assert_exact(in_turn, tmp_path, (1, 5), make=two_loaders, given=False)
+
+
+def accuracy(job, loader, batches=None, gradients=False):
+    with torch.set_grad_enabled(gradients):
+        return [batch[0].tolist() for batch in itertools.islice(loader, batches)]
+
+
+def after_each_epoch(job, gradients):
+    job.session.resume()
+    for epoch in range(job.a.epoch, EPOCHS):
+        for batch in job.a:
+            job.iterate(batch, epoch)
+        job.log += [("after", epoch, accuracy(job, job.a, gradients=gradients))]
+
+
+def twice_and_in_part(job, gradients):
+    job.session.resume()
+    for epoch in range(job.a.epoch, EPOCHS):
+        for batch in job.a:
+            job.iterate(batch, epoch)
+        passes = [accuracy(job, job.a, count, gradients) for count in (None, 2, None, 1)]
+        job.log += [("after", epoch, passes)]
+
+
+def within_an_epoch(job, gradients):
+    job.session.resume()
+    for epoch in range(job.a.epoch, EPOCHS):
+        for batch in job.a:
+            found = [accuracy(job, job.a, count, gradients) for count in (None, 2)]
+            job.iterate(batch, epoch, found)
+
+
+def on_two_loaders(job, gradients):
+    job.session.resume()
+    for epoch in range(job.b.epoch, EPOCHS):
+        if job.a.epoch == epoch:
+            for batch in job.a:
+                job.iterate(batch, epoch)
+            job.log += [("after a", epoch, accuracy(job, job.a, gradients=gradients))]
+        for batch in job.b:
+            job.iterate(batch, epoch)
+        job.log += [("after b", epoch, accuracy(job, job.b, gradients=gradients))]
+        assert (job.a.epoch, job.b.epoch) == (epoch + 1, epoch + 1)
+
+
+def before_each_epoch(job, gradients):
+    job.session.resume()
+    for epoch in range(job.a.epoch, EPOCHS):
+        assert len(accuracy(job, job.a, gradients=False)) == len(job.a)
+        for batch in job.a:
+            job.iterate(batch, epoch)
+
+
+class Unsized(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        for number in range(18):
+            yield number, 0.0, 0.0, torch.rand(1).item()
+
+
+def streams():
+    return {"a": holdfast.DataLoader(Unsized(), batch_size=4), "b": holdfast.DataLoader(Unsized(), batch_size=3)}
+
+
+def without_repetitions(log):
+    """Without evaluations that were made again, since no checkpoint was taken after them."""
+    return [entry for entry, before in zip(log, [None, *log], strict=False) if entry != before]
+
+
+@pytest.mark.parametrize("make", [two_loaders, streams])
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(
+    "loop", [after_each_epoch, twice_and_in_part, within_an_epoch, on_two_loaders, before_each_epoch]
+)
+@pytest.mark.parametrize("deaths", [(3,), (5,), (7, 10), (12,)])
+def test_a_pass_without_a_step_moves_no_epoch(loop, gradients, make, deaths, tmp_path):
+    if make is streams and loop in (before_each_epoch,):
+        pytest.skip("its end is not known until it is reached")
+
+    def of(store, **options):
+        return run(lambda job: loop(job, gradients), store, make, **options)
+
+    whole = of(tmp_path / "whole")
+    seen = []
+    for number, death in enumerate((*deaths, None)):
+        seen += of(tmp_path / "killed", seed=9 if number else 0, dies_after=death)
+    assert without_repetitions(seen) == whole
+    trained = [entry[1] for entry in whole if isinstance(entry[0], int)]
+    samples = 20 if make is two_loaders else 18
+    per_loader = 2 if loop is on_two_loaders else 1
+    assert sorted(itertools.chain(*trained)) == sorted([*range(samples)] * EPOCHS * per_loader)
+
+
+def test_a_step_after_the_loop_makes_it_a_pass_of_training():
+    each = loader(1)
+    each.attach_session()
+    orders = []
+    for epoch in range(3):
+        assert each.epoch == epoch
+        orders.append([batch[0].tolist() for batch in each])
+        each.iteration_ended()
+    assert len({str(order) for order in orders}) == 3
+
+
+def test_a_restore_of_the_script_names_the_way_out(tmp_path):
+    session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
+    next(session.batches(numbers()))
+    session.step()
+    assert session._checkpoints.wait_settled(300)
+    with pytest.raises(HoldfastError, match="a generator, which can be iterated once: it cannot go back"):
+        session._boundary.in_place_restore._at_next_start("1", None, session._training.obstacle_to_restore())
+    session._close("SIGKILL")
