@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from small_png import small
 
 from holdfast.client import Client
-from holdfast.protocol.messages import AttemptFinished
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -56,10 +55,8 @@ def fill(url: str) -> None:
     for number, (job, iterations) in enumerate((("resnet-50", 2600), ("vit-b16", 1400), ("whisper-small", 700))):
         trained(url, job, iterations, seed=number).send()
     ended = trained(url, "ablation-no-warmup", 520, seed=4)
-    ended.events.append(
-        AttemptFinished(at=ended.at, iteration=520, lineage=1, reason="OutOfMemoryError: CUDA out of memory")
-    )
-    ended.send()
+    ended.fail("OutOfMemoryError: CUDA out of memory")
+    ended.supervise("gave_up", "CUDA out of memory", start=5)
     full = trained(url, "llama-sft", 900, seed=5)
     for _ in range(3):
         full.train(12)

@@ -13,7 +13,6 @@ from playwright.sync_api import Page, expect
 
 from holdfast.client import Client
 from holdfast.protocol.messages import (
-    AttemptFinished,
     AttemptStarted,
     Checkpoint,
     RankCheckpointTimes,
@@ -80,8 +79,13 @@ def busy(served: Served) -> Served:
     ended = served.agent("ended", started_at=time.time() - 900)
     ended.start()
     ended.train(30)
-    ended.events.append(AttemptFinished(at=ended.at, iteration=30, lineage=1, reason="RuntimeError: boom"))
-    ended.send()
+    ended.fail("RuntimeError: boom")
+    ended.supervise("gave_up", "boom", start=5)
+    restarting = served.agent("restarting", started_at=time.time() - 900)
+    restarting.start()
+    restarting.train(30)
+    restarting.fail("RuntimeError: boom")
+    restarting.supervise("restarting", "boom", start=2, limit=5)
     long_name = served.agent("a-job-whose-name-is-as-long-as-a-name-may-be-in-a-fleet-of-many-jobs-with-seeds-1")
     long_name.start()
     long_name.train(30)

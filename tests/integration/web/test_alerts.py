@@ -9,7 +9,6 @@ import pytest
 from playwright.sync_api import expect
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import AttemptFinished
 from holdfast_server.alerts import evaluation
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import NOW
@@ -148,8 +147,8 @@ def test_alerts_are_grouped_by_job_and_filtered_by_state_and_rule(client, clock)
         agent = FakeAgent(over_client(client), job=f"sweep-{number}", started_at=NOW - 120)
         agent.start()
         agent.train(5)
-        agent.events.append(AttemptFinished(at=agent.at, iteration=5, lineage=1, reason="OSError"))
-        agent.send()
+        agent.fail("OSError")
+        agent.supervise("gave_up", "OSError", start=5)
     client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
     client.put("/api/v1/projects/default/alert-rules/failures", json={"kind": "job_failed"})
     client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
@@ -185,10 +184,8 @@ def test_an_alert_appears_and_is_acknowledged_on_an_open_page(open_page, served)
     page = open_page("/jobs/falls-over")
     expect(page.locator("#connection")).to_have_attribute("data-state", "live")
     expect(page.locator("#alerts .alert")).to_have_count(0)
-    agent.events.append(
-        AttemptFinished(at=agent.at, iteration=20, lineage=1, reason="RuntimeError: out of memory")
-    )
-    agent.send()
+    agent.fail("RuntimeError: out of memory")
+    agent.supervise("gave_up", "out of memory", start=5)
     alert = page.locator("#alerts .alert", has_text="Job failed")
     expect(alert).to_have_attribute("data-state", "firing")
     alert.get_by_role("button", name="Acknowledge").click()

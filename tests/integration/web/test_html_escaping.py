@@ -64,8 +64,8 @@ def hostile(served: Served) -> FakeAgent:
     agent.open.clear()
     agent.events.append(msgspec.structs.replace(made, state="failed", reason=text))
     agent.send()
-    agent.events.append(messages.AttemptFinished(at=agent.at, iteration=agent.iteration, lineage=1, reason=text))
-    agent.send()
+    agent.fail(text)
+    agent.supervise("gave_up", text, start=5)
     return agent
 
 
