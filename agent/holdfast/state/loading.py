@@ -182,7 +182,7 @@ class LoadableObjects:
         # first the objects whose code may refuse its state: nothing else needs to be put back then
         loaded = [
             each for each in self._loaded() if each in trees
-        ]  # without loaders that a counted iterable reads
+        ]
         for keyword in sorted(loaded, key=lambda each: not self._adapters[each].may_refuse):
             adapter = self._adapters[keyword]
             if undo and adapter.may_refuse:
