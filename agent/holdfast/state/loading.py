@@ -180,9 +180,7 @@ class LoadableObjects:
         known = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()} | dict(shapes)
         before, random = list[tuple[str, Any]](), rng_state()
         # first the objects whose code may refuse its state: nothing else needs to be put back then
-        loaded = [
-            each for each in self._loaded() if each in trees
-        ]
+        loaded = [each for each in self._loaded() if each in trees]
         for keyword in sorted(loaded, key=lambda each: not self._adapters[each].may_refuse):
             adapter = self._adapters[keyword]
             if undo and adapter.may_refuse:
