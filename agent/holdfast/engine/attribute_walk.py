@@ -283,7 +283,7 @@ def describer_of(kind: type) -> Callable[[Any], Any] | None:
     if kind in _TENSORS:
         return _tensor
     if issubclass(kind, enum.Enum):
-        return lambda value: (kind.__name__, value._name_)
+        return lambda value: (kind.__name__, value.name)
     if issubclass(kind, torch.Tensor):
         return lambda value: None
     if issubclass(kind, torch.Generator):

@@ -294,7 +294,7 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     """Explanation of the status; may be empty."""
     alive: bool
     """Whether the job has not ended, so that it acts on requests now or as soon as it has restarted."""
-    supervisor: SupervisorInfo | None
+    supervisor: SupervisorInfo | None = None
     """What the supervisor does after the last start has ended; `None` while the job trains."""
     restore_mode: RestoreMode
     """How a restore happens: in place, by a supervised restart, or at the next start."""

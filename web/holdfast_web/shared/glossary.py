@@ -39,6 +39,7 @@ TERMS = {
     "Project": "A group of jobs; people have roles per project.",
     "Rank": "One process of a distributed job.",
     "Restart time": "The time from a failure until the job trains again.",
+    "Restarting": "A job whose supervisor starts the script again, until the new start has finished an iteration.",
     "Restore points": "Checkpoints in the store that the job can be restored to.",
     "Restores": "Requests to continue a job from an earlier iteration.",
     "Retention": "The rules for which checkpoints are kept.",
