@@ -398,6 +398,11 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def kept_iterator(loader: Any) -> Any:
+    """Return the iterator that a torch DataLoader with persistent workers keeps; `None` without one."""
+    return getattr(loader, "_iterator", None)
+
+
 def limit_wait(iterator: Any, seconds: float) -> None:
     """Set how long an iterator of a DataLoader with workers waits for its next batch."""
     iterator._timeout = seconds

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from holdfast.state.rng import is_generator
+from holdfast.torch_internals import kept_iterator
 
 DEPTH = 8
 """How many attributes, closures, lists and dictionaries deep the search goes."""
@@ -96,7 +97,7 @@ def _has_position(item: Any) -> bool:
 
 def is_within(loader: Any, iterable: Any) -> bool:
     """Whether an iterable draws from a loader, as far as its attributes, closures and iterators show it."""
-    own = [loader, getattr(loader, "_iterator", None)]
+    own = [loader, kept_iterator(loader)]
     return any(part is not None and any(part is each for each in own) for _, part in reachable("", iterable))
 
 
@@ -163,7 +164,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
 def is_global_generator(generator: object) -> bool:
     """Whether a generator is one of the process, which a session saves itself."""
     numpy = sys.modules.get("numpy")
-    own = [torch.default_generator, getattr(random, "_inst", None)]
+    own = [torch.default_generator, getattr(random.random, "__self__", None)]
     if numpy is not None and "numpy.random" in sys.modules:
-        own.append(getattr(numpy.random.mtrand, "_rand", None))
+        own.append(getattr(numpy.random.rand, "__self__", None))
     return any(generator is each for each in own)
