@@ -17,7 +17,7 @@ from holdfast.pacing.quantities import parse_seconds
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import CheckpointInfo, Edit, JobSummary, NoticeInfo, Order
-from holdfast.protocol.questions import Goodput, JobPlan
+from holdfast.protocol.questions import Goodput, JobPlan, RestorePreview
 
 Holdfast = Callable[..., Result]
 """The command line, as a function of its arguments."""
@@ -45,6 +45,7 @@ class FakeServer(ThreadingHTTPServer):
         self.order_seconds: float | None = 0.5
         self.restore_mode = "in_place"
         self.undoable: dict[str, Any] | None = None
+        self.repeats = ""
         self.plan: dict[str, Any] = {"job": "gpt", "comparison": None, "why_none": "nothing is measured yet"}
         self.plain_text: bytes | None = None
         self.notices = [notice(1, "an answer of yesterday", code="data")]
@@ -130,6 +131,8 @@ class FakeServer(ThreadingHTTPServer):
                 return self._order({"iteration": 200, "key": f"undo {undone}"})
             case "GET", [_, "restores"]:
                 return 200, {"restores": [] if self.undoable is None else [self.undoable]}
+            case "GET", [_, "restores", "preview"]:
+                return 200, {"repeats": self.repeats}
             case "GET", [_, "restores", _]:
                 return 200, self._moved()
         return 404, {"error": "not_found", "message": path}
@@ -154,6 +157,8 @@ class FakeServer(ThreadingHTTPServer):
                 return Goodput
             case "PATCH", [_, "checkpoints", _]:
                 return CheckpointInfo
+            case "GET", [_, "restores", "preview"]:
+                return RestorePreview
             case _, [_, "restores", *_]:
                 return Order
         return None

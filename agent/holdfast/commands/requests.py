@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from holdfast.client import CheckpointInfo, Client, JobSummary, NoticeInfo, Order, ServerError
+from holdfast.client import CheckpointInfo, Client, JobSummary, NoticeInfo, Order, ServerError, UnreachableError
 from holdfast.commands.console import complain, fail, parsed, print_json, say, seconds, with_client
 from holdfast.commands.control import (
     POLL_SECONDS,
@@ -22,6 +22,7 @@ from holdfast.commands.control import (
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
 from holdfast.pacing.quantities import format_bytes, parse_positive_seconds
 from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
+from holdfast.protocol.questions import SAME_LOSSES
 
 PROBE_CODE = "data"
 """The code of the notice with a probe's result."""
@@ -246,6 +247,8 @@ def restore(
     if expires is not None:
         expires_seconds = parsed(lambda text: parse_positive_seconds(text, "expires"), expires)
     order = _request_restore(client, job, iteration, expires_seconds, nearest=nearest)
+    if not json:
+        _warn_of_same_losses(client, order)
     _follow(client, order, timeout, no_wait=no_wait, json=json)
 
 
@@ -267,6 +270,13 @@ def undo(
     if last is None:
         fail(f"nothing to undo: {job} has no completed restore")
     _follow(client, client.undo_restore(job, last.id), timeout, no_wait=no_wait, json=json)
+
+
+def _warn_of_same_losses(client: Client, order: Order) -> None:
+    """Warn that the job will reach a wrong loss again, if it is restored to before one."""
+    with contextlib.suppress(ServerError, UnreachableError):  # the restore goes on without this warning
+        if repeats := client.preview_restore(order.job, order.checkpoint).repeats:
+            print(f"it is restored to before {repeats}: {SAME_LOSSES}", file=sys.stderr)
 
 
 def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:

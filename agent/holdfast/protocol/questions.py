@@ -176,6 +176,13 @@ class JobPlan(Struct, kw_only=True, frozen=True):
     """Sources of `mtbf_seconds`, `restart_seconds`, `world_size` and `budget`."""
 
 
+SAME_LOSSES = (
+    "the same iterations give the same losses again, unless you change something first: the data or the learning "
+    "rate in the script"
+)
+"""What to know before a restore to before a wrong loss: a resume is exact."""
+
+
 class RestorePreview(Struct, kw_only=True, frozen=True):
     checkpoint: CheckpointInfo
     from_iteration: int
@@ -202,3 +209,5 @@ class RestorePreview(Struct, kw_only=True, frozen=True):
     """Description of what would happen."""
     safety_checkpoint: bool
     """Whether the current state is saved first; otherwise an undo returns to the newest durable checkpoint."""
+    repeats: str = ""
+    """Wrong loss that the restore repeats unless something is changed, as in `the spike at 301`; empty if none."""

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.questions import SAME_LOSSES
 from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]
@@ -48,7 +49,8 @@ def details(message: AlertMessage) -> str:
     if alert.last_good is None:
         return alert.message
     iteration, _ = parse_checkpoint_id(alert.last_good)
-    return f"{alert.message}. Last good checkpoint before: iteration {iteration:,}"
+    good = f"Last good checkpoint before: iteration {iteration:,}"
+    return f"{alert.message}. {good}; after a restore to it, {SAME_LOSSES}"
 
 
 def link(message: AlertMessage, address: str) -> str:

@@ -12,6 +12,7 @@ from holdfast.protocol.questions import RestorePreview
 from holdfast_server import models
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import read_job
+from holdfast_server.records import last_good
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row, find, stands
 from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of, waiting_host
@@ -34,6 +35,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
         if mode == "relaunch":
             estimate, rests_on = _start(attempt)
         seconds = await _seconds(session, row, here, fork)
+        trouble = await last_good.find(session, row, here)
         world_size = max(1, attempt.world_size) if attempt else 1
         return RestorePreview(
             checkpoint=as_row(target, here),
@@ -53,6 +55,7 @@ async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float
             mode=mode,
             what=restore_mode_text(attempt, alive=alive, waiting=waiting),
             safety_checkpoint=mode != "next_start",
+            repeats=trouble.trouble if trouble is not None and target.iteration < trouble.iteration else "",
         )
 
 

@@ -43,8 +43,12 @@ class LastGood:
         return _TROUBLES.get(self.kind, _OTHER)[0]
 
     @property
+    def trouble(self) -> str:
+        return f"{_TROUBLES.get(self.kind, _OTHER)[1]} at {self.iteration:,}"
+
+    @property
     def reason(self) -> str:
-        return f"before {_TROUBLES.get(self.kind, _OTHER)[1]} at {self.iteration:,}"
+        return f"before {self.trouble}"
 
 
 async def find(

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar
 
+from msgspec import structs
+
 from holdfast.pacing import planner
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
-from holdfast.protocol.questions import JobPlan, RestorePreview, SettingsPreview
+from holdfast.protocol.questions import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
@@ -220,6 +222,7 @@ class RestoreDialog(View):
     """The iteration as typed."""
     refusal: str
     nearest: CheckpointInfo | None
+    same_losses: str = SAME_LOSSES
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Idempotency key: a form that is sent twice requests one restore."""
     now: float
@@ -324,7 +327,7 @@ async def restore_dialog(
     trouble that the job has not recovered from.
     """
     job = await summaries.job_summary(db, name, now=now)
-    nearest, reason = None, ""
+    nearest, reason, good = None, "", None
     try:
         if before is not None and not checkpoint:
             good = await control.find_last_good(db, name, before=before)
@@ -335,6 +338,8 @@ async def restore_dialog(
         if asked:
             checkpoint = (await control.checkpoint_at(db, name, forms.iteration(asked))).id
         preview = await previews.preview_restore(db, name, checkpoint, now=now) if checkpoint else None
+        if preview and good and not preview.repeats:  # a wrong loss that the job has recovered from
+            preview = structs.replace(preview, repeats=good.trouble)
         if preview and not preview.checkpoint.restorable:
             point = preview.checkpoint
             raise NotRestorable(

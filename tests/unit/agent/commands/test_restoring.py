@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from holdfast.protocol.questions import SAME_LOSSES
 from tests.support.fake_server import FakeServer, Holdfast
 
 
@@ -141,3 +142,13 @@ def test_waiting_has_an_end_and_the_order_stays(holdfast: Holdfast) -> None:
 def test_an_iteration_that_is_none_is_refused(holdfast: Holdfast, server: FakeServer, iteration: str) -> None:
     assert holdfast("restore", "gpt", iteration).exit_code == 2
     assert server.requests == []
+
+
+def test_a_restore_to_before_a_wrong_loss_says_that_it_comes_again(holdfast: Holdfast, server: FakeServer) -> None:
+    server.repeats = "the spike at 301"
+    result = holdfast("restore", "gpt", "200")
+    assert result.stderr == f"it is restored to before the spike at 301: {SAME_LOSSES}\n"
+    assert ("GET", "/api/v1/jobs/gpt/restores/preview?checkpoint=000000000200-1") in [
+        request[:2] for request in server.requests
+    ]
+    assert holdfast("restore", "gpt", "200", "--json").stderr == ""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, checkpoint_id
+from holdfast.protocol.questions import SAME_LOSSES
 from holdfast_server import models
 from holdfast_server.alerts import evaluation
 from holdfast_server.alerts.conditions import KINDS
@@ -219,7 +220,9 @@ def test_the_loss_at_the_start_is_the_scale_of_a_job(agent, client, look):
 
 
 def test_the_dialog_offers_the_last_good_checkpoint_before_an_iteration(trained, client):
-    assert "to iteration 250?" in client.get("/jobs/char-gpt/restore?before=300").text
+    dialog = " ".join(client.get("/jobs/char-gpt/restore?before=300").text.split())
+    assert "to iteration 250?" in dialog
+    assert f"The trouble at 300</b>: {SAME_LOSSES}" in dialog
     assert "to iteration 300?" in client.get("/jobs/char-gpt/restore?before=302").text
     refused = client.get("/jobs/char-gpt/restore?before=51")
     assert (refused.status_code, "no sound checkpoint from before iteration 51" in refused.text) == (422, True)
@@ -236,12 +239,22 @@ def test_one_checkpoint_is_offered_from_before_the_first_of_several_troubles(tra
     assert [alert["last_good"] for alert in alerts(client, "loss_nan")] == [checkpoint_id(250, 1)]
     expected = {"iteration": 301, "reason": "before the spike at 301", "checkpoint": checkpoint_id(250, 1)}
     assert client.get(f"{JOB}/timeline").json()["last_good"] == expected
+    for query in ("before=361", "iteration=200"):
+        dialog = " ".join(client.get(f"/jobs/char-gpt/restore?{query}").text.split())
+        assert f"The spike at 301</b>: {SAME_LOSSES}" in dialog
+    assert "give the same losses" not in client.get("/jobs/char-gpt/restore?iteration=400").text
+    previews = [
+        client.get(f"{JOB}/restores/preview", params={"checkpoint": checkpoint_id(iteration, 1)}).json()["repeats"]
+        for iteration in (250, 400)
+    ]
+    assert previews == ["the spike at 301", ""]
     dialog = " ".join(client.get("/jobs/char-gpt/restore?before=361").text.split())
     assert "to iteration 250?" in dialog
     assert "before the spike at 301" in dialog
     trained.say(AttemptFinished(at=trained.at, iteration=421, lineage=1, reason="FloatingPointError: loss"))
     page = " ".join(client.get("/jobs/char-gpt").text.split())
     assert "Restore to 250…</a><small>before the spike at 301</small>" in page
+    assert "after the spike at 301: its weights may be wrong" in page
 
 
 def test_the_first_loss_that_is_not_finite_is_named_exactly_where_buckets_are_wider(trained, client):
