@@ -56,18 +56,21 @@ class PinnedCheckpoints:
     def checkpoints(self) -> tuple[str, ...]:
         return self._checkpoints or ()
 
-    def follow(self, wanted: tuple[str, ...] | None, attempt: int) -> None:
+    def follow(self, wanted: tuple[str, ...] | None, attempt: int, *, for_alerts: Collection[str] = ()) -> None:
         """Apply the pins that the server reports, at once; None means that it reports none.
+
+        One of them that is kept for an alert may be gone: retention may have deleted it before it was kept. The
+        server then keeps an older one.
 
         They are recorded in the store on another thread: the calling thread also receives orders.
         """
         if wanted is not None:
             self._checkpoints = wanted
-            io_pool.submit(lambda: self._record_and_report(attempt))
+            io_pool.submit(lambda: self._record_and_report(attempt, set(wanted) - set(for_alerts)))
 
-    def _record_and_report(self, attempt: int) -> None:
+    def _record_and_report(self, attempt: int, expected: set[str]) -> None:
         self.record(attempt)
-        self._report_missing()
+        self._report_missing(expected)
 
     def load(self) -> None:
         """Apply the pins of an earlier attempt, unless a server has reported pins. OSError when the store
@@ -109,10 +112,10 @@ class PinnedCheckpoints:
                 f"{what}; they apply while this attempt runs, and the next checkpoint tries again",
             )
 
-    def _report_missing(self) -> None:
-        """Report each pinned checkpoint that is not in the store once."""
+    def _report_missing(self, expected: set[str]) -> None:
+        """Report each expected checkpoint that is not in the store once."""
         with self._lock:
-            unknown = set(self.checkpoints) - self._reported
+            unknown = expected - self._reported
             if not unknown:
                 return
             try:

@@ -181,7 +181,8 @@ def _row(job: JobSummary) -> tuple[str, ...]:
 
 def _checkpoint_row(row: CheckpointInfo) -> tuple[str, ...]:
     taken = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.at))
-    label = " ".join(filter(None, ["pinned" if row.pinned else "", row.label]))
+    pin = "" if not row.pinned else f"kept for {row.pinned_by}" if row.is_kept_for_alert else "pinned"
+    label = ", ".join(filter(None, [pin, row.label]))
     size = format_bytes(row.payload_bytes) if row.payload_bytes else "-"  # of one that only an inventory named
     return str(row.iteration), row.id, row.kind, row.state, size, taken, label
 

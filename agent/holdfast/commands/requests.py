@@ -276,7 +276,7 @@ def _warn_of_same_losses(client: Client, order: Order) -> None:
     """Warn that the job will reach a wrong loss again, if it is restored to before one."""
     with contextlib.suppress(ServerError, UnreachableError):  # the restore goes on without this warning
         if repeats := client.preview_restore(order.job, order.checkpoint).repeats:
-            print(f"it is restored to before {repeats}: {SAME_LOSSES}", file=sys.stderr)
+            complain(f"it is restored to before {repeats}: {SAME_LOSSES}")
 
 
 def _follow(client: Client, order: Order, timeout: float, *, no_wait: bool, json: bool) -> None:

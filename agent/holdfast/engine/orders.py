@@ -212,7 +212,9 @@ class Orders:
 
 
 def _orders_of(desired: Desired) -> Desired:
-    """Return the orders alone, without server state and remaining times."""
+    """Return the orders alone, without server state, remaining times and what alerts keep."""
     order = desired.restore
     held = None if order is None else msgspec.structs.replace(order, expires_in_seconds=None)
-    return msgspec.structs.replace(desired, latest_attempt=0, latest_lineage=0, restore=held)
+    return msgspec.structs.replace(
+        desired, latest_attempt=0, latest_lineage=0, restore=held, pins=None, alert_pins=()
+    )

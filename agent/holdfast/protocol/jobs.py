@@ -36,6 +36,16 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     """Whether it is off the path from the job's start to its current iteration."""
     restorable: bool = False
 
+    @property
+    def is_kept_for_alert(self) -> bool:
+        """Whether only an open alert keeps it, which offers to restore it."""
+        return is_alert(self.pinned_by)
+
+
+def is_alert(actor: str | None) -> bool:
+    """Return whether an actor is an alert, such as `alert 14`; no account has such a name."""
+    return actor is not None and actor.startswith(("alert ", "an alert"))
+
 
 class CheckpointChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """A change of a checkpoint; omitted fields stay as they are."""

@@ -437,6 +437,8 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """The open restore request, if there is one."""
     pins: tuple[str, ...] | None = None
     """Ids of pinned checkpoints, at most `MAX_PINS`; `None`: not set here, and the store's pins apply."""
+    alert_pins: tuple[str, ...] = ()
+    """Those of `pins` that only open alerts keep. They change without a new version, as they are no settings."""
     verify: tuple[VerifyRequest, ...] = ()
     """Open verification requests, oldest first, at most `MAX_OPEN_VERIFICATIONS`; processed one at a time."""
     latest_attempt: int = 0

@@ -100,10 +100,13 @@ class DesiredStatePoller:
         asked_at = monotonic()
         self._in_long_poll = True
         try:
-            newer = self._client.desired(self._job, after=self.newest.version, wait_seconds=WAIT_SECONDS)
+            known = self.newest.alert_pins
+            newer = self._client.desired(
+                self._job, after=self.newest.version, alert_pins=known, wait_seconds=WAIT_SECONDS
+            )
         finally:
             self._in_long_poll = False
-        if newer is None or newer.version <= self.newest.version:
+        if newer is None or not _is_newer(newer, self.newest):
             return monotonic() - asked_at >= HASTY_SECONDS
         self._deliver(newer)
         return True
@@ -116,3 +119,8 @@ class DesiredStatePoller:
             self._on_desired(desired)
         except Exception:  # keep the thread alive: later changes must still arrive
             log.exception("Passing the desired state to the session failed")
+
+
+def _is_newer(desired: Desired, known: Desired) -> bool:
+    same = desired.version == known.version
+    return desired.version > known.version or (same and desired.alert_pins != known.alert_pins)

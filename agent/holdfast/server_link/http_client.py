@@ -14,7 +14,7 @@ import random
 import socket
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -391,16 +391,19 @@ class AgentClient(HttpClient):
         job: str,
         *,
         after: int | None = None,
+        alert_pins: Sequence[str] = (),
         wait_seconds: float = 0.0,
         limit_seconds: float | None = None,
     ) -> Desired | None:
         """Return the desired state of `job`: at once, or with `after` once its version is newer.
 
+        With `after`, also once other checkpoints than `alert_pins` are kept for alerts.
+
         None: no newer one came within `wait_seconds`. Raises RequestFailed.
         """
         path = f"/api/v1/jobs/{quote(job, safe='')}/desired"
         if after is not None:
-            path += f"?after={after}&wait={wait_seconds:g}"
+            path += f"?after={after}&alert_pins={','.join(alert_pins)}&wait={wait_seconds:g}"
         seconds = wait_seconds + (REQUEST_SECONDS if limit_seconds is None else limit_seconds)
         response = self.exchange(
             "GET", path, headers={"Accept": "application/json"}, seconds=seconds, **_FOR_AGENTS

@@ -39,6 +39,9 @@ async def read(
     jobs: Jobs,
     clock: Clock,
     after: Annotated[int, Query(description="answer once there is a version after this one")] = -1,
+    alert_pins: Annotated[
+        str | None, Query(description="or once other checkpoints than these, by commas, are kept for alerts")
+    ] = None,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT_SECONDS, description="for at most this many seconds")] = 0,
 ) -> Response:
     """Return the newest version; with `after` and `wait`, by long polling. An unknown job has the default state.
@@ -51,19 +54,25 @@ async def read(
         # The agent's next request confirms it again: answering matters more.
         with suppress(DatabaseBusy, DatabaseUnavailable):
             await control.delivered(db, job, after)
-    desired = await _later(db, changes, clock, job, after, wait)
+    desired = await _later(db, changes, clock, job, after, alert_pins, wait)
     return Response(status_code=204) if desired is None else _tagged(desired)
 
 
 async def _later(
-    db: Database, changes: ChangeBus, clock: Clock, job: str, after: int, wait_seconds: float
+    db: Database,
+    changes: ChangeBus,
+    clock: Clock,
+    job: str,
+    after: int,
+    alert_pins: str | None,
+    wait_seconds: float,
 ) -> Desired | None:
     deadline = asyncio.get_running_loop().time() + wait_seconds
     # Subscribe before the first read, so that no edit between the two is missed.
     with changes.subscribe(job, samples=False) as subscription:
         while True:
             desired = await control.desired(db, job, now=clock())
-            if desired.version > after:
+            if desired.version > after or alert_pins not in (None, ",".join(desired.alert_pins)):
                 return desired
             remaining = deadline - asyncio.get_running_loop().time()
             if remaining <= 0 or not await subscription.wait(remaining):

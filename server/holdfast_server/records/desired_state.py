@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import FixedInterval, parse_budget, parse_every, parse_policy
 from holdfast.pacing.policy import format_interval
-from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange
+from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
     Desired,
@@ -83,7 +83,7 @@ _changes = msgspec.json.Decoder(list[StoredChange])
 
 _points, _verifications = models.CheckpointRecord, models.VerificationRecord
 _PINS = (
-    select(_points.job, _points.id)
+    select(_points.job, _points.id, _points.pinned_by)
     .where(_points.job.in_(named_jobs()), _points.pinned_at.is_not(None))
     .order_by(_points.id)
 )
@@ -106,6 +106,8 @@ class CheckpointRequests(msgspec.Struct):
     """Pins and requested verifications of a job's checkpoints."""
 
     pins: list[str] = []
+    alert_pins: list[str] = []
+    """Those of `pins` that only open alerts keep."""
     verify: list[VerifyRequest] = []
     """Open verification requests, oldest first."""
 
@@ -116,8 +118,11 @@ NOTHING_ASKED = CheckpointRequests()
 async def checkpoint_requests(session: AsyncSession, jobs: Sequence[str]) -> dict[str, CheckpointRequests]:
     """Return the requests by job, of the jobs that have any."""
     found: dict[str, CheckpointRequests] = {}
-    for job, checkpoint in await session.execute(_PINS, {"jobs": jobs}):
-        found.setdefault(job, CheckpointRequests()).pins.append(checkpoint)
+    for job, checkpoint, who in await session.execute(_PINS, {"jobs": jobs}):
+        asked_for = found.setdefault(job, CheckpointRequests())
+        asked_for.pins.append(checkpoint)
+        if is_alert(who):
+            asked_for.alert_pins.append(checkpoint)
     for job, request, checkpoint, against in await session.execute(_VERIFICATIONS, {"jobs": jobs}):
         asked = VerifyRequest(id=request, checkpoint=checkpoint, against=against)
         found.setdefault(job, CheckpointRequests()).verify.append(asked)
@@ -135,6 +140,7 @@ def of(
         job,
         Desired,
         pins=tuple(asked.pins) if job.pins_known else None,
+        alert_pins=tuple(asked.alert_pins) if job.pins_known else (),
         verify=tuple(asked.verify),
         restore=None if order is None or is_expired(order, now) else _wanted(order, now),
         latest_attempt=job.attempt,

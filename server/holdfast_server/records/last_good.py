@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy import and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast_server import models
-from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import audit, checkpoints, pins
 from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineage_starts
 from holdfast_server.records.job_position import recent_of
@@ -119,22 +117,32 @@ async def is_outdated(session: AsyncSession, job: str, rows: Sequence[models.Ale
 
 
 async def keep(session: AsyncSession, job: str, *, now: float) -> None:
-    """Pin the checkpoint that the open alerts of a job offer, and unpin those that none offers any more."""
-    found, rows, points = await session.get_one(models.JobRecord, job), models.AlertRecord, models.CheckpointRecord
+    """Keep the checkpoint that the open alerts of a job offer, and release those that none offers any more.
+
+    The audit log has one row per alert, about the first checkpoint that is kept for it. Its release, by the end of
+    the alert, has none, nor have the older checkpoints that follow where retention was faster.
+    """
+    found, rows = await session.get_one(models.JobRecord, job), models.AlertRecord
     query = select(rows).where(rows.job == job, rows.resolved_at.is_(None), rows.iteration.is_not(None))
-    offering = (await session.scalars(query)).all()
+    offering = (await session.scalars(query.order_by(rows.id))).all()
     chosen = await _offer(session, found, offering)
+    for point in await pins.kept_for_alerts(session, job):
+        if point is chosen:
+            point.pinned_by = pins.author(offering[0].id)  # the alert that it was kept for may have ended
+        else:
+            point.pinned_by = point.pinned_at = None
+    if chosen is not None:
+        first = offering[0]
+        kept = await pins.keep_for_alert(session, found, chosen, first.id, now=now)
+        if kept and first.last_good is None:
+            await session.flush()
+            await audit.record(
+                session, who=pins.author(first.id), action="checkpoint.keep", now=now, job=job,
+                project=found.project,
+                after={"checkpoint": chosen.id, "rule": first.rule, "until": "the alert resolves"},
+            )  # fmt: skip
     for row in offering:
         row.last_good = None if chosen is None else chosen.id
-    held = await session.scalars(select(points).where(points.job == job, points.pinned_by == pins.ALERT))
-    for point in {row.id: row for row in (*held, *([chosen] if chosen else []))}.values():
-        with suppress(NotPossible):  # the job has as many pins as it may
-            if await pins.pin(session, found, point, pinned=point is chosen, who=pins.ALERT, now=now):
-                action = "checkpoint.pin" if point is chosen else "checkpoint.unpin"
-                await audit.record(
-                    session, who=pins.ALERT, action=action, now=now, job=job, project=found.project,
-                    after={"checkpoint": point.id, "pinned_by": point.pinned_by},
-                )  # fmt: skip
     await session.flush()
 
 

@@ -1,18 +1,21 @@
-"""Pinned checkpoints, which retention keeps: every change of them is a version of the desired state."""
+"""Pinned checkpoints, which retention keeps.
+
+Every change by an operator is a version of the desired state; a checkpoint that an open alert keeps is none.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.jobs import is_alert
 from holdfast.protocol.messages import MAX_PINS, Inventory
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state
 from holdfast_server.records.desired_state import AGENT, StoredChange
-
-ALERT = "an alert"
-"""Author of the pin of a checkpoint that an open alert offers; not a possible name of a user."""
 
 
 async def pin(
@@ -24,22 +27,21 @@ async def pin(
     who: str,
     now: float,
 ) -> bool:
-    """Pin or unpin a checkpoint; return whether that changed anything.
+    """Pin or unpin a checkpoint for an operator; return whether that changed anything.
 
-    A person's pin replaces that of an alert, which ends with the alert.
+    The pin replaces that of an alert, which ends with the alert.
 
     Raises:
         NotPossible: it is not durable, an open alert keeps it, or the job has as many pins as it may.
     """
-    adopted = pinned and row.pinned_by == ALERT != who
-    if not pinned and row.pinned_by == ALERT != who:
+    by_alert = is_alert(row.pinned_by)
+    if not pinned and by_alert:
         raise NotPossible(f"checkpoint {row.id} is kept for an open alert, which offers to restore it")
-    if pinned == (row.pinned_at is not None) and not adopted:
+    if pinned == (row.pinned_at is not None) and not by_alert:
         return False
     if pinned and row.state != "durable":
         raise NotPossible(f"checkpoint {row.id} is {row.state}: only a durable checkpoint can be pinned")
-    asked = await desired_state.checkpoint_requests(session, [job.name])
-    if pinned and not adopted and len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) >= MAX_PINS:
+    if pinned and not by_alert and not await _has_room(session, job):
         raise NotPossible(f"{job.name} has {MAX_PINS} pinned checkpoints, the maximum: unpin one first")
     row.pinned_by, row.pinned_at = (who, now) if pinned else (None, None)
     job.pins_known = True
@@ -47,6 +49,35 @@ async def pin(
         session, job, [StoredChange(field="pin" if pinned else "unpin", after=row.id)], who=who, now=now
     )
     return True
+
+
+def author(alert: int) -> str:
+    """Return the name of an alert as an actor, which `is_alert` recognizes."""
+    return f"alert {alert}"
+
+
+async def keep_for_alert(
+    session: AsyncSession, job: models.JobRecord, row: models.CheckpointRecord, alert: int, *, now: float
+) -> bool:
+    """Keep a durable checkpoint while an alert is open, unless it is pinned or there is no room.
+
+    That is no version of the desired state: the alert changes no setting. Return whether it is newly kept.
+    """
+    if row.pinned_at is not None or row.state != "durable" or not await _has_room(session, job):
+        return False
+    row.pinned_by, row.pinned_at, job.pins_known = author(alert), now, True
+    return True
+
+
+async def kept_for_alerts(session: AsyncSession, job: str) -> Sequence[models.CheckpointRecord]:
+    rows = models.CheckpointRecord
+    pinned = await session.scalars(select(rows).where(rows.job == job, rows.pinned_at.is_not(None)))
+    return [row for row in pinned if is_alert(row.pinned_by)]
+
+
+async def _has_room(session: AsyncSession, job: models.JobRecord) -> bool:
+    asked = await desired_state.checkpoint_requests(session, [job.name])
+    return len(asked.get(job.name, desired_state.NOTHING_ASKED).pins) < MAX_PINS
 
 
 async def adopt_pins(session: AsyncSession, job: models.JobRecord, event: Inventory, *, now: float) -> None:

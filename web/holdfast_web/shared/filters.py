@@ -13,7 +13,6 @@ from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.protocol.questions import category_of
 from holdfast_server.records.checkpoints import DELETED_BY_RETENTION
-from holdfast_server.records.pins import ALERT
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
@@ -54,7 +53,7 @@ def state_name(point: CheckpointInfo) -> str:
 
 
 def pin_reason(point: CheckpointInfo) -> str:
-    return "Kept for an alert" if point.pinned_by == ALERT else f"Pinned by {point.pinned_by}"
+    return f"Kept for {point.pinned_by}" if point.is_kept_for_alert else f"Pinned by {point.pinned_by}"
 
 
 def plural(value: int, noun: str, many: str | None = None) -> str:

@@ -36,6 +36,15 @@ def test_a_label_is_given_and_taken_off(holdfast: Holdfast, server: FakeServer) 
     assert server.requests[-1] == ("PATCH", "/api/v1/jobs/gpt/checkpoints/100", {"label": None})
 
 
+def test_the_list_says_for_which_alert_a_checkpoint_is_kept(holdfast: Holdfast, server: FakeServer) -> None:
+    server.checkpoints[0] |= {"pinned": True, "pinned_by": "alert 14", "label": "before the new data"}
+    server.checkpoints[1] |= {"pinned": True, "pinned_by": "ann"}
+    rows = [line for line in holdfast("checkpoints", "gpt").stdout.splitlines() if line.startswith(("100", "200"))]
+    assert [row.split("  ")[-1].strip() for row in sorted(rows)] == [
+        "kept for alert 14, before the new data", "pinned",
+    ]  # fmt: skip
+
+
 def test_where_there_is_none_the_nearest_earlier_one_is_offered(holdfast: Holdfast) -> None:
     for arguments in (("pin", "gpt", "201"), ("unpin", "gpt", "201"), ("label", "gpt", "201", "x")):
         result = holdfast(*arguments)

@@ -185,7 +185,7 @@ def test_checkpoints_of_a_job_are_listed_the_newest_first(holdfast: Holdfast, se
     assert header.split() == ["ITERATION", "CHECKPOINT", "KIND", "STATE", "SIZE", "TAKEN", "LABEL"]
     assert [row.split()[:2] for row in rows] == [["200", "000000000200-1"], ["100", "000000000100-1"]]
     assert "3 MB" in rows[1]
-    assert rows[1].endswith("pinned before the new data")
+    assert rows[1].endswith("pinned, before the new data")
     assert len(holdfast("checkpoints", "gpt", "--limit", "1").stdout.splitlines()) == 2
 
 

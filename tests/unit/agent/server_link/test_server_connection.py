@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import re
 import socket
 import ssl
@@ -151,11 +152,13 @@ def _handler(server: IngestServer) -> type[BaseHTTPRequestHandler]:
                 server.agents_asked += 1
                 server.changed.notify_all()
                 if "after" in query:
-                    after = int(query["after"][0])
-                    server.changed.wait_for(
-                        lambda: server.closing or (server.poll_open and server.desired.version > after), 25
-                    )
-                    if server.closing or server.desired.version <= after:
+                    after, kept = int(query["after"][0]), query.get("alert_pins", [""])[0]
+
+                    def is_newer() -> bool:
+                        return server.desired.version > after or ",".join(server.desired.alert_pins) != kept
+
+                    server.changed.wait_for(lambda: server.closing or (server.poll_open and is_newer()), 25)
+                    if server.closing or not is_newer():
                         self.reply(204, b"")
                         return
                 desired = server.desired
@@ -451,6 +454,19 @@ def test_a_change_is_delivered_by_the_long_poll(
     assert arrived.wait(PATIENCE_SECONDS)
     assert seen == [0, 1, 2]
     assert link.desired == Desired(version=2, budget=0.01)
+
+
+def test_what_alerts_keep_is_delivered_by_the_long_poll_without_a_new_version(
+    server: IngestServer, links: Callable[..., ServerConnection]
+) -> None:
+    seen: queue.SimpleQueue[Desired] = queue.SimpleQueue()
+    link = links(server, on_desired=seen.put, flush_seconds=3600)
+    link.start()
+    kept = [Desired(version=0), *(Desired(pins=pins, alert_pins=pins) for pins in (("a", "b"), ("c",), ()))]
+    for number, desired in enumerate(kept):
+        server.wait(lambda asked=number + 1: server.agents_asked >= asked)
+        server.want(desired)
+        assert seen.get(timeout=PATIENCE_SECONDS) == desired
 
 
 def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(

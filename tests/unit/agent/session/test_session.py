@@ -978,6 +978,18 @@ def test_a_pin_on_what_is_not_in_the_store_is_told_once_and_changes_nothing(stor
     assert committed(store)[-1] == 9
 
 
+def test_a_checkpoint_kept_for_an_alert_that_retention_had_deleted_is_no_notice(store, linked):
+    def keep(link):
+        link.desired = Desired(
+            version=2, pins=("000000000003-1", "000000000777-1"), alert_pins=("000000000777-1",)
+        )
+        link.on_desired(link.desired)
+
+    trainer = Trainer(store, every=1, keep=2, **linked).run(until=9, after=at(4, keep)).crash()
+    assert told_of_pins(trainer) == []
+    assert committed(store)[0] == 3
+
+
 def test_where_the_store_cannot_say_what_is_pinned_nothing_is_deleted(store, linked, monkeypatch):
     real = LocalStore.records
 

@@ -281,8 +281,8 @@ def test_the_offered_checkpoint_is_pinned_while_its_alert_is_open(trained, clien
     look(1)
     assert pins(client) == [checkpoint_id(250, 1)]
     (row,) = [row for row in client.get(f"{JOB}/checkpoints").json()["checkpoints"] if row["pinned"]]
-    assert (row["id"], row["pinned_by"]) == (checkpoint_id(250, 1), "an alert")
-    assert "Kept for an alert" in client.get("/jobs/char-gpt").text
+    assert (row["id"], row["pinned_by"]) == (checkpoint_id(250, 1), "alert 1")
+    assert "Kept for alert 1;" in client.get("/jobs/char-gpt").text
     page = client.get(f"/jobs/char-gpt/checkpoints/{checkpoint_id(250, 1)}").text
     assert "until the alert that offers to" in page
     refused = client.patch(f"{JOB}/checkpoints/{checkpoint_id(250, 1)}", json={"pinned": False})
@@ -291,8 +291,28 @@ def test_the_offered_checkpoint_is_pinned_while_its_alert_is_open(trained, clien
     client.put("/api/v1/projects/default/alert-rules/loss_spike", json={"enabled": False})
     look(1)
     assert (alerts(client, "loss_spike")[0]["state"], pins(client)) == ("resolved", [])
-    acts = [row for row in client.get("/api/v1/audit").json()["entries"] if row["who"] == "an alert"]
-    assert [row["action"] for row in acts] == ["checkpoint.unpin", "checkpoint.pin"]
+    acts = [row for row in client.get("/api/v1/audit").json()["entries"] if row["who"] == "alert 1"]
+    assert [row["action"] for row in acts] == ["checkpoint.keep"]
+
+
+def test_what_an_alert_keeps_is_no_version_of_the_settings_and_reaches_the_agent(trained, client, look):
+    assert client.patch(f"{JOB}/desired", json={"budget": 0.02}, headers={"If-Match": '"0"'}).status_code == 200
+    train(trained, 60, loss=9.0)
+    poll = {"after": 1, "alert_pins": ""}
+    assert client.get(f"{JOB}/desired", params=poll).status_code == 204
+    look(1)
+    desired = client.get(f"{JOB}/desired", params=poll).json()
+    assert (desired["version"], desired["pins"], desired["alert_pins"]) == (1, *[[checkpoint_id(250, 1)]] * 2)
+    assert client.get(f"{JOB}/desired", params=poll | {"alert_pins": checkpoint_id(250, 1)}).status_code == 204
+    assert client.get(f"{JOB}/desired", params={"after": 1}).status_code == 204, "an older agent"
+    delete(trained, 250)
+    look(1)
+    client.put("/api/v1/projects/default/alert-rules/loss_spike", json={"enabled": False})
+    look(1)
+    assert client.get(f"{JOB}/desired", params={"after": 1, "alert_pins": "x"}).json()["pins"] == []
+    assert [edit["version"] for edit in client.get(f"{JOB}/edits").json()["edits"]] == [1]
+    acts = [row["action"] for row in client.get("/api/v1/audit").json()["entries"] if row["job"] == "char-gpt"]
+    assert acts == ["checkpoint.keep", "settings.edit"]
 
 
 def test_the_pin_of_a_person_outlives_the_alert(trained, client, look):
