@@ -26,7 +26,14 @@ from holdfast.protocol.administration import Alert
 Number = Annotated[
     int, typer.Argument(metavar="ALERT", help="The alert's number, as in `holdfast alerts`.", min=1)
 ]
-Project = Annotated[str, typer.Option("--project", metavar="PROJECT", help="The project whose rules to list.")]
+Project = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="PROJECT",
+        help="The project whose rules to list. [default: the key's project, or default]",
+    ),
+]
 
 app = typer.Typer(help="List, acknowledge and silence alerts; list the rules.", invoke_without_command=True)
 
@@ -100,7 +107,7 @@ def unsilence(client: Client, alert: Number, json: Json = False) -> None:
 
 @app.command()
 @with_client
-def rules(client: Client, project: Project = "default", json: Json = False) -> None:
+def rules(client: Client, project: Project = None, json: Json = False) -> None:
     """List the alert rules of a project. The alerts page of the dashboard changes them.
 
     Example: holdfast alerts rules

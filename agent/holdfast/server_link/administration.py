@@ -14,7 +14,7 @@ from holdfast.protocol.administration import (
     Person,
     Token,
 )
-from holdfast.protocol.fleet import BulkChange, BulkResult
+from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.questions import ReportRetention
 from holdfast.protocol.timeline import Comparison, ComparisonAxis
 from holdfast.server_link.json_client import JsonClient
@@ -52,6 +52,13 @@ class Administration(JsonClient):
         query = {"job": list(jobs), "metric": list(metrics), "x": axis, "from": start, "to": end, "points": points}
         return self._fetch(Comparison, "GET", "/compare", query=query)
 
+    def _project(self, project: str | None) -> str:
+        """Return a project, by default `default`, or the one that the key has access to."""
+        if project is None:
+            seen = self._fetch(Fleet, "GET", "/jobs", query={"size": 1}).projects
+            project = seen[0] if len(seen) == 1 else "default"
+        return project
+
     # ---- alerts -------------------------------------------------------------------------------
 
     def alerts(
@@ -82,29 +89,31 @@ class Administration(JsonClient):
         """End the silence of an alert. Raises NotFound and Conflict."""
         return self._fetch(Alert, "POST", "/jobs/{job}/alerts/{alert}/unsilence", job, alert, idempotent=True)
 
-    def alert_rules(self, project: str = "default") -> list[AlertRule]:
+    def alert_rules(self, project: str | None = None) -> list[AlertRule]:
         """Return the alert rules of a project, built-in ones first. Raises NotFound."""
-        return self._rows(AlertRule, "rules", "/projects/{project}/alert-rules", project)
+        return self._rows(AlertRule, "rules", "/projects/{project}/alert-rules", self._project(project))
 
     def change_alert_rule(
-        self, rule: str, *, project: str = "default", **changes: float | str | bool
+        self, rule: str, *, project: str | None = None, **changes: float | str | bool
     ) -> AlertRule:
         """Change `enabled`, `severity`, `limit`, `for_seconds` or `jobs` of a rule; a new rule needs a `kind`.
 
         Raises NotFound and Invalid.
         """
-        return self._fetch(AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", project, rule, body=changes)
+        return self._fetch(
+            AlertRule, "PUT", "/projects/{project}/alert-rules/{rule}", self._project(project), rule, body=changes
+        )
 
-    def remove_alert_rule(self, rule: str, *, project: str = "default") -> None:
+    def remove_alert_rule(self, rule: str, *, project: str | None = None) -> None:
         """Delete a rule, or reset a built-in rule to its default. Raises NotFound."""
-        self._call("DELETE", "/projects/{project}/alert-rules/{rule}", project, rule)
+        self._call("DELETE", "/projects/{project}/alert-rules/{rule}", self._project(project), rule)
 
-    def alert_channels(self, project: str = "default") -> list[AlertChannel]:
+    def alert_channels(self, project: str | None = None) -> list[AlertChannel]:
         """Return the alert channels, for admins of the project. Raises NotFound and NotPermitted."""
-        return self._rows(AlertChannel, "channels", "/projects/{project}/alert-channels", project)
+        return self._rows(AlertChannel, "channels", "/projects/{project}/alert-channels", self._project(project))
 
     def add_alert_channel(
-        self, name: str, target: str, *, least_severity: str = "warning", project: str = "default"
+        self, name: str, target: str, *, least_severity: str = "warning", project: str | None = None
     ) -> AlertChannel:
         """Add mail addresses or a URL. Only this response has the secret of a webhook.
 
@@ -113,22 +122,32 @@ class Administration(JsonClient):
             Conflict: the server sends no mail, or no webhooks.
         """
         body = {"name": name, "target": target, "least_severity": least_severity}
-        return self._fetch(AlertChannel, "POST", "/projects/{project}/alert-channels", project, body=body)
-
-    def remove_alert_channel(self, channel: str, *, project: str = "default") -> None:
-        """Delete an alert channel. Raises NotFound and NotPermitted."""
-        self._call("DELETE", "/projects/{project}/alert-channels/{channel}", project, channel)
-
-    def test_alert_channel(self, channel: str, *, project: str = "default") -> AlertDelivery:
-        """Send a test message; `alert_deliveries` returns its outcome. Raises NotFound and NotPermitted."""
         return self._fetch(
-            AlertDelivery, "POST", "/projects/{project}/alert-channels/{channel}/test", project, channel
+            AlertChannel, "POST", "/projects/{project}/alert-channels", self._project(project), body=body
         )
 
-    def alert_deliveries(self, channel: str, *, project: str = "default", limit: int = 50) -> list[AlertDelivery]:
+    def remove_alert_channel(self, channel: str, *, project: str | None = None) -> None:
+        """Delete an alert channel. Raises NotFound and NotPermitted."""
+        self._call("DELETE", "/projects/{project}/alert-channels/{channel}", self._project(project), channel)
+
+    def test_alert_channel(self, channel: str, *, project: str | None = None) -> AlertDelivery:
+        """Send a test message; `alert_deliveries` returns its outcome. Raises NotFound and NotPermitted."""
+        return self._fetch(
+            AlertDelivery,
+            "POST",
+            "/projects/{project}/alert-channels/{channel}/test",
+            self._project(project),
+            channel,
+        )
+
+    def alert_deliveries(
+        self, channel: str, *, project: str | None = None, limit: int = 50
+    ) -> list[AlertDelivery]:
         """Return the deliveries of a channel, newest first. Raises NotFound and NotPermitted."""
         path = "/projects/{project}/alert-channels/{channel}/deliveries"
-        return self._rows(AlertDelivery, "deliveries", path, project, channel, query={"limit": limit})
+        return self._rows(
+            AlertDelivery, "deliveries", path, self._project(project), channel, query={"limit": limit}
+        )
 
     # ---- users, keys, the audit log -----------------------------------------------------------
 
@@ -175,13 +194,15 @@ class Administration(JsonClient):
 
     # ---- retention of reports -----------------------------------------------------------------
 
-    def retention(self, project: str = "default") -> ReportRetention:
+    def retention(self, project: str | None = None) -> ReportRetention:
         """Return how long a project keeps reports, and their size. Raises NotFound."""
-        return self._fetch(ReportRetention, "GET", "/projects/{project}/retention", project)
+        return self._fetch(ReportRetention, "GET", "/projects/{project}/retention", self._project(project))
 
-    def change_retention(self, *, project: str = "default", **limits: float | int | None) -> ReportRetention:
+    def change_retention(self, *, project: str | None = None, **limits: float | int | None) -> ReportRetention:
         """Change `samples_seconds`, `fine_seconds`, `reports_seconds` or `samples_bytes`; `None` is no limit.
 
         Reports beyond a limit are deleted within minutes. Raises NotFound, NotPermitted and Invalid.
         """
-        return self._fetch(ReportRetention, "PATCH", "/projects/{project}/retention", project, body=limits)
+        return self._fetch(
+            ReportRetention, "PATCH", "/projects/{project}/retention", self._project(project), body=limits
+        )

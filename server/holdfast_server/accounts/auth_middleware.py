@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast_server.accounts import policy
 from holdfast_server.accounts.auth_backends import Credentials
-from holdfast_server.core.errors import TooManySignInAttempts, UnknownJob
+from holdfast_server.core.errors import TooManySignInAttempts, UnknownJob, UnknownProject
 from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, current_principal
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 
@@ -105,8 +105,7 @@ class AuthMiddleware:
             case "sign in":
                 return ask_to_sign_in(request)
             case "hide":
-                hidden = UnknownJob(match.job) if match.job is not None else HTTPException(404)
-                return await self.refuse(request, hidden)
+                return await self.refuse(request, _unknown(match))
             case "forbid":
                 return await self.refuse(request, HTTPException(403, _missing_rights(asker)))
 
@@ -257,3 +256,10 @@ def _missing_rights(asker: Principal) -> str:
         held = ", ".join(sorted(asker.scopes)) or "none"
         return f"the scopes of this key ({held}) do not allow this: use a key with the required scope"
     return "your role does not allow this: an admin of the project can give you a higher one"
+
+
+def _unknown(match: policy.RouteMatch) -> Exception:
+    """Return the answer about what does not exist, for what is hidden from the client."""
+    if match.job is not None:
+        return UnknownJob(match.job)
+    return HTTPException(404) if match.project is None else UnknownProject(match.project)

@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 
+from holdfast.client import Client
 from holdfast.protocol.messages import AttemptStarted, Batch
 from holdfast_server import models
 from holdfast_server.accounts import auth_backends, people, tokens
@@ -338,3 +339,42 @@ def test_the_page_of_keys_offers_what_its_reader_may_grant(projects: AccountsSer
     assert offered(Role.viewer) == {"read": True}
     assert offered(Role.operator) == {"report": True, "read": False, "control": False}
     assert offered(Role.admin) == {"report": True, "read": False, "control": False, "admin": False}
+
+
+def test_the_rules_are_those_of_the_project_of_a_key(
+    projects: AccountsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = projects.key("read")
+
+    asked: list[str] = []
+
+    def send(self: Client, method: str, path: str, *_: object, **__: object) -> object:
+        asked.append(path)
+        reply = projects.client.request(method, f"/api/v1{path}", headers={"Authorization": f"Bearer {key}"})
+        assert reply.is_success, reply.text
+        return reply.json()
+
+    monkeypatch.setattr(Client, "send", send)
+    assert {rule.project for rule in Client("http://127.0.0.1:1").alert_rules()} == {OWN}
+    assert asked[-1] == f"/projects/{OWN}/alert-rules"
+    hidden = projects.client.get(
+        "/api/v1/projects/default/alert-rules", headers={"Authorization": f"Bearer {key}"}
+    ).json()
+    assert (hidden["error"], hidden["message"]) == ("unknown_project", "there is no project 'default'")
+
+
+def test_a_key_used_since_the_last_update_was_used_in_the_last_10_minutes(projects: AccountsServer) -> None:
+    cookie, key = projects.cookie(projects.person("ada", Role.admin)), projects.key("read")
+
+    def shown() -> str:
+        page = projects.client.get("/settings/keys", headers=cookie).text
+        return " ".join(
+            re.sub(r"<[^>]+>", " ", page.split('data-label="Last used">')[1].split("</td>")[0]).split()
+        )
+
+    assert shown() == "never"
+    assert projects.client.get(JOBS, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    projects.clock.now += 423
+    assert shown() == "in the last 10 min"
+    projects.clock.now += 200
+    assert shown() != "in the last 10 min"
