@@ -153,7 +153,8 @@ def _mail_addresses(target: str, settings: AlertSettings) -> str:
 
 
 def _as_answer(row: models.AlertChannelRecord, *, secret: str | None = None) -> AlertChannel:
-    shown = row.target if row.kind == "email" else f"https://{urlsplit(row.target).hostname}/…"
+    url = urlsplit(row.target)
+    shown = row.target if row.kind == "email" else f"{url.scheme}://{url.netloc.rpartition('@')[2]}/…"
     return answer_from(row, AlertChannel, target=shown, secret=secret)
 
 

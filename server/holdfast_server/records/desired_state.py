@@ -191,7 +191,7 @@ async def check_version(session: AsyncSession, job: models.JobRecord, version: i
 
 
 def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> list[StoredChange]:
-    """Apply changes to `job`, and return them. Raises InvalidSetting: a value is invalid."""
+    """Apply changes to `job`, and return those that change a value. Raises InvalidSetting: a value is invalid."""
     made: list[StoredChange] = []
     if changes.budget is not UNSET:
         budget = _parsed("budget", parse_budget, changes.budget)
@@ -213,7 +213,8 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
         raise InvalidSetting("every_seconds", "it is the duration of an interval: give every as well")
     if changes.paused is not UNSET:
         made.append(StoredChange(field="checkpoints", before=job.paused, after=changes.paused))
-        job.paused, job.paused_version = changes.paused, job.version + 1
+        if changes.paused != job.paused:
+            job.paused, job.paused_version = changes.paused, job.version + 1
     if changes.retention is not UNSET:
         parsed = _parsed("retention", parse_retention, changes.retention)
         rules = None if parsed is None else str(parsed)
@@ -228,7 +229,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
     if not made:
         fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
         raise InvalidSetting("", f"nothing to change: give at least one of {fields}")
-    return made
+    return [one for one in made if one.field not in SETTINGS or one.before != one.after]
 
 
 def _parsed(field: str, parse: Callable[[Any], T], value: object) -> T | None:
@@ -395,8 +396,10 @@ async def _end_override(session: AsyncSession, *, job: str, now: float) -> None:
 async def record_edit(
     session: AsyncSession, job: models.JobRecord, changes: DesiredChanges, *, who: str, now: float
 ) -> None:
-    """Store an edit as a version, and record it in the audit log."""
+    """Store an edit as a version, and record it in the audit log, unless it changes nothing."""
     made = change(job, changes, now=now)
+    if not made:
+        return
     add_version(session, job, made, who=who, now=now)
     await session.flush()
     shown = [described(one) for one in made]

@@ -49,6 +49,8 @@ class KeysPage(SettingsPage):
     scopes: list[Scope]
     """The permissions that it may have in one of them."""
     preselected: Scope
+    last_used_seconds: float = tokens.LAST_USED_SECONDS
+    """Time between two updates of when a key was last used."""
     secret: str = ""
     """The new key, shown once."""
     typed: dict[str, str] = field(default_factory=dict)

@@ -180,6 +180,16 @@ def test_the_secret_and_the_path_are_told_once(client, hook):
     assert "/hook" not in json.dumps(listed)
 
 
+def test_a_channel_shows_the_origin_of_its_address(client, hook):
+    shown = [
+        add(client, target)["target"]
+        for target in (hook.url, "https://hooks.example.org/x", "0123456789abcdef0123456789abcdef")
+    ]
+    assert shown == [
+        f"http://127.0.0.1:{hook.port}/…", "https://hooks.example.org/…", "https://events.pagerduty.com/…",
+    ]  # fmt: skip
+
+
 def test_one_that_is_not_taken_is_tried_again_later_and_given_up_in_the_end(client, agent, clock, hook, post):
     channel = add(client, hook.url)
     hook.status = 503

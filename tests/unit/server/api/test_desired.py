@@ -38,6 +38,20 @@ def test_an_edit_makes_a_version(job, client):
     assert (reply.json()["version"], reply.json()["budget"], reply.json()["every"]) == (1, 0.02, 50)
 
 
+def test_an_edit_that_changes_no_value_makes_no_version(job, client):
+    settings = {"budget": "2%", "policy": "goodput", "every": 50, "retention": "last 3", "paused": True}
+    for version, (field, value) in enumerate(settings.items()):
+        for seen in (version, version + 1):
+            reply = edit(client, seen, **{field: value})
+            assert (reply.status_code, reply.json()["version"]) == (200, version + 1)
+    assert len(client.get(f"{JOB}/edits").json()["edits"]) == len(settings)
+    assert len(client.get("/api/v1/audit").json()["entries"]) == len(settings)
+    assert edit(client, 5, budget="2%", every=60).json()["version"] == 6
+    assert client.get(f"{JOB}/edits").json()["edits"][0]["summary"] == "interval every 50 → every 60"
+    for version in (6, 7):
+        assert edit(client, version, checkpoint_request=True).json()["version"] == version + 1
+
+
 def test_an_interval_is_fixed_in_iterations_or_in_time(job, client):
     assert edit(client, 0, every=50).json()["every"] == 50
     timed = edit(client, 1, every="2h30min").json()
