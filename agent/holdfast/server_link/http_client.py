@@ -2,6 +2,8 @@
 
 Connections are kept alive, requests are limited in time and size, and redirects are not followed. A request that
 fails raises `RequestFailed`. `AgentClient` is for agents and supervisors, `JsonClient` for all others.
+
+One module, since all of them share connections, limits and errors.
 """
 
 from __future__ import annotations
@@ -391,19 +393,18 @@ class AgentClient(HttpClient):
         job: str,
         *,
         after: int | None = None,
-        alert_pins: Sequence[str] = (),
+        alert_pins: Sequence[str] | None = None,
         wait_seconds: float = 0.0,
         limit_seconds: float | None = None,
     ) -> Desired | None:
-        """Return the desired state of `job`: at once, or with `after` once its version is newer.
-
-        With `after`, also once other checkpoints than `alert_pins` are kept for alerts.
+        """Return the desired state of `job`: at once, or with `after` once its version or `alert_pins` differ.
 
         None: no newer one came within `wait_seconds`. Raises RequestFailed.
         """
         path = f"/api/v1/jobs/{quote(job, safe='')}/desired"
         if after is not None:
-            path += f"?after={after}&alert_pins={','.join(alert_pins)}&wait={wait_seconds:g}"
+            known = "" if alert_pins is None else f"&alert_pins={','.join(alert_pins)}"
+            path += f"?after={after}&wait={wait_seconds:g}{known}"
         seconds = wait_seconds + (REQUEST_SECONDS if limit_seconds is None else limit_seconds)
         response = self.exchange(
             "GET", path, headers={"Accept": "application/json"}, seconds=seconds, **_FOR_AGENTS

@@ -17,9 +17,9 @@ PLAIN = {
     "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements", "end",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
     "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
-    "lowest", "maximum", "maximum per step", "name", "nan", "newest sound checkpoint", "now", "object",
+    "lowest", "maximum", "maximum per step", "name", "nan", "newest readable checkpoint", "now", "object",
     "other norm", "owner", "people", "permissions", "person", "position in the total", "rate", "reason",
-    "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "started",
+    "repeat", "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "started",
     "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median",
     "wait for checkpoints", "wait for data", "wait for ranks", "when",
 }  # fmt: skip

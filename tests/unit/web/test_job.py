@@ -214,7 +214,7 @@ def test_the_settings_list_holds_the_newest_changes_and_none_that_changed_nothin
         client.post(f"{JOB}/budget", data={"version": str(version), "budget": budget})
     page = client.get(JOB).text
     assert "10% → 10%" not in page
-    assert "saved v11" in page
+    assert "saved v10" in page
     shown = re.findall(r"<b>v(\d+)</b>", page)
     assert shown == ["10", "9", "8", "7", "6", "5", "4", "3"]
     for path in (f"{JOB}?edits=24", f"{JOB}/history?edits=24", f"{JOB}/live?edits=24"):
@@ -316,11 +316,11 @@ def ended(agent: FakeAgent, reason: str) -> None:
 def test_the_page_of_a_job_that_has_ended_says_why_and_how_to_go_on_and_has_no_live_controls(
     client: TestClient, agent: FakeAgent, reason: str, title: str
 ) -> None:
-    assert "Newest sound checkpoint" not in client.get(JOB).text
+    assert "Newest readable checkpoint" not in client.get(JOB).text
     ended(agent, reason)
     page = client.get(JOB).text
     assert title in page
-    assert "Newest sound checkpoint" in page
+    assert "Newest readable checkpoint" in page
     assert "It continues from iteration 360" in page
     assert "holdfast fork char-gpt 000000000360-1 NEW" in page
     assert page.count("RuntimeError: out of memory") == (1 if reason != "finished" else 0)
