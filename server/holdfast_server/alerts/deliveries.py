@@ -32,6 +32,11 @@ from holdfast_server.http.metrics import ServerMetrics
 
 EVERY_SECONDS = 2.0
 AT_ONCE = 8
+MAX_GROUPED = 500
+"""Most due messages that are looked at for ones about the same rule."""
+_STOPPED = ("silent", "no_progress", "persist_failing")
+CAUSES = dict.fromkeys(("durable_age", "exposure_gpu_hours", "exposure_iterations"), _STOPPED)
+"""By kind of rule, kinds of which an open alert of the same job explains that the rule is broken."""
 RETRY_SECONDS = (10, 30, 120, 600, 1800, 7200)
 """Delays after failed tries. After the last one, the message is dropped."""
 MAX_ERROR = 300
@@ -42,12 +47,31 @@ logger = logging.getLogger(__name__)
 
 
 async def enqueue(session: AsyncSession, row: models.AlertRecord, event: messages.Event, *, now: float) -> None:
-    """Store the messages in the transaction that changes the alert, so that both are committed or neither."""
-    rows = models.AlertChannelRecord
+    """Store the messages in the transaction that changes the alert, so that both are committed or neither.
+
+    An alert whose cause is an open alert of the same job has no message. The end of an alert has one for the
+    channels that got its beginning.
+    """
+    rows, sent = models.AlertChannelRecord, models.AlertDeliveryRecord
+    wanted = select(rows).where(rows.project == row.project, rows.enabled)
+    if event == "resolved":
+        firing = select(sent.channel).where(sent.alert == row.id, sent.event == "firing")
+        wanted = wanted.where(rows.id.in_(firing))
+    elif await _has_open_cause(session, row):
+        return
     message = messages.AlertMessage(event=event, project=row.project, alert=incidents.as_answer(row, now=now))
-    for channel in await session.scalars(select(rows).where(rows.project == row.project, rows.enabled)):
+    for channel in await session.scalars(wanted):
         if SEVERITIES.index(row.severity) >= SEVERITIES.index(channel.least_severity):
             session.add(_queued(channel, message, now=now))
+
+
+async def _has_open_cause(session: AsyncSession, row: models.AlertRecord) -> bool:
+    rows = models.AlertRecord
+    open_causes = select(rows.id).where(
+        rows.job == row.job, rows.kind.in_(CAUSES.get(row.kind, ())), rows.fired_at.is_not(None),
+        rows.resolved_at.is_(None),
+    )  # fmt: skip
+    return (await session.scalars(open_causes.limit(1))).first() is not None
 
 
 def _queued(
@@ -100,39 +124,27 @@ class MessageSender:
     async def send_due(self, db: Database, now: float) -> int:
         """Try to send messages that are due, several at once, and return their number.
 
-        The first message of each channel precedes the second of any, so that a channel that does not answer delays
-        only its own messages.
+        Those about the same rule that are due for the same channel are sent as one. The first message of each
+        channel precedes the second of any, so that a channel that does not answer delays only its own messages.
         """
-        rows, owner = models.AlertDeliveryRecord, models.AlertChannelRecord
-        place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
-        waiting = (
-            select(rows.id, place.label("place")).where(rows.state == "waiting", rows.next_at <= now).subquery()
-        )
-        query = (
-            select(rows, owner)
-            .join(waiting, waiting.c.id == rows.id)
-            .join(owner, owner.id == rows.channel)
-            .order_by(waiting.c.place, rows.next_at)
-            .limit(AT_ONCE)
-        )
         async with db.read() as session:
-            due = (await session.execute(query)).all()
-        results = await asyncio.gather(*(self._send(row, channel, now=now) for row, channel in due))
-        for (row, channel), result in zip(due, results, strict=True):
-            await db.write(partial(_store, delivery=row.id, tries=row.tries + 1, result=result, now=now))
+            due = [await _combined(session, *group) for group in await _due_groups(session, now=now)]
+        results = await asyncio.gather(*(self._send(some, now=now) for some in due))
+        for some, result in zip(due, results, strict=True):
+            await db.write(partial(_store, some=some, result=result, now=now))
             if self.metrics is not None:
-                self.metrics.delivered(channel=channel.kind, taken=result.error is None)
+                self.metrics.delivered(channel=some.channel.kind, taken=result.error is None)
         return len(due)
 
-    async def _send(
-        self, row: models.AlertDeliveryRecord, channel: models.AlertChannelRecord, *, now: float
-    ) -> _SendResult:
-        message = msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
+    async def _send(self, some: _Outgoing, *, now: float) -> _SendResult:
+        message, channel, number = some.message, some.channel, some.rows[0].id
+        if message is None:
+            return _SendResult()
         try:
             if channel.kind == "email":
-                await self._mail(message, channel, row.id)
+                await self._mail(message, channel, number)
             else:
-                await self._post(message, channel, row.id, now=now)
+                await self._post(message, channel, number, now=now)
         except egress.UrlBlocked as error:
             return _SendResult(str(error), permanent=True)
         except egress.DeliveryFailed as error:
@@ -140,7 +152,7 @@ class MessageSender:
         except (OSError, smtplib.SMTPException) as error:  # the ways in which a mail server refuses
             return _SendResult(f"the mail server refused the message: {type(error).__name__}")
         except Exception as error:  # one bad message must not delay the others
-            logger.exception("sending message %d failed", row.id)
+            logger.exception("sending message %d failed", number)
             return _SendResult(f"sending failed: {type(error).__name__}; the server's log has the details")
         return _SendResult()
 
@@ -205,13 +217,81 @@ class _SendResult(Struct, frozen=True):
     permanent: bool = False
 
 
-async def _store(session: AsyncSession, *, delivery: int, tries: int, result: _SendResult, now: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outgoing:
+    """Queued messages that are sent as one."""
+
+    rows: list[models.AlertDeliveryRecord]
+    channel: models.AlertChannelRecord
+    message: messages.AlertMessage | None
+    """`None`: nothing is sent, because the incident that it would resolve has other open alerts."""
+
+
+async def _due_groups(
+    session: AsyncSession, *, now: float
+) -> list[tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]]:
+    rows, owner, alerts = models.AlertDeliveryRecord, models.AlertChannelRecord, models.AlertRecord
+    place = func.row_number().over(partition_by=rows.channel, order_by=(rows.next_at, rows.id))
+    waiting = select(rows.id, place.label("place")).where(rows.state == "waiting", rows.next_at <= now).subquery()
+    query = (
+        select(rows, owner, alerts.rule)
+        .join(waiting, waiting.c.id == rows.id)
+        .join(owner, owner.id == rows.channel)
+        .outerjoin(alerts, alerts.id == rows.alert)
+        .order_by(waiting.c.place, rows.next_at)
+        .limit(MAX_GROUPED)
+    )
+    groups: dict[tuple[object, ...], tuple[models.AlertChannelRecord, list[models.AlertDeliveryRecord]]] = {}
+    for row, channel, rule in await session.execute(query):
+        # PagerDuty resolves an incident, which may be about other alerts than those that end together
+        alone = rule is None or (channel.kind == "pagerduty" and row.event == "resolved")
+        key = (channel.id, row.id) if alone else (channel.id, row.event, rule)
+        if key in groups or len(groups) < AT_ONCE:
+            groups.setdefault(key, (channel, []))[1].append(row)
+    return list(groups.values())
+
+
+async def _combined(
+    session: AsyncSession, channel: models.AlertChannelRecord, rows: list[models.AlertDeliveryRecord]
+) -> _Outgoing:
+    first, *others = (_message(row) for row in rows)
+    more = tuple(message.alert for message in others if message.alert is not None)
+    message: messages.AlertMessage | None = msgspec.structs.replace(first, others=more)
+    if channel.kind == "pagerduty" and first.event == "resolved":
+        message = await _incident_end(session, rows[0], first)
+    return _Outgoing(rows=rows, channel=channel, message=message)
+
+
+async def _incident_end(
+    session: AsyncSession, row: models.AlertDeliveryRecord, message: messages.AlertMessage
+) -> messages.AlertMessage | None:
+    """Return the message that resolves the incident of an alert; `None` while other alerts of it are open."""
+    rows, alerts = models.AlertDeliveryRecord, models.AlertRecord
+    sent = select(rows).where(rows.channel == row.channel, rows.alert == row.alert, rows.event == "firing")
+    begun = (await session.scalars(sent.order_by(rows.id.desc()).limit(1))).first()
+    opened = None if begun is None else _message(begun)
+    if opened is None or not opened.others:
+        return message
+    numbers = [alert.id for alert in opened.alerts]
+    still_open = select(func.count()).where(alerts.id.in_(numbers), alerts.resolved_at.is_(None))
+    return None if await session.scalar(still_open) else msgspec.structs.replace(message, alert=opened.alert)
+
+
+def _message(row: models.AlertDeliveryRecord) -> messages.AlertMessage:
+    return msgspec.msgpack.decode(row.payload, type=messages.AlertMessage)
+
+
+async def _store(session: AsyncSession, *, some: _Outgoing, result: _SendResult, now: float) -> None:
     rows = models.AlertDeliveryRecord
-    values: dict[str, object] = {"tries": tries, "error": result.error[:MAX_ERROR] if result.error else None}
-    if result.error is None:
-        values |= {"state": "delivered", "ended_at": now}
-    elif result.permanent or tries > len(RETRY_SECONDS):
-        values |= {"state": "failed", "ended_at": now}
-    else:
-        values |= {"next_at": now + RETRY_SECONDS[tries - 1]}
-    await session.execute(update(rows).where(rows.id == delivery, rows.state == "waiting").values(**values))
+    for row in some.rows:
+        tries = row.tries + 1
+        values: dict[str, object] = {"tries": tries, "error": result.error[:MAX_ERROR] if result.error else None}
+        if result.error is None:
+            values |= {"state": "delivered", "ended_at": now}
+            if some.message is not None and some.message.others:
+                values["payload"] = msgspec.msgpack.encode(some.message)  # the end of each alert looks it up
+        elif result.permanent or tries > len(RETRY_SECONDS):
+            values |= {"state": "failed", "ended_at": now}
+        else:
+            values |= {"next_at": now + RETRY_SECONDS[tries - 1]}
+        await session.execute(update(rows).where(rows.id == row.id, rows.state == "waiting").values(**values))

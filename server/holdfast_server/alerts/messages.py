@@ -19,6 +19,8 @@ from holdfast_server.core.encoding import to_json
 Event = Literal["firing", "resolved", "test"]
 MAX_TEXT = 1500
 """Discord accepts at most 2,000 characters per message."""
+NAMED_JOBS, LISTED_ALERTS = 5, 10
+"""Jobs in the first line of a message about several, and alerts below it."""
 MAX_SUMMARY = 1024
 """Limit of PagerDuty."""
 _TEAMS_COLORS = {"critical": "Attention", "warning": "Warning", "resolved": "Good"}
@@ -31,19 +33,40 @@ class AlertMessage(msgspec.Struct, kw_only=True, frozen=True):
     project: str
     alert: Alert | None = None
     """`None` for a test."""
+    others: tuple[Alert, ...] = ()
+    """Alerts of the same rule about other jobs, which the message is about as well."""
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        return () if self.alert is None else (self.alert, *self.others)
 
 
 def headline(message: AlertMessage) -> str:
     if message.alert is None:
         return f"Test message from Holdfast, project {message.project}"
     state = "resolved" if message.event == "resolved" else message.alert.severity
-    return f"[{state}] {message.alert.job}: {message.alert.title}"
+    if not message.others:
+        return f"[{state}] {message.alert.job}: {message.alert.title}"
+    jobs = sorted({alert.job for alert in message.alerts})
+    since = datetime.fromtimestamp(min(alert.since for alert in message.alerts), UTC)
+    named = ", ".join(jobs[:NAMED_JOBS]) + (" …" if len(jobs) > NAMED_JOBS else "")
+    return (
+        f"[{state}] {len(jobs)} jobs of {message.project}: {message.alert.title} since {since:%H:%M} UTC: {named}"
+    )
 
 
 def details(message: AlertMessage) -> str:
-    alert = message.alert
-    if alert is None:
+    if message.alert is None:
         return "This channel receives the alerts of the project."
+    if not message.others:
+        return _details(message, message.alert)
+    by_job = sorted(message.alerts, key=lambda alert: alert.job)
+    lines = [f"{alert.job}: {_details(message, alert)}" for alert in by_job[:LISTED_ALERTS]]
+    more = len(message.alerts) - LISTED_ALERTS
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def _details(message: AlertMessage, alert: Alert) -> str:
     if message.event == "resolved":
         return f"{alert.resolved_why or 'Resolved'}; was: {alert.message}"
     if alert.last_good is None:
@@ -56,7 +79,9 @@ def details(message: AlertMessage) -> str:
 def link(message: AlertMessage, address: str) -> str:
     if not address:
         return ""
-    return f"{address}/jobs/{quote(message.alert.job)}" if message.alert else f"{address}/alerts"
+    if message.alert is None or message.others:
+        return f"{address}/alerts"
+    return f"{address}/jobs/{quote(message.alert.job)}"
 
 
 def as_text(message: AlertMessage, address: str) -> str:
@@ -73,6 +98,7 @@ def as_webhook(message: AlertMessage, delivery: int, address: str) -> bytes:
             "text": as_text(message, address),
             "url": link(message, address) or None,
             "alert": message.alert,
+            "alerts": message.alerts,
         }
     )
 
@@ -111,7 +137,10 @@ def as_teams(message: AlertMessage, address: str) -> bytes:
 
 
 def as_pagerduty(message: AlertMessage, address: str, *, routing_key: str, now: float) -> bytes:
-    """Return an event of PagerDuty's Events API v2. An alert has one incident, which its end resolves."""
+    """Return an event of PagerDuty's Events API v2.
+
+    A message has one incident, named by its first alert; the end of its last alert resolves it.
+    """
     alert, url = message.alert, link(message, address)
     about = ("test", message.project) if alert is None else (message.project, alert.job, alert.rule, str(alert.id))
     key = hashlib.sha256("/".join((address, *about)).encode()).hexdigest()
@@ -123,12 +152,12 @@ def as_pagerduty(message: AlertMessage, address: str, *, routing_key: str, now: 
     if message.event != "resolved":
         event["payload"] = {
             "summary": f"{headline(message)}: {details(message)}"[:MAX_SUMMARY],
-            "source": alert.job if alert else message.project,
+            "source": alert.job if alert and not message.others else message.project,
             "severity": alert.severity if alert else "info",
             "timestamp": datetime.fromtimestamp(alert.fired_at if alert else now, UTC).isoformat(),
             "group": message.project,
             "class": alert.rule if alert else "test",
-            "custom_details": alert,
+            "custom_details": message.alerts if message.others else alert,
         }
         event |= {"client": "Holdfast"} | ({"client_url": url} if url else {})
     return to_json(event)

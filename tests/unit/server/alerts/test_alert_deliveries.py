@@ -136,6 +136,104 @@ def test_pagerduty_opens_one_incident_for_an_alert_and_resolves_it(client, agent
     assert [row["state"] for row in log(client, channel)] == ["delivered"] * 2
 
 
+@pytest.fixture
+def fleet(client, fresh_agent, clock):
+    """Twelve jobs that fell silent together."""
+    agents = [fresh_agent(client, job=f"job-{letter}") for letter in "abcdefghijkl"]
+    for agent in agents:
+        agent.start()
+        agent.train(10)
+    return agents
+
+
+def evaluate(client, clock, seconds=0.0):
+    clock.now += seconds
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+
+
+def report_again(client, clock, agents):
+    for _ in range(2):
+        for agent in agents:
+            agent.at = clock.now
+            agent.train(1)
+        evaluate(client, clock)
+        clock.now += 61
+
+
+def test_jobs_that_fall_silent_together_are_one_message_on_each_channel(client, fleet, clock, hook, post):
+    slack, webhook = add(client, hook.url, kind="slack"), add(client, hook.url)
+    evaluate(client, clock, 130)
+    assert post() == 2
+    assert post() == 0
+    text = json.loads(hook.got[0][1])["text"].splitlines()
+    assert re.fullmatch(
+        r"\[critical\] 12 jobs of default: Agent silent since \d\d:\d\d UTC: "
+        r"job-a, job-b, job-c, job-d, job-e …",
+        text[0],
+    )
+    assert text[1] == "job-a: no report for 2 min (limit 2 min): the process or its network may be down"
+    assert text[-2:] == ["and 2 more", "https://holdfast.example/alerts"]
+    body = next(json.loads(body) for _, body in hook.got if b'"event"' in body)
+    assert sorted(alert["job"] for alert in body["alerts"]) == [agent.job for agent in fleet]
+    assert body["alert"] == body["alerts"][0]
+    assert [row["state"] for row in log(client, slack) + log(client, webhook)] == ["delivered"] * 24
+    report_again(client, clock, fleet[:3])
+    assert post() == 2
+    assert "[resolved] 3 jobs of default: Agent silent" in json.loads(hook.got[-1][1])["text"]
+
+
+def test_an_incident_of_several_jobs_is_resolved_by_the_last_of_them(client, fleet, clock, hook, post):
+    channel = add(client, f"{hook.url}#R0123", kind="pagerduty")
+    evaluate(client, clock, 130)
+    assert post() == 1
+    report_again(client, clock, fleet[:11])
+    post()
+    post()
+    assert len(hook.got) == 1
+    report_again(client, clock, fleet)
+    post()
+    opened, resolved = (json.loads(body) for _, body in hook.got)
+    assert [event["event_action"] for event in (opened, resolved)] == ["trigger", "resolve"]
+    assert opened["dedup_key"] == resolved["dedup_key"]
+    assert (opened["payload"]["source"], len(opened["payload"]["custom_details"])) == ("default", 12)
+    assert {row["state"] for row in log(client, channel)} == {"delivered"}
+
+
+def test_a_message_about_several_jobs_that_is_not_taken_is_tried_again_as_one(client, fleet, clock, hook, post):
+    channel = add(client, hook.url)
+    hook.status = 503
+    evaluate(client, clock, 130)
+    assert (post(), post()) == (1, 0)
+    hook.status = 200
+    assert (post(RETRY_SECONDS[0]), post()) == (1, 0)
+    assert {(row["state"], row["tries"]) for row in log(client, channel)} == {("delivered", 2)}
+
+
+def test_an_effect_of_an_open_alert_of_the_job_is_no_message(client, agent, clock, hook, post):
+    add(client, hook.url, kind="slack")
+    client.put("/api/v1/projects/default/alert-rules/durable_age", json={"limit": 600})
+    agent.start()
+    agent.train(10)
+    for _ in range(62):
+        clock.now += 10
+        agent.say()
+    evaluate(client, clock)
+    found = client.get("/api/v1/alerts").json()["alerts"]
+    assert {alert["rule"] for alert in found} == {"no_progress", "durable_age"}
+    assert post() == 1
+    assert "No progress" in json.loads(hook.got[0][1])["text"]
+    agent.at = clock.now
+    agent.train(1)
+    agent.checkpoint()
+    evaluate(client, clock)
+    clock.now += 61
+    agent.train(1)
+    evaluate(client, clock)
+    assert client.get("/api/v1/alerts").json()["alerts"] == []
+    assert post() == 1
+    assert "[resolved] char-gpt: No progress" in json.loads(hook.got[1][1])["text"]
+
+
 def test_teams_receives_an_adaptive_card(client, agent, clock, hook, post):
     add(client, hook.url, kind="teams")
     fall_silent(client, agent, clock)
