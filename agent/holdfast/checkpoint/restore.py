@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
@@ -18,7 +18,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
 from holdfast.format.shards import require_complete, saved_rank, state_for, tensors_for
-from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.messages import Checkpoint, CheckpointKind, checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.retention import LoggedMetric
 from holdfast.store import Lineage, Store, read_manifest
 from holdfast.store.base import Pace
@@ -180,6 +180,21 @@ def _may_be(store: Store, job: str, checkpoint: str, kind: CheckpointKind) -> bo
         file.read_into(0, memoryview(head))
     named = _KIND.search(head)
     return named is None or named[1] == kind.encode()
+
+
+def described(store: Store, job: str, *, most: int) -> Iterator[Checkpoint]:
+    """Yield reports of the newest checkpoints of a job from their manifests. OSError: the store is unavailable."""
+    for checkpoint in sorted(store.checkpoints(job), key=parse_checkpoint_id, reverse=True)[:most]:
+        try:
+            read = manifest(store, job, checkpoint)
+        except HoldfastError:  # damaged: a verification reports it
+            continue
+        yield Checkpoint(
+            at=read.created_at, iteration=read.iteration, lineage=read.lineage, id=checkpoint,
+            kind=cast("CheckpointKind", read.kind), state="durable",
+            payload_bytes=sum(file.stored_bytes for file in read.files), reused_bytes=fmt.reused_bytes(read.files),
+            raw_bytes=fmt.raw_bytes(read.files),
+        )  # fmt: skip
 
 
 class CheckpointFacts:

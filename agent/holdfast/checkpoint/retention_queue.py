@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
 from holdfast.errors import Fenced, HoldfastError, StoreFull
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.messages import Desired, parse_checkpoint_id
 from holdfast.protocol.retention import BestRule, Retention, checkpoints_to_delete, first_to_delete
 from holdfast.store import Lineage, Pins, Store, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
@@ -34,6 +34,8 @@ NOT_REMOVABLE = (errno.EBUSY, errno.EACCES, errno.EPERM)
 MOST_IN_VAIN = 2
 """Number of checkpoints removed for a write that the store refuses without saying how much room is missing: an
 object store may count what was deleted for a while."""
+MOST_DESCRIBED = 500
+"""Number of newest checkpoints whose manifests are read for a server that does not know them."""
 MOST_NAMED = 10
 """Number of logged metrics that a notice names."""
 
@@ -161,6 +163,9 @@ class RetentionQueue:
         """The rules in force, and those of the script."""
         self.pinned = PinnedCheckpoints(store, job, reporter)
         self._facts = restore.CheckpointFacts(store, job)
+        self._known_attempt = 0
+        """Highest attempt that the server has known; its data may have been deleted since."""
+        self._was_behind = False
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Protects the attributes below; never held during I/O."""
@@ -177,6 +182,23 @@ class RetentionQueue:
         self._last_reason: str | None = None
         self._unlogged: set[BestRule] = set()
         """Rules whose metric no checkpoint had when that was reported."""
+
+    def follow(self, desired: Desired, attempt: int) -> None:
+        """Apply the pins that the server reports, and describe the checkpoints if it lacks their attempts."""
+        self.pinned.follow(desired.pins, attempt, for_alerts=desired.alert_pins)
+        is_behind = desired.latest_attempt < max(attempt - 1, self._known_attempt)
+        self._known_attempt = max(desired.latest_attempt, self._known_attempt)
+        if is_behind and not self._was_behind:
+            io_pool.submit(self._describe)
+        self._was_behind = is_behind
+
+    def _describe(self) -> None:
+        """Report time and size of the newest checkpoints, which an inventory lists by name alone."""
+        try:
+            for described in restore.described(self._store, self._job, most=MOST_DESCRIBED):
+                self._reporter.event(described)
+        except OSError as error:  # the pages lack these figures
+            logger.debug("%s: the checkpoints in the store are not described: %s", self._job, error)
 
     def protect(self, protector: Protector, checkpoint: str | None) -> None:
         """Protect a checkpoint from retention, until `protector` protects another one or none."""

@@ -145,7 +145,7 @@ class Startup:
         """Apply what takes effect at once, also between two boundaries."""
         checkpoints = self._checkpoints
         self._protect(desired)
-        checkpoints.retention_queue.pinned.follow(desired.pins, checkpoints.attempt, for_alerts=desired.alert_pins)
+        checkpoints.retention_queue.follow(desired, checkpoints.attempt)
         self._verifier.follow(desired.verify)
 
     def _on_desired(self, desired: messages.Desired) -> None:

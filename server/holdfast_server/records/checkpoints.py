@@ -217,6 +217,12 @@ async def record(
         # An attempt that finds damage does not know how the checkpoint was taken.
         row.state, row.reason, row.attempt, row.sequence = event.state, event.reason, attempt, sequence
         return
+    elif event.state == DURABLE and event.snapshot_started_at is None and row.state == "damaged":
+        return  # it is described from its manifest alone, which may be sound
+    elif event.state == DURABLE and event.snapshot_started_at is None and row.snapshot_started_at is not None:
+        # The attempt that took it reported more than its manifest has.
+        row.state, row.reason, row.attempt, row.sequence = event.state, event.reason, attempt, sequence
+        return
     for name in _COLUMNS:
         setattr(row, name, getattr(event, name))
     row.ranks = msgspec.msgpack.encode(event.ranks[:MOST_RANK_SPANS]) if event.ranks else None

@@ -26,6 +26,7 @@ from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel
+from tests.support.eventually import eventually
 from tests.support.fake_server_connection import FakeAgentClient, FakeServerConnection
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -225,6 +226,43 @@ def test_a_start_in_a_store_that_lacks_attempts_of_the_server_is_warned(store, l
         f"job: training starts at iteration 0, but the server knows attempt 2 of job, of which this store, "
         f"{store}, has no record: check the store and the working directory"
     ] * (known == 2)
+
+
+@pytest.mark.parametrize(("known", "expected"), [(0, [5, 10]), (1, [])])
+def test_checkpoints_that_the_server_does_not_know_are_described_from_their_manifests(
+    store, linked, known, expected
+):
+    Trainer(store, every=5).run(until=12).crash()
+    FakeServerConnection.first = Desired(latest_attempt=known)
+    trainer = Trainer(store, every=5, **linked)
+
+    def reported_checkpoints():
+        return {each.iteration: each for each in trainer.link.of(protocol.Checkpoint)}
+
+    eventually(lambda: len(reported_checkpoints()) == len(expected), "the descriptions")
+    found = reported_checkpoints()
+    trainer.crash()
+    assert sorted(found) == expected
+    for iteration, reported in found.items():
+        read = restore.manifest(open_store(store), "job", protocol.checkpoint_id(iteration, 1))
+        assert (reported.at, reported.kind, reported.state) == (read.created_at, read.kind, "durable")
+        assert reported.payload_bytes == sum(file.size_bytes for file in read.files) > 0
+
+
+def test_checkpoints_are_described_once_to_a_server_whose_data_was_deleted(store, linked):
+    FakeServerConnection.first = Desired()
+    trainer = Trainer(store, every=5, **linked).run(until=12)
+    trainer.link.on_desired(Desired(latest_attempt=1))
+    for _ in range(2):
+        trainer.link.on_desired(Desired(latest_attempt=0))
+
+    def described():
+        reports = trainer.link.of(protocol.Checkpoint)
+        return sorted(each.iteration for each in reports if each.state == "durable" and not each.snapshot_seconds)
+
+    eventually(lambda: described() == [5, 10], "the descriptions")
+    trainer.crash()
+    assert described() == [5, 10]
 
 
 def test_a_full_disk_is_an_event_and_the_last_good_checkpoint_stays(

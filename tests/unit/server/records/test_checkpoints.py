@@ -100,6 +100,39 @@ def test_a_checkpoint_known_by_its_name_only_can_be_restored_from_the_page(agent
     assert client.get(f"{JOB}/desired").json()["restore"]["checkpoint"] == row["id"]
 
 
+def described(iteration, at, **more):
+    return Checkpoint(
+        at=at, id=checkpoint_id(iteration, 1), iteration=iteration, lineage=1, state="durable",
+        **{"kind": "final", "payload_bytes": 290_000, "reused_bytes": 1000} | more,
+    )  # fmt: skip
+
+
+def test_a_checkpoint_learned_from_the_store_has_the_time_and_size_of_its_manifest(agent, client):
+    agent.start()
+    agent.train(20)
+    taken = agent.at - 2820
+    agent.say(Inventory(at=agent.at, checkpoints=[checkpoint_id(15, 1)]))
+    agent.say(described(15, taken))
+    (row,) = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    assert (row["at"], row["payload_bytes"], row["reused_bytes"], row["kind"]) == (taken, 290_000, 1000, "final")
+    assert client.get(JOB).json()["last_durable"]["at"] == taken
+    dialog = " ".join(client.get(f"/jobs/char-gpt/restore?checkpoint={row['id']}").text.split())
+    assert "final, 290 kB" in dialog
+    agent.say(Inventory(at=agent.at, checkpoints=[row["id"]]))
+    assert client.get(f"{JOB}/checkpoints").json()["checkpoints"] == [row]
+
+
+def test_a_manifest_replaces_neither_what_the_attempt_reported_nor_damage(agent, client):
+    agent.start()
+    agent.train(20)
+    agent.checkpoint(10, snapshot_started_at=agent.at - 1)
+    agent.checkpoint(20)
+    agent.checkpoint(20, "damaged", reason="a digest does not match")
+    before = client.get(f"{JOB}/checkpoints").json()["checkpoints"]
+    agent.say(described(10, agent.at - 500), described(20, agent.at - 500))
+    assert client.get(f"{JOB}/checkpoints").json()["checkpoints"] == before
+
+
 def test_one_batch_may_start_an_attempt_and_list_what_it_found(killed, client):
     second = killed.restarted()
     second.say(
