@@ -19,8 +19,8 @@ PLAIN = {
     "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
     "lowest", "maximum", "maximum per step", "name", "nan", "newest readable checkpoint", "now", "object",
     "other norm", "owner", "people", "permissions", "person", "position in the total", "rate", "reason",
-    "repeat", "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size", "started",
-    "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median",
+    "repeat", "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size",
+    "started", "state", "taken", "tensor", "this attempt", "time", "to", "total", "undo", "value", "vs. median",
     "wait for checkpoints", "wait for data", "wait for ranks", "when",
 }  # fmt: skip
 """Labels that need no definition."""

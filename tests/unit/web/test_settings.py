@@ -321,7 +321,7 @@ def test_an_interval_whose_time_is_over_does_not_come_back(
     hold(client, "1", "20")
     clock.now += 7200
     client.post(f"{JOB}/undo", data={"version": "2", "edit": "2"}, headers=HTMX)
-    assert (agent.desired().version, agent.desired().every) == (2, None)
+    assert (agent.desired().version, agent.desired().every) == (3, None)
 
 
 def test_what_the_server_ended_does_not_come_back_without_end(
