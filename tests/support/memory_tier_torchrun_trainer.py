@@ -27,7 +27,7 @@ from tests.support.interruptible_trainer import InterruptibleWork
 
 JOB = "tier"
 ITERATIONS, EVERY, AT = 30, 5, 15
-"""The checkpoint at AT is the first that does not become durable, for the disk is full then."""
+"""The checkpoint at AT is the first that does not become durable, for the disk fails then."""
 ENDS = ("killed", "damaged", "unmarked")
 """Of rank 1: killed once all have sealed it; with a bit of rank 0's that is another; or before it has sealed."""
 FOLDER = Path(os.environ.get("HOLDFAST_SUPERVISION", "."))
@@ -66,7 +66,7 @@ def alone(stage: Any, kind: str) -> list[str]:
 def fill_disk() -> None:
     def full(writer: LocalWriter, *_: object) -> None:
         if int(writer._final.name.partition("-")[0]) >= AT:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     run_before(LocalWriter, "write", full)
 

@@ -95,7 +95,7 @@ def _full_disk(iteration: int) -> Iterator[None]:
 
     def refuse(writer: LocalWriter, *args: Any, **options: Any) -> None:
         if int(writer._final.name.partition("-")[0]) >= iteration:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         write(writer, *args, **options)
 
     with mock.patch.object(LocalWriter, "write", refuse):
