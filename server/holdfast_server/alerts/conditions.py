@@ -126,7 +126,7 @@ def _kind(
 
 def _duration(seconds: float) -> str:
     """Format for a message that is written again when it changes: in whole minutes from 2 minutes on."""
-    return duration(seconds) if seconds < 120 else format_interval(timedelta(minutes=int(seconds // 60)))
+    return duration(round(seconds)) if seconds < 120 else format_interval(timedelta(minutes=int(seconds // 60)))
 
 
 def _number(value: float) -> str:
@@ -266,8 +266,8 @@ def _loss_nan(facts: JobFacts, limit: float) -> RuleResult | None:
     if facts.finite_loss_iteration is None:
         return RuleResult(True, f"the loss is {facts.loss}")
     last = min(facts.finite_loss_iteration, facts.iteration)  # it may be of a lineage that a restore abandoned
-    message = f"the loss is {facts.loss}; the last finite one was at iteration {last:,}"
-    return RuleResult(True, message, iteration=last + 1, lineage=facts.lineage)
+    detail = f"; the last finite one was at iteration {last:,}"
+    return RuleResult(True, f"the loss is {facts.loss}", iteration=last + 1, lineage=facts.lineage, detail=detail)
 
 
 @_kind(
