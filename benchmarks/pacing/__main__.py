@@ -18,6 +18,7 @@ from .agreement import ettr_max_error
 from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, SIMULATED_JOBS, BudgetRecord, noisy_training, simulated_noise
 from .paired import OverheadResult, overhead
 from .reactions import outside_slowdown_ratio, recovered_ratio, slow_disk_intervals
+from .recorded import figures_of
 
 BUDGETS = {"1": 0.01, "3_5": 0.035, "10": 0.10}
 PLANS = 200
@@ -27,6 +28,9 @@ NOISE_SEEDS = 4
 def main() -> None:
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # run the cleanup on SIGTERM
+    if options.trace is not None:
+        print(f"figures: {json.dumps(figures_of(options.trace, options.cluster_nodes))}")
+        return
     figures: dict[str, float] = {}
     print("the controller on simulated jobs:", flush=True)
     figures["slow_disk_intervals"] = slow_disk_intervals()
@@ -120,6 +124,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--folder", type=Path, default=ROOT, help="where checkpoints are written, on the disk to measure"
     )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="only compare the policies on this fault trace, a JSON list of events",
+    )
+    parser.add_argument("--cluster-nodes", type=int, help="nodes of its cluster; default: those that have a fault")
     return parser.parse_args()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +11,9 @@ import typer
 from holdfast.client import JobPlan
 from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, percent, print_json
 from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
-from holdfast.commands.plan_comparison import PlanReport, print_report, simulate_policies
+from holdfast.commands.plan_comparison import PlanReport, print_report
 from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, plan_inputs
+from holdfast.commands.plan_simulation import TraceOptions, with_simulation
 from holdfast.pacing import interval_iterations, parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
 from holdfast.pacing.policy import duration
@@ -20,7 +22,7 @@ from holdfast.pacing.settings import parse_mtbf
 from holdfast.pacing.what_if import IntervalComparison, compare_intervals
 
 MAX_RANKS = 10_000_000
-_JOB, _CLUSTER, _CHOICE = "The job", "The cluster", "The choice"
+_JOB, _CLUSTER, _CHOICE, _TRACE = "The job", "The cluster", "The choice", "A recorded fault trace"
 
 
 def _option(
@@ -50,6 +52,17 @@ _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continu
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
 _Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policies)}.")
 _Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
+_TraceFile = _option(
+    _TRACE,
+    "FILE",
+    "Simulate with the faults of a JSON list of node_id, event_time and event_type (fault_start or fault_end).",
+)
+_ClusterNodes = _option(_TRACE, "COUNT", "Nodes of its cluster; default: those that have a fault.", least=1)
+_GpusPerNode = _option(_TRACE, "COUNT", "GPUs of a node, 8 by default; the job needs --ranks GPUs.", least=1)
+_Spares = _option(_TRACE, "COUNT", "Spare nodes; without a healthy one, the job waits for a repair.", least=0)
+_Level = _option(_TRACE, "LEVEL", 'Only faults whose fault_type has this Level, as in "Hardware Failure".')
+_Unit = _option(_TRACE, "UNIT", "Unit of event_time: days (the default), hours or seconds.")
+_Accelerate = _option(_TRACE, "FACTOR", "Divide all times of the trace by this.", least=1e-3, most=1e6)
 _Every = _option(
     _CHOICE, "INTERVAL", "Another interval to compare: iterations, or a time as in 10min.", "--every", "--interval"
 )
@@ -75,6 +88,13 @@ def plan(
     policy: Annotated[_Text, _Policy] = None,
     every: Annotated[_Text, _Every] = None,
     simulate: Annotated[bool, _Simulate] = False,
+    trace: Annotated[Path | None, _TraceFile] = None,
+    cluster_nodes: Annotated[int | None, _ClusterNodes] = None,
+    gpus_per_node: Annotated[int | None, _GpusPerNode] = None,
+    spares: Annotated[int | None, _Spares] = None,
+    trace_level: Annotated[_Text, _Level] = None,
+    trace_unit: Annotated[_Text, _Unit] = None,
+    accelerate: Annotated[float | None, _Accelerate] = None,
     server: Server = DEFAULT_SERVER,
     token: Token = None,
     json: Json = False,
@@ -91,6 +111,8 @@ def plan(
 
     `holdfast plan --parameters 7B --ranks 64 --simulate`
 
+    `holdfast plan --stall 5s --lag 2min --ranks 3040 --trace fault_trace.json --cluster-nodes 400 --spares 20`
+
     `holdfast plan --state 6.5GB --every 500`  ·  `holdfast plan --job char-gpt --mtbf 12h --json`
     """
     options = PlanOptions(
@@ -100,11 +122,14 @@ def plan(
         parity=parity, compress=compress or None, unchanged=unchanged,
     )  # fmt: skip
     try:
+        recorded = TraceOptions(
+            trace, cluster_nodes, gpus_per_node, spares, trace_level, trace_unit, accelerate
+        ).read()
         report = _plan_new_job(options) if job is None else _plan_running_job(job, options, server, token)
+        if simulate or recorded is not None:
+            report = with_simulation(report, recorded)
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
-    if simulate:
-        report = replace(report, simulated=simulate_policies(report.comparison))
     if json:
         print_json(report)
     else:

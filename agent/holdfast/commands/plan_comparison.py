@@ -12,10 +12,9 @@ from rich.text import Text
 
 from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
-from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
 from holdfast.pacing.policy import duration, format_iterations
 from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry
-from holdfast.simulation import FORESEEN_FAILURES, RUNS, SimulatedPolicy, compare_policies
+from holdfast.simulation import SimulatedPolicy
 
 MIN_USEFUL_ETTR = 0.01
 """ETTR below which no interval is worth a recommendation."""
@@ -38,7 +37,9 @@ class PlanReport:
     """The beginning of the sentence about the interval in force."""
     inputs: list[PlanInput]
     simulated: list[SimulatedPolicy] | None = None
-    """With --simulate."""
+    """With --simulate or --trace."""
+    simulated_jobs: str = ""
+    """What was simulated, in words."""
 
 
 def print_report(report: PlanReport) -> None:
@@ -57,33 +58,14 @@ def print_report(report: PlanReport) -> None:
     print_plot(comparison)
     say()
     if report.simulated is not None:
-        say(
-            _wrapped(
-                f"Simulated: {RUNS} runs of each policy, each for about {FORESEEN_FAILURES} mean times between "
-                "failures, with the same failures for all, at the failure rate below."
-            )
-        )
+        say(_wrapped(report.simulated_jobs))
         say()
-        columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "HOURS LOST A DAY")
+        columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "STALL", "LOST WORK", "RESTART", "WAITING")
         print_table(columns, [_simulated_row(each) for each in report.simulated])
         say()
     width = max(len(line.value) for line in report.inputs)
     for line in report.inputs:
         say(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
-
-
-def simulate_policies(comparison: IntervalComparison) -> list[SimulatedPolicy]:
-    """Simulate every policy with the same failures; takes some seconds of CPU time."""
-    profile = Profile(
-        iteration_seconds=comparison.iteration_seconds,
-        persist_seconds=max(0.0, comparison.lag_seconds),
-        cost_seconds=comparison.cost_seconds,
-    )
-    history = FailureHistory(
-        failures=FailureEstimate(world_size=comparison.world_size, mean_seconds=comparison.mtbf_seconds),
-        restart_seconds=comparison.restart_seconds,
-    )
-    return compare_policies(profile, PacingSettings(budget=comparison.budget), history)
 
 
 def _wrapped(sentence: str) -> str:
@@ -166,7 +148,7 @@ def _simulated_row(each: SimulatedPolicy) -> tuple[str, ...]:
         ettr(each.ettr),
         f"{ettr(each.ettr_low)} to {ettr(each.ettr_high)}",
         f"{each.checkpoints:,.0f}",
-        f"{each.lost_hours_a_day:.2f}",
+        *(percent(share) for share in (each.stall_share, each.lost_share, each.restart_share, each.waiting_share)),
     )
 
 

@@ -7,10 +7,12 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Policy, Profile, policies
 from holdfast.pacing.interval_cost import checkpoint_cost, lag_seconds
 from holdfast.pacing.policy import estimate_failures, has_iteration_time
+from holdfast.simulation.trace import TraceFailures
 
 CERTAIN_FAILURES = 1e9
 RUNS = 20
@@ -42,7 +44,7 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOutcome:
-    """The wall time of a job as the sum of useful, stall, lost and restart time."""
+    """The wall time of a job as the sum of useful, stall, lost, restart and waiting time."""
 
     wall_seconds: float
     useful_seconds: float
@@ -52,6 +54,8 @@ class SimulationOutcome:
     lost_seconds: float
     """Time of iterations that a failure undid or interrupted."""
     restart_seconds: float
+    waiting_seconds: float = 0.0
+    """Time without enough healthy nodes."""
     failures: int
     checkpoints: int
     """Completed checkpoints, durable or not."""
@@ -62,6 +66,19 @@ class SimulationOutcome:
     def ettr(self) -> float:
         """Effective training time ratio: useful time / wall time."""
         return self.useful_seconds / self.wall_seconds if self.wall_seconds > 0 else 1.0
+
+
+class Failures(Protocol):
+    """When a job fails."""
+
+    def seconds_left(self, now: float) -> float:
+        """Return how long the job can run from `now` until the next failure."""
+
+    def ran(self, now: float, seconds: float) -> None:
+        """Advance: the job ran from `now` for `seconds` without a failure."""
+
+    def failed(self, now: float) -> float:
+        """Advance past the failure at `now`; return how long the job waits for nodes before it restarts."""
 
 
 class PoissonFailures:
@@ -76,15 +93,14 @@ class PoissonFailures:
         self._hazard_left = next(self._draws)
 
     def seconds_left(self, now: float) -> float:
-        """Return how long the job can run from `now` until the next failure."""
         return self._hazard_left / self._rate if self._rate > 0 else math.inf
 
     def ran(self, now: float, seconds: float) -> None:
-        """Advance: the job ran from `now` for `seconds` without a failure."""
         self._hazard_left = max(0.0, self._hazard_left - self._rate * seconds)
 
-    def failed(self) -> None:
+    def failed(self, now: float) -> float:
         self._hazard_left = next(self._draws)
+        return 0.0
 
 
 def _exponential(seed: int) -> Iterator[float]:
@@ -121,7 +137,7 @@ def simulate(
     policy: Policy,
     settings: PacingSettings = PacingSettings(),  # noqa: B008 - frozen
     *,
-    failures: PoissonFailures,
+    failures: Failures,
     knowledge: FailureKnowledge = FailureKnowledge(),
     replan_seconds: float = 0.0,
     until_seconds: float = math.inf,
@@ -147,7 +163,7 @@ class _Simulation:
         job: SimulatedJob,
         policy: Policy,
         settings: PacingSettings,
-        failures: PoissonFailures,
+        failures: Failures,
         knowledge: FailureKnowledge,
         replan_seconds: float,
         until_seconds: float,
@@ -165,7 +181,7 @@ class _Simulation:
         self._iteration = 0
         self._durable = _SimulatedCheckpoint(0, 0.0, 0.0)
         self._pending: _SimulatedCheckpoint | None = None
-        self._useful = self._stalled = self._lost = self._restarting = 0.0
+        self._useful = self._stalled = self._lost = self._restarting = self._waiting = 0.0
         self._failures = self._checkpoints = 0
         self._due: float = math.inf
         self._interval: float = math.inf
@@ -185,6 +201,7 @@ class _Simulation:
             stall_seconds=self._stalled,
             lost_seconds=self._lost,
             restart_seconds=self._restarting,
+            waiting_seconds=self._waiting,
             failures=self._failures,
             checkpoints=self._checkpoints,
             iteration=self._iteration,
@@ -287,10 +304,11 @@ class _Simulation:
         self._failures += 1
         self._lost += self._useful - self._durable.useful_seconds + broken_seconds
         self._iteration, self._useful = self._durable.iteration, self._durable.useful_seconds
-        self._source.failed()
-        took = min(self._job.restart_seconds, self._until - self._clock)
+        waits = min(self._source.failed(self._clock), self._until - self._clock)
+        took = min(self._job.restart_seconds, self._until - self._clock - waits)
+        self._waiting += waits
         self._restarting += took
-        self._clock += took
+        self._clock += waits + took
         self._replan(failures=1)
 
 
@@ -305,19 +323,33 @@ class SimulatedPolicy:
     ettr_high: float
     checkpoints: float
     lost_hours_a_day: float
-    """Time per GPU in stalls, repeated work and restarts."""
+    """Time per GPU in stalls, repeated work, restarts and waits for nodes."""
+    stall_share: float
+    """Mean share of the wall time in checkpoints; the shares below are means, too."""
+    lost_share: float
+    """Work that failures undid."""
+    restart_share: float
+    waiting_share: float
+    """Without enough healthy nodes."""
+    failures: float
     runs: int
 
     @classmethod
     def of(cls, policy: str, outcomes: Sequence[SimulationOutcome]) -> SimulatedPolicy:
-        low, median, high = _quartiles([each.ettr for each in outcomes])
+        low, median, high = _quartiles([outcome.ettr for outcome in outcomes])
+        wall = sum(outcome.wall_seconds for outcome in outcomes) or 1.0
         return cls(
             policy=policy,
             ettr=median,
             ettr_low=low,
             ettr_high=high,
-            checkpoints=statistics.median(each.checkpoints for each in outcomes),
+            checkpoints=statistics.median(outcome.checkpoints for outcome in outcomes),
             lost_hours_a_day=24 * (1 - median),
+            stall_share=sum(outcome.stall_seconds for outcome in outcomes) / wall,
+            lost_share=sum(outcome.lost_seconds for outcome in outcomes) / wall,
+            restart_share=sum(outcome.restart_seconds for outcome in outcomes) / wall,
+            waiting_share=sum(outcome.waiting_seconds for outcome in outcomes) / wall,
+            failures=statistics.median(outcome.failures for outcome in outcomes),
             runs=len(outcomes),
         )
 
@@ -327,42 +359,50 @@ def _quartiles(values: list[float]) -> list[float]:
 
 
 def compare_policies(
-    profile: Profile, settings: PacingSettings, history: FailureHistory, *, seeds: Iterable[int] = range(RUNS)
+    profile: Profile,
+    settings: PacingSettings,
+    history: FailureHistory,
+    *,
+    seeds: Iterable[int] = range(RUNS),
+    trace: Callable[[int], TraceFailures] | None = None,
 ) -> list[SimulatedPolicy]:
-    """Simulate every policy with the same failures.
+    """Simulate every policy with the same failures. `fixed` takes part only with an interval.
 
-    Policies know the failure rate. The job lasts for FORESEEN_FAILURES mean times between failures. `fixed` takes
-    part only with an interval.
+    Args:
+        trace: failures of a run, by its seed. The job then lasts as long as the trace, and policies learn the
+            failure rate from `history` on. Without it, failures have a constant rate, which the policies know, and
+            the job lasts for FORESEEN_FAILURES mean times between failures.
 
     Raises:
         ValueError: the profile has no iteration time.
     """
     if not has_iteration_time(profile):
         raise ValueError("the iteration time is unknown, and a simulation needs it")
-    rate, cost = estimate_failures(settings, history).rate, checkpoint_cost(profile)
+    failures, cost = estimate_failures(settings, history), checkpoint_cost(profile)
+    seeds = list(seeds)
+    seconds = FORESEEN_FAILURES / failures.rate if trace is None else trace(seeds[0]).seconds
     job = SimulatedJob(
-        total_iterations=max(1, round(FORESEEN_FAILURES / rate / profile.iteration_seconds)),
+        total_iterations=max(1, round(seconds / profile.iteration_seconds)),
         iteration_seconds=profile.iteration_seconds,
         cost_seconds=cost,
         lag_seconds=max(0.0, lag_seconds(profile) - cost),
         restart_seconds=history.restart_seconds,
     )
-    known = FailureKnowledge(rate=lambda now: rate)
-    return [
-        SimulatedPolicy.of(
-            name,
-            [
-                simulate(
-                    job,
-                    policy,
-                    replace(settings, policy=name),
-                    failures=PoissonFailures(rate * 3600, seed=seed),
-                    knowledge=known,
-                    replan_seconds=job.total_iterations * job.iteration_seconds / REPLANS,
-                )
-                for seed in seeds
-            ],
+    knowledge = FailureKnowledge(failures=failures, rate=None if trace else lambda now: failures.rate)
+
+    def run(name: str, policy: Policy, seed: int) -> SimulationOutcome:
+        return simulate(
+            job,
+            policy,
+            replace(settings, policy=name),
+            failures=trace(seed) if trace else PoissonFailures(failures.rate * 3600, seed=seed),
+            knowledge=knowledge,
+            replan_seconds=seconds / REPLANS,
+            until_seconds=seconds if trace else math.inf,
         )
+
+    return [
+        SimulatedPolicy.of(name, [run(name, policy, seed) for seed in seeds])
         for name, policy in sorted(policies.items())
         if name != "fixed" or settings.every is not None
     ]

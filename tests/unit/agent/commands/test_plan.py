@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -224,5 +225,57 @@ def test_simulated_runs_are_shown_below_the_plot(holdfast: Holdfast) -> None:
     asked = ["plan", "--state", "80GB", "--ranks", "64", "--mtbf", "3h"]
     shown = holdfast(*asked, "--simulate").stdout
     assert "20 runs of each policy" in shown
-    assert "HOURS LOST A DAY" in shown
-    assert "HOURS LOST A DAY" not in holdfast(*asked).stdout
+    assert "LOST WORK" in shown
+    assert "LOST WORK" not in holdfast(*asked).stdout
+
+
+def trace_file(folder: Path, events: list[dict[str, object]]) -> str:
+    path = folder / "faults.json"
+    path.write_text(json.dumps(events))
+    return str(path)
+
+
+def fault(node: str, start: float, end: float) -> list[dict[str, object]]:
+    return [
+        {"node_id": node, "event_time": start, "event_type": "fault_start"},
+        {"node_id": node, "event_time": end, "event_type": "fault_end"},
+    ]
+
+
+def test_a_recorded_trace_replaces_the_constant_rate(holdfast: Holdfast, tmp_path: Path) -> None:
+    trace = trace_file(tmp_path, [*fault("a", 1, 3), *fault("b", 6, 10)])
+    asked = ["plan", "--ranks", "16", "--stall", "5s", "--restart", "1h", "--trace", trace]
+    output = json.loads(holdfast(*asked, "--cluster-nodes", "2", "--json").stdout)
+    assert "2 faults of 2 nodes in 10 days" in output["simulated_jobs"]
+    for each in output["simulated"]:
+        assert (each["failures"], each["runs"]) == (2, 1)
+        assert each["waiting_share"] == pytest.approx(0.6)  # both nodes are needed: 2 and 4 of 10 days
+        assert each["restart_share"] == pytest.approx(1 / 240)  # nothing is left of the trace after the second
+    with_a_spare = json.loads(holdfast(*asked, "--cluster-nodes", "3", "--spares", "1", "--json").stdout)
+    assert {each["waiting_share"] for each in with_a_spare["simulated"]} == {0.0}
+    shown = holdfast(*asked, "--cluster-nodes", "3", "--spares", "1", "--accelerate", "2").stdout
+    assert "in 5 days" in shown
+    assert "needs 2 nodes and has 1 spare" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--spares", "2"], "--spares is about a fault trace: give the file with --trace"),
+        (["--trace", "missing.json"], "cannot read --trace missing.json: No such file"),
+        (
+            ["--trace", "FILE", "--trace-unit", "weeks"],
+            "--trace-unit 'weeks' is unknown: give days, hours or seconds",
+        ),
+        (["--trace", "FILE", "--trace-level", "Flood"], "has no fault_start of the level 'Flood'"),
+        (["--trace", "FILE", "--spares", "9"], "1 nodes and 9 spares do not fit into a cluster of 2 nodes"),
+    ],
+)
+def test_a_trace_that_cannot_be_used_is_refused(
+    holdfast: Holdfast, tmp_path: Path, options: list[str], words: str
+) -> None:
+    trace = trace_file(tmp_path, [*fault("a", 1, 3), *fault("b", 6, 10)])
+    given = [trace if option == "FILE" else option for option in options]
+    result = holdfast("plan", "--ranks", "8", "--stall", "5s", *given)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())

@@ -47,8 +47,9 @@ class ListedFailures:
     def ran(self, now: float, seconds: float) -> None:
         """Its times stand."""
 
-    def failed(self) -> None:
+    def failed(self, now: float) -> float:
         del self._at[0]
+        return 0.0
 
 
 def every(job: SimulatedJob, k: int, *failures: float, until: float = math.inf) -> SimulationOutcome:

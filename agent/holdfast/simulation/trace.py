@@ -1,0 +1,222 @@
+"""Failures of a job from a recorded fault trace of a cluster, with its bursts, repair times and spare nodes.
+
+A trace is a JSON list of events `{"node_id": "a", "event_time": 3.9, "event_type": "fault_start"}`, with
+`fault_end` at the repair; an optional `fault_type` has the `Level`, such as "Hardware Failure". The format is that
+of InfiniteHBD-Trace (400 servers over 348 days; "InfiniteHBD", SIGCOMM 2025).
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+DAY = 86400.0
+EVENT_TYPES = ("fault_start", "fault_end")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFault:
+    """One node is out of service from `start_seconds` until `end_seconds`; infinite if the trace has no repair."""
+
+    start_seconds: float
+    end_seconds: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultTrace:
+    """The faults of a cluster's nodes, in the order of their time."""
+
+    faults: tuple[NodeFault, ...]
+    seconds: float
+    """Time from the first moment of the trace to its last event."""
+    unused: tuple[str, ...] = ()
+    """What the reader could not use, in words."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that have a fault, in the order of their first one."""
+        return tuple(dict.fromkeys(fault.node for fault in self.faults))
+
+    @property
+    def mtbf_seconds(self) -> float:
+        """Mean time between faults of all nodes together."""
+        return self.seconds / len(self.faults)
+
+    @property
+    def gap_variation(self) -> float:
+        """Coefficient of variation of the times between faults: 1 for a constant rate, above it for bursts."""
+        starts = [fault.start_seconds for fault in self.faults]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+        mean = statistics.fmean(gaps) if gaps else 0.0
+        return statistics.pstdev(gaps) / mean if mean > 0 else 0.0
+
+    def accelerated(self, factor: float) -> FaultTrace:
+        """Return the trace with all times, those of repairs included, divided by `factor`."""
+        if not 0 < factor < math.inf:
+            raise ValueError(f"a trace cannot be accelerated by {factor:g}: give a factor above 0")
+        return replace(
+            self,
+            seconds=self.seconds / factor,
+            faults=tuple(
+                NodeFault(fault.start_seconds / factor, fault.end_seconds / factor, fault.node)
+                for fault in self.faults
+            ),
+        )
+
+
+def parse_trace(text: str | bytes, *, unit_seconds: float = DAY, level: str | None = None) -> FaultTrace:
+    """Parse a trace.
+
+    Args:
+        text: the JSON list.
+        unit_seconds: the unit of `event_time`; days by default.
+        level: use only faults whose `fault_type` has this `Level`.
+
+    Raises:
+        ValueError: it is no such list, or has no fault; names the event and the field.
+    """
+    try:
+        events = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"the trace is not JSON: {error}") from None
+    if not isinstance(events, list):
+        raise ValueError("the trace is not a JSON list of events with node_id, event_time and event_type")
+    unused: Counter[str] = Counter()
+    read = [_event(number, event) for number, event in enumerate(events)]
+    faults = _paired(sorted(_used(read, level, unused), key=lambda event: event[0]), unused)
+    if not faults:
+        which = f" of the level {level!r}" if level is not None else ""
+        raise ValueError(f"the trace has no fault_start{which}")
+    first = min(0.0, *(time for time, *_ in read))
+    return FaultTrace(
+        faults=tuple(
+            NodeFault((start - first) * unit_seconds, (end - first) * unit_seconds, node)
+            for start, end, node in sorted(faults)
+        ),
+        seconds=(max(time for time, *_ in read) - first) * unit_seconds,
+        unused=tuple(f"{count:,} × {reason}" for reason, count in unused.items()),
+    )
+
+
+_Event = tuple[float, str, str, str | None]
+"""Time, node, type and level."""
+
+
+def _event(number: int, event: Any) -> _Event:
+    if not isinstance(event, Mapping):
+        raise ValueError(f"event {number} of the trace is not an object with node_id, event_time and event_type")
+    for name in ("node_id", "event_time", "event_type"):
+        if name not in event:
+            raise ValueError(f"event {number} of the trace has no {name}")
+    time = event["event_time"]
+    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+        raise ValueError(
+            f"event {number} of the trace has the event_time {time!r}: give a number, in the unit of --trace-unit"
+        )
+    kind = event.get("fault_type")
+    level = kind.get("Level") if isinstance(kind, Mapping) else None
+    return float(time), str(event["node_id"]), str(event["event_type"]), None if level is None else str(level)
+
+
+def _used(events: Iterable[_Event], level: str | None, unused: Counter[str]) -> Iterable[_Event]:
+    for event in events:
+        if event[2] not in EVENT_TYPES:
+            unused[f"an event_type other than fault_start and fault_end ({event[2]!r:.40})"] += 1
+        elif level is None or event[3] == level:
+            yield event
+
+
+def _paired(events: Iterable[_Event], unused: Counter[str]) -> list[tuple[float, float, str]]:
+    """Pair starts and ends of each node; faults of a node that overlap become one."""
+    open_faults: dict[str, list[float]] = {}
+    faults: list[tuple[float, float, str]] = []
+    for time, node, kind, _ in events:
+        starts = open_faults.setdefault(node, [])
+        if kind == "fault_start":
+            starts.append(time)
+        elif not starts:
+            unused["a fault_end without a fault_start"] += 1
+        elif len(starts) == 1:
+            faults.append((starts.pop(), time, node))
+        else:
+            starts.pop()
+            unused["a fault of a node that was out of service already"] += 1
+    for node, starts in open_faults.items():
+        if starts:
+            unused["a fault_start without a fault_end (out of service until the end)"] += 1
+            faults.append((starts[0], math.inf, node))
+    return faults
+
+
+class TraceFailures:
+    """The failures of a job that needs `nodes` of a cluster's nodes and has `spares` more.
+
+    A fault of a node in use is a failure. Healthy spares replace what is out of service; without enough of them,
+    the job waits for repairs. A fault during a restart takes effect at its end.
+    """
+
+    def __init__(
+        self, trace: FaultTrace, *, nodes: int, spares: int = 0, cluster_nodes: int | None = None, seed: int = 0
+    ) -> None:
+        """Choose the nodes of the job at random, by `seed`.
+
+        Args:
+            cluster_nodes: the size of the cluster; by default, the nodes that have a fault in the trace. Further
+                ones never fail.
+        """
+        names = trace.nodes
+        cluster = len(names) if cluster_nodes is None else cluster_nodes
+        if cluster < len(names):
+            raise ValueError(f"the trace has faults of {len(names):,} nodes, more than {cluster:,} of the cluster")
+        if nodes < 1 or spares < 0 or nodes + spares > cluster:
+            raise ValueError(
+                f"{nodes:,} nodes and {spares:,} spares do not fit into a cluster of {cluster:,} nodes"
+            )
+        chosen = random.Random(seed).sample(range(cluster), nodes + spares)  # noqa: S311 - repeated by its seed
+        own = {names[number] if number < len(names) else number for number in chosen}
+        self.seconds = trace.seconds
+        """Length of the trace."""
+        self._faults = [fault for fault in trace.faults if fault.node in own]
+        self._starts = [fault.start_seconds for fault in self._faults]
+        self._pool = sorted(own, key=str)
+        self._needed = nodes
+        self._in_use: set[str | int] = set(self._pool[:nodes])
+        self._next = math.inf
+        self.failed(0.0)
+
+    def seconds_left(self, now: float) -> float:
+        """Return how long the job can run from `now` until the next fault of a node in use."""
+        return max(0.0, self._next - now)
+
+    def ran(self, now: float, seconds: float) -> None:
+        """Nothing to do: the times of a trace are fixed."""
+
+    def failed(self, now: float) -> float:
+        """Replace the nodes that are out of service; return how long the job waits until enough are healthy."""
+        ready_at = now
+        while len(out := self._out_at(ready_at)) > len(self._pool) - self._needed:
+            ready_at = min(end for end in out.values())
+            if ready_at == math.inf:
+                self._next = math.inf
+                return math.inf
+        healthy = sorted(
+            (node for node in self._pool if node not in out), key=lambda node: node not in self._in_use
+        )
+        self._in_use = set(healthy[: self._needed])  # the sort is stable: healthy nodes in use stay
+        later = self._faults[bisect.bisect_right(self._starts, ready_at) :]
+        self._next = next((fault.start_seconds for fault in later if fault.node in self._in_use), math.inf)
+        return ready_at - now
+
+    def _out_at(self, now: float) -> dict[str | int, float]:
+        """Return the end of the fault of each node that is out of service."""
+        begun = self._faults[: bisect.bisect_right(self._starts, now)]
+        return {fault.node: fault.end_seconds for fault in begun if fault.end_seconds > now}

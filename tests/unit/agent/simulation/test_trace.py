@@ -1,0 +1,193 @@
+"""Recorded fault traces: reading them, and the failures of a job that they give."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings, strategies
+
+from holdfast.pacing import PacingSettings, policies
+from holdfast.simulation import FaultTrace, NodeFault, SimulatedJob, TraceFailures, parse_trace, simulate
+
+
+def event(node: object, time: object, kind: str, level: str | None = None) -> dict[str, object]:
+    found: dict[str, object] = {"node_id": node, "event_time": time, "event_type": kind}
+    return found if level is None else found | {"fault_type": {"Level": level, "Class": "GPU"}}
+
+
+def trace(*faults: tuple[str, float, float], seconds: float = 1000.0) -> FaultTrace:
+    found = sorted(
+        (NodeFault(start, end, node) for node, start, end in faults), key=lambda each: each.start_seconds
+    )
+    return FaultTrace(faults=tuple(found), seconds=seconds)
+
+
+def test_starts_and_ends_of_each_node_are_paired():
+    read = parse_trace(
+        json.dumps(
+            [
+                event("b", 4, "fault_end"),
+                event("a", 1, "fault_start"),
+                event("b", 2, "fault_start"),
+                event("a", 8.5, "fault_end"),
+            ]
+        ),
+        unit_seconds=10,
+    )
+    assert read.faults == (NodeFault(10, 85, "a"), NodeFault(20, 40, "b"))
+    assert (read.seconds, read.nodes, read.unused) == (85, ("a", "b"), ())
+    assert read.mtbf_seconds == 42.5
+
+
+def test_times_before_the_first_moment_move_the_whole_trace():
+    read = parse_trace(json.dumps([event("a", -3, "fault_start"), event("a", 1, "fault_end")]), unit_seconds=1)
+    assert (read.faults, read.seconds) == ((NodeFault(0, 4, "a"),), 4)
+
+
+def test_a_trace_may_be_limited_to_a_level():
+    events = [
+        event("a", 1, "fault_start", "Hardware Failure"),
+        event("a", 2, "fault_end", "Hardware Failure"),
+        event("b", 3, "fault_start", "Software Failure"),
+        event("b", 9, "fault_end", "Software Failure"),
+    ]
+    read = parse_trace(json.dumps(events), unit_seconds=1, level="Hardware Failure")
+    assert [fault.node for fault in read.faults] == ["a"]
+    assert read.seconds == 9  # the cluster was observed until then
+
+
+def test_what_cannot_be_used_is_named():
+    events = [
+        event("a", 0, "fault_end"),
+        event("a", 1, "fault_start"),
+        event("a", 2, "fault_start"),
+        event("a", 3, "fault_end"),
+        event("a", 4, "fault_end"),
+        event("b", 5, "fault_start"),
+        event("b", 6, "reboot"),
+    ]
+    read = parse_trace(json.dumps(events), unit_seconds=1)
+    assert read.faults == (NodeFault(1, 4, "a"), NodeFault(5, math.inf, "b"))
+    assert read.unused == (
+        "1 × an event_type other than fault_start and fault_end ('reboot')",
+        "1 × a fault_end without a fault_start",
+        "1 × a fault of a node that was out of service already",
+        "1 × a fault_start without a fault_end (out of service until the end)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("node_id,event_time", "not JSON"),
+        ("{}", "not a JSON list"),
+        ("[]", "no fault_start"),
+        ("[3]", "event 0 of the trace is not an object"),
+        (json.dumps([{"node_id": "a", "event_time": 1}]), "event 0 of the trace has no event_type"),
+        (json.dumps([event("a", "noon", "fault_start")]), "event_time 'noon'"),
+        (json.dumps([event("a", True, "fault_start")]), "event_time True"),
+        ('[{"node_id": "a", "event_time": NaN, "event_type": "fault_start"}]', "event_time nan"),
+        (json.dumps([event("a", 1, "fault_end")]), "no fault_start"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        parse_trace(text)
+
+
+def test_a_fault_of_a_node_in_use_is_a_failure_and_one_of_a_spare_is_none():
+    failures = TraceFailures(trace(("a", 100, 150), ("b", 300, 350)), nodes=2)
+    assert failures.seconds_left(0.0) == 100
+    assert failures.failed(100.0) == 50  # no spare: it waits for the repair
+    assert failures.seconds_left(150.0) == 150
+    assert failures.failed(300.0) == 50
+    assert failures.seconds_left(350.0) == math.inf
+
+
+def test_a_healthy_spare_takes_over_at_once_and_its_fault_counts_from_then_on():
+    # only the node that replaces the first one in use has a fault later
+    both = trace(("a", 100, 900), ("b", 200, 250))
+    failures = TraceFailures(both, nodes=1, spares=1)
+    first = failures.seconds_left(0.0)
+    assert first in (100, 200)
+    assert failures.failed(first) == 0
+    assert failures.seconds_left(first) == (100 if first == 100 else math.inf)
+
+
+def test_nodes_that_fail_together_are_one_failure():
+    burst = trace(("a", 100, 400), ("b", 100, 300), ("c", 100, 200))
+    failures = TraceFailures(burst, nodes=2, spares=1)
+    assert failures.seconds_left(0.0) == 100
+    assert failures.failed(100.0) == 200  # two of three are needed: until the second repair
+
+
+def test_a_node_that_is_never_repaired_ends_a_job_without_spares():
+    failures = TraceFailures(trace(("a", 100, math.inf)), nodes=1)
+    assert failures.failed(100.0) == math.inf
+
+
+def test_nodes_without_a_fault_are_part_of_the_cluster():
+    one = trace(("a", 100, 200))
+    seen = {TraceFailures(one, nodes=1, cluster_nodes=2, seed=seed).seconds_left(0.0) for seed in range(20)}
+    assert seen == {100, math.inf}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "spares", "cluster", "words"),
+    [
+        (0, 1, None, "do not fit"),
+        (2, 1, None, "do not fit"),
+        (1, -1, None, "do not fit"),
+        (1, 0, 1, "more than 1 of"),
+    ],
+)
+def test_a_job_that_does_not_fit_the_cluster_is_refused(nodes, spares, cluster, words):
+    with pytest.raises(ValueError, match=words):
+        TraceFailures(trace(("a", 1, 2), ("b", 1, 2)), nodes=nodes, spares=spares, cluster_nodes=cluster)
+
+
+def test_an_accelerated_trace_has_faults_and_repairs_sooner():
+    fast = trace(("a", 100, 200), seconds=400.0).accelerated(4)
+    assert (fast.faults, fast.seconds) == ((NodeFault(25, 50, "a"),), 100)
+    with pytest.raises(ValueError, match="factor above 0"):
+        fast.accelerated(0)
+
+
+@given(
+    faults=strategies.lists(
+        strategies.tuples(
+            strategies.sampled_from("abcd"), strategies.integers(0, 900), strategies.integers(1, 400)
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    nodes=strategies.integers(1, 3),
+    lag=strategies.sampled_from([0.0, 30.0]),
+    interval=strategies.integers(1, 20),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_parts_of_a_run_are_all_of_the_trace(faults, nodes, lag, interval):
+    recorded = trace(*((node, start, start + lasts) for node, start, lasts in faults), seconds=1300.0)
+    job = SimulatedJob(
+        total_iterations=10**6, iteration_seconds=3.0, cost_seconds=1.0, lag_seconds=lag, restart_seconds=20.0
+    )
+    outcome = simulate(
+        job,
+        policies["fixed"],
+        PacingSettings(every=interval),
+        failures=TraceFailures(recorded, nodes=nodes, spares=1, cluster_nodes=5),
+        until_seconds=recorded.seconds,
+    )
+    parts = (
+        outcome.useful_seconds,
+        outcome.stall_seconds,
+        outcome.lost_seconds,
+        outcome.restart_seconds,
+        outcome.waiting_seconds,
+    )
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(outcome.wall_seconds)
+    assert outcome.wall_seconds == recorded.seconds
+    assert outcome.failures <= 2 * len(faults) + 1
