@@ -179,6 +179,8 @@ class RetentionQueue:
         self._has_made_room = self._full_reported = False
         self._removed_in_vain = 0
         """Number of checkpoints removed to make room since one became durable."""
+        self._has_removed = False
+        """A run has removed checkpoints since a write last asked for room."""
         self._last_reason: str | None = None
         self._unlogged: set[BestRule] = set()
         """Rules whose metric no checkpoint had when that was reported."""
@@ -244,15 +246,16 @@ class RetentionQueue:
         self.wait_idle(max(0.0, deadline - time.monotonic()))
 
     def make_room(self, error: Exception) -> bool:
-        """Remove what the rules do not keep, or else what costs least; return whether something was removed.
+        """Remove what the rules do not keep, or else what costs least; return whether there is more room.
 
         For a store that is full, on the thread that writes, which failed with `error`. What a start would resume
-        from stays.
+        from stays. Where a run has removed checkpoints while that thread wrote, their room may be enough.
         """
         with self._lock:
             self._changed.wait_for(lambda: not self._running)
-            if self._closing:
-                return False
+            has_removed, self._has_removed = self._has_removed, False
+            if self._closing or has_removed:
+                return not self._closing
             self._running = True
         try:
             return self._remove_cheapest(error)
@@ -261,7 +264,7 @@ class RetentionQueue:
             return False
         finally:
             with self._lock:
-                self._running = False
+                self._running = self._has_removed = False
                 self._changed.notify_all()
                 is_waiting = self._requested
             if is_waiting:
@@ -372,6 +375,7 @@ class RetentionQueue:
                 message = f"{checkpoint} cannot be removed, and stays until the next start: {error}"
                 self._reporter.notice("warning", "retention", message)
             else:
+                self._has_removed = True
                 yield checkpoint
 
     def _protected(self) -> set[str]:

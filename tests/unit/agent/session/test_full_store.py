@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 import holdfast
+from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
 
@@ -79,6 +81,35 @@ def test_under_any_rules_the_newest_is_safe(tmp_path: Path, capacity: list[float
     assert [each[-1] for each in there] == list(range(1, 10))
     if rules == "last 12":
         assert there[-1] == list(range(10 - len(there[-1]), 10))
+
+
+def test_room_that_retention_makes_during_a_write_is_used(
+    tmp_path: Path, capacity: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capacity[0] = 2.9
+    measured, run, free_bytes = threading.Event(), RetentionQueue._run, Files.free_bytes
+    model = torch.nn.Linear(100, 250)
+
+    def run_late(queue: RetentionQueue) -> None:
+        assert measured.wait(300)
+        run(queue)
+
+    def measure_before(files: Files, path: Path) -> int:
+        found = free_bytes(files, path)
+        if found < CHECKPOINT_BYTES:
+            measured.set()
+            assert session._checkpoints.retention_queue.wait_idle(300)
+        return found
+
+    monkeypatch.setattr(RetentionQueue, "_run", run_late)
+    monkeypatch.setattr(Files, "free_bytes", measure_before)
+    with holdfast.Session("job", store=tmp_path / "s", every=1, model=model, retention="last 1") as session:
+        session.resume()
+        for _ in range(3):
+            session.step()
+            assert session._checkpoints.wait_settled(300)
+        assert measured.is_set()
+        assert committed(tmp_path)[-1] == 3
 
 
 def test_what_was_asked_for_stays(tmp_path: Path, capacity: list[float]) -> None:
