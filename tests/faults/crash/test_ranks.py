@@ -277,7 +277,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=LONG)])
-def test_a_rank_that_cannot_write_costs_one_checkpoint(
+def test_a_rank_that_cannot_write_costs_at_most_one_checkpoint(
     launchers: list[RankLauncher], fast_path: Path, undisturbed: States, step: int
 ) -> None:
     def failed(launcher: RankLauncher, root: Path, case: Any) -> list[str]:
@@ -289,8 +289,9 @@ def test_a_rank_that_cannot_write_costs_one_checkpoint(
             told = [line for each in ranks for line in each.said("notice ")]
             found = [f"told {line}" for each in ranks for line in each.said("fault ")]
             where = "" if rank == 0 else f"rank {rank}: "
-            what = "No space left" if spring == "no_space" else "Input/output error"
-            if len(told) != 1 or f"job: {where}{what}" not in told[0]:
+            failed_with = f"job: {where}{'No space left' if spring == 'no_space' else 'Input/output error'}"
+            # a full store makes room and writes again, unless the ranks have not begun
+            if len(told) != 1 or not (failed_with in told[0] or (spring == "no_space" and "is full" in told[0])):
                 found.append(f"told {told}")
             heads = {head for each in ranks for head in each.said("head ")}
             if heads != {"000000000016-1"}:

@@ -59,8 +59,8 @@ def names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str,
         "dataset": dataset, "dist": dist, "holdfast": holdfast, "loss": 0.5,
         "loss_of": lambda model, batch: model(batch).square().mean(), "math": math,
         "max_iterations": 5, "model": model, "optimizer": optimizer,
-        "seed": 0, "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10), "torch": torch, "val_loss": 0.5,
-        "z": torch.Generator(),
+        "seed": 0, "scheduler": torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10), "torch": torch,
+        "val_loss": 0.5, "z": torch.Generator(),
     }  # fmt: skip
     given["opt_a"] = torch.optim.Adam(given["artist"].parameters())
     given["opt_c"] = torch.optim.Adam(given["critic"].parameters())

@@ -279,7 +279,7 @@ def test_what_a_dead_start_left_unsealed_is_given_up_and_a_seal_that_comes_late_
 
 
 def test_a_folder_without_room_for_a_claim_leaves_a_session_memory_of_its_own(folder, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "open", full)

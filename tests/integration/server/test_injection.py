@@ -107,7 +107,7 @@ OF_ALL_JOBS = ("/alerts", "/alerts/live", "/fleet/live")
 
 
 class Skeleton(HTMLParser):
-    """The tags of a page and the names of their attributes: what no value may change."""
+    """The tags of a page and the names of their attributes: what no value may change. Words may have `wbr`."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -116,7 +116,8 @@ class Skeleton(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
+        if tag != "wbr":
+            self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
         self.addresses += [
             value or "" for name, value in attrs if name in ("href", "src", "action", "hx-get", "hx-post")
         ]
