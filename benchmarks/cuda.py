@@ -165,8 +165,7 @@ class Measurement:
         self._blocked += time.perf_counter() - started
 
     def _settle(self) -> None:
-        if not self._session._checkpoints.wait_settled(TIMEOUT_SECONDS):
-            raise RuntimeError(f"no checkpoint became durable within {TIMEOUT_SECONDS:.0f} s")
+        self._session.wait(TIMEOUT_SECONDS)
 
     def _hooks_begin(self, *_: object) -> None:
         self._hook_began = time.perf_counter()

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
         UnknownFormat,
     )
     from holdfast.session import Session
+    from holdfast.snapshot.checkpoint_run import CheckpointOutcome
     from holdfast.state.variables import Variables
 
     __version__: str
 
 __all__ = [
+    "CheckpointOutcome",
     "DamagedCheckpoint",
     "DataLoader",
     "Fenced",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointOutcome": "holdfast.snapshot.checkpoint_run",
     "DataLoader": "holdfast.data.loader",
     "Session": "holdfast.session",
     "Variables": "holdfast.state.variables",

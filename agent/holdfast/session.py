@@ -24,6 +24,7 @@ from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.coordination import CollectiveCall
 from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
@@ -35,7 +36,7 @@ from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import messages
 from holdfast.protocol.messages import StallKind
 from holdfast.protocol.retention import Retention
-from holdfast.snapshot.checkpoint_run import RunListener
+from holdfast.snapshot.checkpoint_run import CheckpointOutcome, RunListener
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -340,6 +341,29 @@ class Session:
         """
         self._boundary.requests.checkpoint = True
 
+    def wait(self, timeout: float | None = None) -> list[CheckpointOutcome]:
+        """Wait until no checkpoint is under way; return what became of those that ended since the last call.
+
+        `session.checkpoint()`, `session.step()` and `session.wait()` leave the state of that iteration durable, or
+        say why it is not. The time counts as a wait for a checkpoint. With several ranks each may wait by itself,
+        between two steps.
+
+        Args:
+            timeout: seconds; `None` waits for as long as it takes.
+
+        Returns:
+            The outcomes on this rank, oldest first, at most the last 1,000, with those that could not begin.
+
+        Raises:
+            TimeoutError: a checkpoint is still under way.
+        """
+        started = time.perf_counter()
+        settled = self._checkpoints.wait_settled(timeout)
+        self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
+        if not settled:
+            raise TimeoutError(f"session.wait: a checkpoint is still under way after {timeout:g} s")
+        return self._checkpoints.outcomes()
+
     def every(self, interval: int | str | timedelta | None) -> None:
         """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
 
@@ -389,6 +413,16 @@ class Session:
         return self._ranks.rank
 
     @property
+    def world_size(self) -> int:
+        """The number of processes of the job."""
+        return self._ranks.world_size
+
+    @property
+    def store(self) -> str:
+        """Address of the store: an absolute path, or a URL without credentials."""
+        return self._checkpoints.store.url
+
+    @property
     def measured_overhead(self) -> float | None:
         """The share of training time that checkpoints cost, 0.02 for 2 %; `None` until it is measured."""
         return self._controller.measured_overhead
@@ -419,6 +453,14 @@ class Session:
         self._checkpoints.listeners.append(listener)
         if on_stall is not None:
             self._meter.clock.on_stall = on_stall
+
+    def call_together(self, call: CollectiveCall) -> None:
+        """Make a call on all ranks at the same boundary, whenever rank 0 says that it is due.
+
+        For calls that need every rank, such as a report to a launcher. All ranks give theirs before the first
+        iteration; only one such call is kept.
+        """
+        self._boundary.collective_call = call
 
     def close(self) -> None:
         """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""

@@ -47,7 +47,7 @@ class HoldfastContender(Contender):
     def prepare(self) -> None:
         self._session.resume()
         self._session.step()  # allocates in the background
-        self._session._checkpoints.wait_settled(TIMEOUT_SECONDS)
+        self._session.wait(TIMEOUT_SECONDS)
 
     def save(self, step: int) -> None:
         # A session delays a checkpoint instead of blocking training while its memory is in use. Other libraries
@@ -71,7 +71,7 @@ class HoldfastContender(Contender):
             while self._under_way:
                 self._durable_at = self._durable.get()
                 self._under_way -= 1
-            self._session._checkpoints.wait_settled(TIMEOUT_SECONDS)  # old checkpoints are deleted
+            self._session.wait(TIMEOUT_SECONDS)  # old checkpoints are deleted
             name = open_store(self.folder).checkpoints(JOB)[-1]
             if parse_checkpoint_id(name)[0] != iteration:
                 raise RuntimeError(f"the checkpoint of iteration {iteration} is missing: the newest is {name}")

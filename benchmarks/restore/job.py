@@ -58,9 +58,7 @@ def supervised(size_bytes: int) -> None:
         say("iteration", iteration=session.iteration, resumed=resumed)
         if resumed:
             os._exit(0)
-        assert session._checkpoints.wait_settled(
-            600
-        )  # else the next one is delayed, and is not that of iteration 4
+        session.wait(600)  # else the next one is delayed, and is not that of iteration 4
         if session.iteration == 4:
             say("ready")
             signal.pause()
@@ -75,7 +73,7 @@ def in_place(size_bytes: int, rounds: int, store: Path) -> None:
     while session.iteration < 3:
         training.iterate()
         session.step()
-        assert session._checkpoints.wait_settled(600)
+        session.wait(600)
     session.every(10**9)
     (file,) = (store / JOB).glob("000000000002-*/rank-0.safetensors")
     target = raw.touched(raw.padded(file.stat().st_size))
@@ -112,7 +110,7 @@ def seed(size_bytes: int) -> None:
     session.resume()
     training.iterate()
     session.step()
-    assert session._checkpoints.wait_settled(600)
+    session.wait(600)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -89,7 +89,7 @@ class Record(Callback):
 
     def _wait(self) -> None:
         if self._checkpoint.session is not None:
-            assert self._checkpoint.session._checkpoints.wait_settled(300)
+            self._checkpoint.session.wait(300)
 
 
 def torch_loader(**arguments: Any) -> DataLoader[Any]:

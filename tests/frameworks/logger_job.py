@@ -71,7 +71,7 @@ def main(name, folder, iterations, **options):
             noise = 1.0  # the branch after the restore has other values
             session.restore(to)
         session.step(loss=loss)
-        session._checkpoints.wait_settled(300)
+        session.wait(300)
         if session.lineage > 1:
             noise = 1.0
     print("runs", session.logger_runs, flush=True)

@@ -46,7 +46,7 @@ def train(config):
                 died.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             session.step(loss=loss)
-            session._checkpoints.wait_settled(300)  # as where iterations take longer than a checkpoint
+            session.wait(300)  # as where iterations take longer than a checkpoint
 
 
 def run_by_ray(folder, kill):

@@ -403,7 +403,7 @@ class EachCheckpointDurable(pl.Callback):
     def on_train_batch_start(self, trainer, *_):
         (checkpoint,) = [each for each in trainer.callbacks if isinstance(each, Checkpoint)]
         if checkpoint.session is not None:
-            assert checkpoint.session._checkpoints.wait_settled(300)
+            checkpoint.session.wait(300)
 
 
 class Worsening(Module):

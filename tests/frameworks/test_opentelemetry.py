@@ -66,7 +66,7 @@ def test_a_checkpoint_is_a_span_with_the_spans_of_its_phases(tmp_path, exported)
     before = time.time_ns()
     for _ in range(3):
         iterate(model, optimizer, session)
-        session._checkpoints.wait_settled(300)
+        session.wait(300)
     session.close()
     spans, values = read(session)
     assert len(spans["holdfast.checkpoint"]) == 3
@@ -100,7 +100,7 @@ def test_a_failed_checkpoint_has_error_status(tmp_path, exported, monkeypatch):
     opentelemetry.instrument(session, **providers)
     monkeypatch.setattr(LocalWriter, "commit", fail)
     iterate(model, optimizer, session)
-    session._checkpoints.wait_settled(300)
+    session.wait(300)
     spans, values = read(session)
     session._close("test")
     (root,), (persist,) = spans["holdfast.checkpoint"], spans["holdfast.persist"]
@@ -139,7 +139,7 @@ def test_a_resume_and_a_restore_are_spans(tmp_path, exported):
     session.resume()
     opentelemetry.instrument(session, **providers)
     iterate(model, optimizer, session)
-    session._checkpoints.wait_settled(300)
+    session.wait(300)
     session.restore(1)
     iterate(model, optimizer, session)
     session.close()

@@ -165,7 +165,7 @@ class ExactJob:
         return self
 
     def settle(self) -> None:
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
 
     def _backward(self, indices: Tensor, points: Tensor, targets: Tensor) -> None:
         points = points + 0.1 * torch.randn(points.shape, generator=self.noise)

@@ -135,7 +135,7 @@ class MultiRankJob:
         return self
 
     def settle(self) -> None:
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
 
     def _spread(self, kind: str, syncs_buffers: bool, own_head: bool) -> nn.Module:
         if kind == "ddp":

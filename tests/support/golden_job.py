@@ -88,7 +88,7 @@ class GoldenJob:
         self.scheduler.step()
         self.loop.best_loss = min(self.loop.best_loss, loss.item())
         self.session.step(loss=loss)
-        assert self.session._checkpoints.wait_settled(60)
+        self.session.wait(60)
 
     def state(self) -> dict[str, Any]:
         """Describe what the live objects hold, without the code that stores it."""

@@ -115,7 +115,7 @@ def train(folder: Path, kind: str, end: str) -> None:
         place = f"{os.getpid()} {session.attempt} {session.lineage} {session.iteration + 1}"
         os.write(ledger, f"{place} {work.outcome(loss)}\n".encode())
         session.step(loss=loss)
-        assert session._checkpoints.wait_settled(PATIENCE_SECONDS)
+        session.wait(PATIENCE_SECONDS)
         if first and rank == 1 and session.iteration == AT + 2:
             end_at_once(end)
     session.close()

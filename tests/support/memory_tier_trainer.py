@@ -95,7 +95,7 @@ class MemoryTierTrainer:
 
     def settle(self):
         """Waits for the checkpoint under way, so that a test knows which iterations have one."""
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
 
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)

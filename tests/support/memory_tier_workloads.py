@@ -40,7 +40,7 @@ def ends_and_goes_on(
     with _full_disk(FULL_FROM):
         for now in first.moments():
             if now == "stepped" and first.session.iteration % EVERY == 0:
-                assert first.session._checkpoints.wait_settled(300)
+                first.session.wait(300)
             if now == "stepped" and first.session.iteration == ENDS_AT:
                 break
         first.crash()
@@ -54,7 +54,7 @@ def ends_and_goes_on(
         second.session._checkpoints.tier.survivor = _refuse
     second.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     start = second.session.resume()
-    second.session._checkpoints.wait_settled(300)
+    second.session.wait(300)
     saved = second.session._checkpoints.head
     claimed = [arena.slot is not None for arena in second.session._checkpoints.tier.arenas]
     second.run()

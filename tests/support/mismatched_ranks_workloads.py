@@ -26,7 +26,7 @@ class SynchronousJob:
 
     def step(self):
         self.session.step()
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
 
     def end(self):
         """Without a last checkpoint."""

@@ -307,7 +307,7 @@ class IdleJob:
         for _ in range(times):
             self.session.step()
             if settled:
-                assert self.session._checkpoints.wait_settled(300)
+                self.session.wait(300)
 
 
 def regularly(stage, store, every, busy):

@@ -238,7 +238,7 @@ def train(
             trainer.iterate()
             stage.tell("state", session.iteration, trainer.state())
             if session.iteration < arm_after + (6 if phase == "checkpoint" else 0):
-                assert session._checkpoints.wait_settled(300)
+                session.wait(300)
             if session.iteration == arm_after and trainer.rank == rank:
                 if phase == "loop":
                     SPRINGS[spring]()
@@ -247,7 +247,7 @@ def train(
                     until += 1
             if session.iteration == rewind_at and not rewound:
                 rewound = True
-                assert session._checkpoints.wait_settled(300)
+                session.wait(300)
                 trap.armed = phase == "rewind"
                 if trainer.rank == 0:
                     first = open_store(root).checkpoints("job")[0]

@@ -40,7 +40,7 @@ class DurableJob:
             self.optimizer.step()
             self.losses.append(loss.item())
             self.session.step()
-            assert self.session._checkpoints.wait_settled(300)
+            self.session.wait(300)
         return self
 
     def close(self):

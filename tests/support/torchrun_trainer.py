@@ -65,7 +65,7 @@ def train(folder: Path, job: str, *ends: str) -> None:
         session.step(loss=loss)
         end = {DIES_AT: "dies", HANGS_AT: "hangs"}.get(session.iteration)
         if rank == 1 and end in ends and first_time(folder / end):
-            assert session._checkpoints.wait_settled(PATIENCE_SECONDS)
+            session.wait(PATIENCE_SECONDS)
             os.kill(os.getpid(), signal.SIGKILL) if end == "dies" else stuck_for_ever()
     session.close()
     dist.destroy_process_group()

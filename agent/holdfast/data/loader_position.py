@@ -86,6 +86,10 @@ class LoaderPosition:
             self._warned.add(about)
             logger.warning(message)
 
+    def mark_warned(self, about: str) -> None:
+        """Give no warning about this: the framework of an integration gives its own."""
+        self._warned.add(about)
+
     def attach_session(self) -> None:
         """Let a session count iterations from now on. Batches drawn before are not counted."""
         state = self._iterators

@@ -1,7 +1,11 @@
-"""A session's checkpoints from the decision to the durable end: snapshot, persist, events, retention."""
+"""A session's checkpoints from the decision to the durable end: snapshot, persist, events, retention.
+
+One module, since one class follows a checkpoint through them.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib.metadata
 import logging
@@ -26,6 +30,7 @@ from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_chec
 from holdfast.protocol.retention import LoggedMetric, Retention
 from holdfast.snapshot.checkpoint_run import (
     SETTLED,
+    CheckpointOutcome,
     CheckpointRun,
     RunListener,
     RunOrigin,
@@ -47,6 +52,8 @@ FREE_SECONDS = 10.0
 """How long a rank waits for a free buffer when rank 0 already had one: far longer than that takes."""
 RETURN_SECONDS = 0.05
 """How long training waits to learn whether an unavailable store is back."""
+OUTCOMES_KEPT = 1000
+"""How many outcomes are kept for a script that does not ask for them."""
 
 
 class Checkpointer:
@@ -102,6 +109,7 @@ class Checkpointer:
         """Runs that have not settled."""
         self._settled: list[CheckpointRun] = []
         """Runs that have settled since `drain`."""
+        self._outcomes: collections.deque[CheckpointOutcome] = collections.deque(maxlen=OUTCOMES_KEPT)
         self._damaged: set[str] = set()
         self._events = CheckpointEvents(reporter, store, parity, compress)
         self.listeners: list[RunListener] = []
@@ -312,13 +320,20 @@ class Checkpointer:
             else:
                 run.end(RunState.FAILED, WriteResult(reason=reason))
 
-    def wait_settled(self, timeout_seconds: float) -> bool:
+    def wait_settled(self, timeout_seconds: float | None) -> bool:
         """Wait until all runs have settled; `False` on timeout."""
-        deadline = time.monotonic() + timeout_seconds
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._lock:
             if not self._changed.wait_for(lambda: not self._runs, timeout_seconds):
                 return False
-        return self.snapshots.wait_idle(max(0.0, deadline - time.monotonic()))
+        return self.snapshots.wait_idle(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def outcomes(self) -> list[CheckpointOutcome]:
+        """Return what became of the checkpoints that settled since the last call, oldest first."""
+        with self._lock:
+            found = list(self._outcomes)
+            self._outcomes.clear()
+        return found
 
     def drain(self) -> list[CheckpointRun]:
         """Return the runs that settled since the last call."""
@@ -344,6 +359,11 @@ class Checkpointer:
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
         """Report a checkpoint that could not begin."""
         self._events.fail(reason, kind)
+        iteration, lineage = self._position.iteration, self._position.lineage
+        with self._lock:
+            self._outcomes.append(
+                CheckpointOutcome(checkpoint_id(iteration, lineage), iteration, RunState.FAILED, reason)
+            )
 
     def run_changed(self, run: CheckpointRun, state: RunState) -> None:
         """Move the head, request retention, and keep the run for `drain`, once it has settled."""
@@ -355,6 +375,7 @@ class Checkpointer:
                 self._newest_durable, self._head = run.request.number, run.id
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
+            self._outcomes.append(run.outcome)
             self._changed.notify_all()
         if is_durable and run.request.kind == "requested":
             self.retention_queue.add_requested(run.id)

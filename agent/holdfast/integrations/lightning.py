@@ -398,7 +398,7 @@ def _make_resumable(trainer: pl.Trainer) -> list[Any]:
             # to know which batch is the last one, Lightning draws one in advance from a loader without a length
             loader.lookahead = len(unsized)
             # it warns of epochs that are left early; a resume from the end of one begins the next
-            loader._warned.add("left early")
+            loader.mark_warned("left early")
     return [each if isinstance(each, DataLoader) else _OwnPosition(trainer, each) for each in loaders]
 
 

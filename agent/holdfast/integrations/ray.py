@@ -65,7 +65,7 @@ class CheckpointReporter:
     def _refer(self, run: CheckpointRun) -> tuple[dict[str, Any], Any]:
         request, filesystem = run.request, self._storage.storage_filesystem
         path = f"{self._storage.experiment_fs_path}/checkpoint_{request.origin.job}_{run.id}"
-        where = {"store": self._session._checkpoints.store.url, "job": request.origin.job, "checkpoint": run.id}
+        where = {"store": self._session.store, "job": request.origin.job, "checkpoint": run.id}
         filesystem.create_dir(path, recursive=True)
         reference = ray.train.Checkpoint(path, filesystem=filesystem)
         reference.set_metadata({"holdfast": where})
@@ -113,9 +113,9 @@ def report(session: Session) -> None:
         ValueError: the session does not include all workers of the run.
     """
     context = ray.train.get_context()
-    if (workers := context.get_world_size()) != session._ranks.world_size:
+    if (workers := context.get_world_size()) != session.world_size:
         raise ValueError(
-            f"report(session): Ray Train has {workers} workers, the session {session._ranks.world_size} ranks: "
+            f"report(session): Ray Train has {workers} workers, the session {session.world_size} ranks: "
             "all workers report together. Use ray.train.torch.TorchTrainer, which sets up torch.distributed"
         )
     try:
@@ -123,6 +123,6 @@ def report(session: Session) -> None:
     except NotImplementedError:  # local mode
         return
     reporter = CheckpointReporter(session, storage)
-    session._boundary.collective_call = reporter
+    session.call_together(reporter)
     if session.rank == 0:
         session.observe(reporter)

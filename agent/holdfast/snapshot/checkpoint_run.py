@@ -58,6 +58,23 @@ NEXT: Mapping[RunState, frozenset[RunState]] = {
 } | dict.fromkeys(SETTLED, frozenset())
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointOutcome:
+    """What became of one checkpoint on this rank, as `Session.wait` returns it."""
+
+    checkpoint: str
+    """Its name in the store, such as `000000001200-1`."""
+    iteration: int
+    state: RunState
+    """`durable`, `failed`, `torn` or `abandoned`."""
+    reason: str | None = None
+    """Why it is not durable."""
+
+    @property
+    def is_durable(self) -> bool:
+        return self.state is RunState.DURABLE
+
+
 class IllegalTransition(RuntimeError):
     """A defect of Holdfast. The checkpoint threads catch and log it; training continues."""
 
@@ -216,6 +233,10 @@ class CheckpointRun:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def outcome(self) -> CheckpointOutcome:
+        return CheckpointOutcome(self.id, self.request.iteration, self.state, self.result.reason)
 
     @property
     def size_bytes(self) -> int:

@@ -88,7 +88,7 @@ class Snapshotter:
     def copying(self) -> bool:
         return self._copy is not None and self._copy.run.state is RunState.COPYING
 
-    def wait_idle(self, timeout_seconds: float) -> bool:
+    def wait_idle(self, timeout_seconds: float | None) -> bool:
         with self._lock:
             return self._changed.wait_for(lambda: self.idle, timeout_seconds)
 

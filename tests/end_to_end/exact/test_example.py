@@ -61,7 +61,7 @@ def test_it_ends_with_the_same_weights_whatever_kills_it(script, tmp_path, monke
 
     def dying(session: holdfast.Session, **metrics: object) -> None:
         step(session, **metrics)
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
         if deaths and session.iteration == deaths[0]:
             del deaths[0]
             raise ScriptError

@@ -55,7 +55,7 @@ def train(store: Path | None, **options: Any) -> tuple[Log, int]:
             if session is not None:
                 session.step(loss=loss)
                 if session.iteration % 10 == 0:  # however slow the disk is
-                    assert session._checkpoints.wait_settled(300)
+                    session.wait(300)
     taken = 0
     if session is not None:
         session.close()

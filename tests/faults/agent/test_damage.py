@@ -188,7 +188,7 @@ def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
     for _ in range(2):
         first.resume()
         first.step()
-        assert first._checkpoints.wait_settled(300)
+        first.wait(300)
     first._close("SIGKILL")
     store = open_store(tmp_path / "s")
     (tensor,) = (t for t in restore.manifest(store, "job", "000000000002-1").tensors if t.name == "model.weight")
@@ -224,7 +224,7 @@ def test_a_crafted_checkpoint_calls_no_function_of_torch(tmp_path, value, caplog
         for metric in (2.0, 1.0):
             scheduler.step(metric)
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
     newest = f"{2:012d}-1"
     store = open_store(tmp_path / "s")
     assert store.checkpoints("job")[-1] == newest

@@ -36,7 +36,7 @@ def test_training_goes_on_and_checkpoints_come_back(tmp_path, no_threads):
     no_threads.clear()
     for _ in range(3):
         iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     session.close()
     assert open_store(str(tmp_path)).checkpoints("m")
 

@@ -16,7 +16,7 @@ from tests.support.small_session import session_of
 
 def iterate(model, optimizer, session):
     small_session.iterate(model, optimizer, session)
-    assert session._checkpoints.wait_settled(300)
+    session.wait(300)
 
 
 GRADIENTS_COME_AND_GO = """

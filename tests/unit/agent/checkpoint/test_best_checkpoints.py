@@ -26,7 +26,7 @@ def train(session: holdfast.Session, until: int, metrics: dict[int, dict[str, An
     session.resume()
     while session.iteration < until:
         session.step(**metrics.get(session.iteration + 1, {}))
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
         assert session._checkpoints.retention_queue.wait_idle(300)
 
 

@@ -40,7 +40,7 @@ def steps(session, copies, *, waits):
     if waits:
         session.wait_copied()
     session.step()
-    session._checkpoints.wait_settled(300)
+    session.wait(300)
     return copies.at_once[-1]
 
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_copied_at_once_unless_the_script_waits_before_a_replay(
     session.observe(copies)
     with session:
         iterate(model, optimizer, session)
-        session._checkpoints.wait_settled(300)
+        session.wait(300)
         assert copies.at_once == [False], "hooks call before the next update"
         capture(optimizer.step)
         assert [steps(session, copies, waits=waits) for waits in (False, True, False)] == [True, False, True]

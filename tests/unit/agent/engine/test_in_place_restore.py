@@ -47,7 +47,7 @@ class FrozenLayerJob:
 
     def iterate(self):
         iterate(self.model, self.optimizer, self.session)
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
 
     def restore(self, iteration):
         """At the boundary after one more iteration."""

@@ -93,7 +93,7 @@ def test_closing_after_an_interrupted_resume_takes_no_checkpoint(tmp_path, monke
         if restored:
             session.restore(restored)
         iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     session.close()
     taken = sorted(os.listdir(tmp_path / "m"))
     model, optimizer, session = session_of(str(tmp_path), loop=holdfast.Variables())

@@ -63,7 +63,7 @@ class Loop:
         settled.wait_copied = noted
         self.optimizer.step(closure=closure) if self.by_name else self.optimizer.step(closure)
         settled.wait_copied = wait
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
         before = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.session.step()
         return before

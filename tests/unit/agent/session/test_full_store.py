@@ -52,7 +52,7 @@ def train(root: Path, until: int, ask_at: int = 0, **options: object) -> list[li
             if session.iteration + 1 == ask_at:
                 session.checkpoint()
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
             assert session._checkpoints.retention_queue.wait_idle(300)
             there.append(committed(root))
         session._close("SIGKILL")
@@ -107,7 +107,7 @@ def test_room_that_retention_makes_during_a_write_is_used(
         session.resume()
         for _ in range(3):
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
         assert measured.is_set()
         assert committed(tmp_path)[-1] == 3
 

@@ -55,7 +55,7 @@ class LoopJob:
         if iteration in self.goes_back:
             self.session.restore(self.goes_back.pop(iteration))
         self.session.step(loss=loss)
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
         if iteration == self.dies_after:
             raise LoopKilled
 
@@ -285,7 +285,7 @@ def test_a_loop_that_nothing_is_known_of_is_not_taken_back_while_it_runs(tmp_pat
     session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
     for _ in torch.utils.data.DataLoader(RandomNumberDataset(5)):
         session.step()
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
         if session.iteration == 3:
             session.restore(1)
     assert session.iteration == 5
@@ -384,7 +384,7 @@ def same_script(batches, loader, store, dies_after=None, seed=0):
     for (batch,) in batches(session, loader):
         losses.append(loss_of(model, optimizer, batch))
         session.step()
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
         if session.iteration == dies_after:
             break
     session._close("SIGKILL")

@@ -83,7 +83,7 @@ def end_within_an_iteration(tmp_path, *, batches, updates=0, requested=False, ev
             optimizer.step()
         if requested:
             session.checkpoint()
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     return session
 
 
@@ -122,7 +122,7 @@ def test_a_durable_checkpoint_is_told_once_a_minute(tmp_path, caplog):
     with session:
         for _ in range(2):
             iterate(model, optimizer, session)
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
     told = [(record.levelname, record.message) for record in caplog.records if "is durable" in record.message]
     assert [level for level, _ in told] == ["INFO", "DEBUG"]
     assert re.fullmatch(r"\S+: checkpoint of iteration 1 is durable, written in \S+ \S+", told[0][1])
@@ -167,7 +167,7 @@ def test_control_characters_of_a_name_in_a_store_are_escaped_in_the_log(tmp_path
     with session:
         for _ in range(3):
             iterate(model, optimizer, session)
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
             assert session._checkpoints.retention_queue.wait_idle(300)
     assert r"\x1b[2J\x9b31m\rFORGED\u202e.json is not a Holdfast record, ignoring it" in caplog.text
     assert all(line.isprintable() for line in caplog.text.split("\n"))

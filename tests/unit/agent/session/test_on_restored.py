@@ -20,7 +20,7 @@ def trained(store, iterations, **options):
     session.resume()
     for _ in range(iterations):
         iterate(model, optimizer, session)
-        session._checkpoints.wait_settled(300)
+        session.wait(300)
     return model, optimizer, session
 
 
@@ -128,7 +128,7 @@ def test_runs_of_loggers_are_those_of_the_checkpoint_after_a_resume_and_a_restor
     session.logger_runs["comet"] = ("first", session.lineage)
     for _ in range(2):
         iterate(model, optimizer, session)
-        session._checkpoints.wait_settled(300)
+        session.wait(300)
     session.logger_runs["comet"] = ("second", session.lineage)
     session.restore(3)
     iterate(model, optimizer, session)

@@ -41,7 +41,7 @@ class Job:
         self.optimizer.zero_grad()
         self.log.append((self.session.iteration + 1, batch[0].tolist(), loss.item(), *seen))
         self.session.step(loss=loss)
-        assert self.session._checkpoints.wait_settled(300)
+        self.session.wait(300)
         if self.session.iteration == self.dies_after:
             raise KeyboardInterrupt
 
@@ -451,7 +451,7 @@ def test_a_restore_of_the_script_names_the_way_out(tmp_path):
     session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
     next(session.batches(numbers()))
     session.step()
-    assert session._checkpoints.wait_settled(300)
+    session.wait(300)
     with pytest.raises(HoldfastError, match="a generator, which can be iterated once: it cannot go back"):
         session._boundary.in_place_restore._at_next_start("1", None, session._training.obstacle_to_restore())
     session._close("SIGKILL")

@@ -768,7 +768,7 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
     try:
         for _ in range(3):
             iterate(model, optimizer, session)
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
         assert deletes.begun.wait(300)
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(SystemExit) as ended:
@@ -788,7 +788,7 @@ def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monk
     session._checkpoints.retention_queue.rules = parse_retention("last 9")
     for _ in range(3):
         iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     session._checkpoints.retention_queue.rules = parse_retention("last 1")
     iterate(model, optimizer, session)
     assert deletes.begun.wait(300)
@@ -844,7 +844,7 @@ def test_an_operators_rules_hold_from_the_next_boundary_on_until_they_are_taken_
             trainer.link.desired = Desired(version=4, retention="first 2")  # of a server that knows more
 
     trainer = Trainer(store, every=1, keep=6, **linked).run(until=15, after=operator)
-    trainer.session._checkpoints.wait_settled(300)
+    trainer.session.wait(300)
     assert committed(store) == [13, 14, 15]
     trainer.run(until=40, after=operator).crash()
     assert len(committed(store)) == 6
@@ -1161,7 +1161,7 @@ def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterru
 
     monkeypatch.setattr(Trainer, "settle", free)
     trainer = Trainer(store, every=1, max_in_flight=3).run(until=12)
-    assert trainer.session._checkpoints.wait_settled(300)
+    trainer.session.wait(300)
     assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
     trainer.crash()
     newest = committed(store)[-1]

@@ -45,7 +45,7 @@ class Job:
             self.model(torch.randn(2, 4)).square().mean().backward()
             self.optimizer.step()
             self.session.step()
-            assert self.session._checkpoints.wait_settled(300)
+            self.session.wait(300)
         return self
 
     def close(self):
@@ -193,7 +193,7 @@ def test_settings_of_a_loader_are_named_once(tmp_path, caplog, jobs, given):
         session = jobs[-1].session
         for _ in session.batches(loader):
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
             if session.iteration >= until:
                 break
         jobs.pop().close()

@@ -49,7 +49,7 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
         while held.most < HELD:
             iterate(model, optimizer, session)
         assert session._checkpoints.under_way <= HELD
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     assert held.most == HELD
     iterations = [int(name.partition("-")[0]) for name in LocalStore(tmp_path).checkpoints("m")]
     assert iterations == sorted(iterations)
@@ -63,7 +63,7 @@ def test_checkpoints_start_few_threads_which_stay_and_are_named(tmp_path):
         for _ in range(60):
             iterate(model, optimizer, session)
             seen |= set(our_threads(pool=True))
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     assert seen >= {"holdfast-copy", "holdfast-write-0"}
     expected = re.compile(r"holdfast-(copy|write-[01]|io-[0-7])")
     assert [name for name in seen if not expected.fullmatch(name)] == []

@@ -57,7 +57,7 @@ def train(store, until, change=None, at=3, before=False):
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
     finally:
         session._close("SIGKILL")
 

@@ -25,7 +25,7 @@ class PlannedLoop:
         while self.session.iteration < until:
             plan(self, self.session.iteration + 1)
             self.session.step()
-            assert self.session._checkpoints.wait_settled(300)
+            self.session.wait(300)
         self.session._close("SIGKILL")
         return self.losses
 

@@ -110,7 +110,7 @@ def run(store, iterations=3, **options):
     with session:
         for _ in range(iterations):
             small_session.iterate(model, optimizer, session)
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
 
 
 def test_a_checkpoint_that_would_come_back_otherwise_is_reported_and_not_listed(tmp_path, monkeypatch, caplog):

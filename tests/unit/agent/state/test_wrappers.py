@@ -45,7 +45,7 @@ class Run:
             self.optimizer.zero_grad()
             found[self.session.iteration + 1] = loss.item()
             self.session.step()
-            assert self.session._checkpoints.wait_settled(300)
+            self.session.wait(300)
         return found
 
     def crash(self):
@@ -216,7 +216,7 @@ def test_accelerate_resumes_exactly_within_an_accumulation(tmp_path):
                 optimizer.zero_grad()
             found[session.iteration + 1] = loss.item()
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
         session._close("SIGKILL")
         return found
 

@@ -30,7 +30,7 @@ def trained(store, iterations=2):
     session.resume()
     for _ in range(iterations):
         iterate(model, optimizer, session)
-        assert session._checkpoints.wait_settled(300)
+        session.wait(300)
     return session
 
 
@@ -69,7 +69,7 @@ def test_one_that_was_killed_says_nothing_and_has_failed(tmp_path, monkeypatch):
         "model, optimizer, session = session_of(sys.argv[1])\n"
         "session.resume()\n"
         "iterate(model, optimizer, session)\n"
-        "assert session._checkpoints.wait_settled(300)\n"
+        "session.wait(300)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     monkeypatch.setattr(records, "STARTING_SECONDS", 0.0)

@@ -151,7 +151,7 @@ def test_a_session_reports_it_once_with_the_size_that_its_checkpoints_have(
             optimizer.step()
             optimizer.zero_grad()
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
         estimate, _ = estimate_checkpoint_bytes(session._training.outline(), 1)
         eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
     (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
@@ -176,7 +176,7 @@ def test_a_session_reports_it_after_the_first_update_when_optimizers_have_their_
                 optimizer.step()
                 optimizer.zero_grad()
             session.step()
-            assert session._checkpoints.wait_settled(300)
+            session.wait(300)
         eventually(lambda: any("a checkpoint takes about" in each for each in lines(caplog)[0]))
     (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
     assert f"takes about {size};" in line
