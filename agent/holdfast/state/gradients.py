@@ -39,6 +39,8 @@ class GradientTracker:
         """Whether the script makes new gradients after an update, instead of adding to used ones."""
         self._left_out: set[torch.optim.Optimizer] = set()
         """Optimizers whose used gradients a checkpoint since their last update left out."""
+        self._sparse: set[torch.optim.Optimizer] = set()
+        """Optimizers that are always marked: a checkpoint cannot hold used sparse gradients in addition."""
         self._marking = True
 
     def before_update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -68,8 +70,13 @@ class GradientTracker:
         self._throws_away[optimizer] = not kept
 
     def after_update(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._marking and (optimizer not in self._throws_away or self.is_capture_expected()):
-            self._marks[optimizer] = [_mark(parameter.grad) for parameter in _trained_by(optimizer)]
+        if not self._marking:
+            return
+        if optimizer not in self._throws_away or optimizer in self._sparse or self.is_capture_expected():
+            gradients = [parameter.grad for parameter in _trained_by(optimizer)]
+            self._marks[optimizer] = [_mark(gradient) for gradient in gradients]
+            if any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients):
+                self._sparse.add(optimizer)
 
     def pending(self, parameters: Parameters) -> Parameters:
         """Return those of `parameters` whose gradients the next iteration needs."""

@@ -174,3 +174,21 @@ def test_a_loop_that_begins_to_reuse_gradients_is_reported_once_and_resumes_exac
 def test_a_loop_that_never_reuses_gradients_is_not_warned(tmp_path, caplog):
     PlannedLoop(tmp_path).run(zeroes_first, 6)
     assert "lacks them" not in caplog.text
+
+
+def test_used_sparse_gradients_are_not_warned_of_where_no_checkpoint_is_expected(caplog):
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    registry = Registry({"model": model, "optimizer": optimizer})
+    registry.gradients.is_capture_expected = lambda: False
+    for iteration in range(4):
+        optimizer.zero_grad()
+        model(torch.tensor([iteration])).sum().backward()
+        registry.gradients.before_update(optimizer)
+        optimizer.step()
+        registry.gradients.after_update(optimizer)
+    registry.capture({})
+    assert "is sparse" not in caplog.text
+    model(torch.tensor([1])).sum().backward()
+    registry.capture({})
+    assert "model.grad.0.weight is sparse" in caplog.text
