@@ -7,6 +7,7 @@ in slices of less than a millisecond. They are compared in the background.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -145,7 +146,8 @@ class ChangingState:
             # an adapter saves what the library has, and what callbacks and hooks of the script return
             if path.split(".")[1:2] != adapters[:1] or ".callbacks." in path or ".hooks." in path
         ]
-        if changes := [each for each in changes if not _is_held(each, entries, storages)]:
+        changes = [each for each in changes if not _is_held(each, entries, storages)]
+        if changes := [each for each in changes if not _is_filled_by_step(each.attribute)]:
             self._messages.append(_message(changes))
             self._reported |= {_kind(each.attribute) for each in changes}
             self._reports += 1
@@ -317,6 +319,34 @@ def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int])
         if is_equal and not may_coincide and (type(value) is not int or path.startswith(f".{keyword}.")):
             return True
     return False
+
+
+def _is_filled_by_step(attribute: Attribute) -> bool:
+    """Whether a scalar tensor of an optimizer has the value of one of its settings or counts.
+
+    A step fills such a tensor for a compiled function, which a number would compile anew.
+    """
+    optimizer, value = attribute.holder(), current_value(attribute)
+    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(value, torch.Tensor):
+        return False
+    if value.dim() or value.device.type != "cpu":
+        return False
+    scalar = value.item()
+    tolerance = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
+    return any(
+        math.isclose(scalar, number, rel_tol=tolerance)
+        and (scalar != round(scalar) or words_of(name) <= words_of(attribute.name))
+        for part in ("param_groups", "state")
+        for name, number in _numbers_in("", vars(optimizer).get(part), 3)
+    )
+
+
+def _numbers_in(name: str, value: Any, depth: int) -> Iterator[tuple[str, float]]:
+    if type(value) in (int, float):
+        yield name, value
+    elif depth:
+        for key, entry in children(value):
+            yield from _numbers_in(str(key), entry, depth - 1)
 
 
 def _is_similar(name: str, path: str) -> bool:

@@ -138,6 +138,35 @@ def test_attributes_of_an_optimizer_are_compared(named, tmp_path):
     assert [each.split(" ")[0] for each in reports] == ["optimizer.momentum_initialized", "optimizer._step"]
 
 
+class Fused(torch.optim.SGD):
+    """Fills scalar tensors with its settings at each step, as optimizers with a compiled step do."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=0.1)
+        self._lr_t, self._step_t, self._scale_t = torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                self._step_t.fill_(state["step"])
+            self._lr_t.fill_(group["lr"])
+        self._scale_t += 1  # is carried on, although the number of steps is equal
+
+
+def test_scalars_that_a_step_fills_with_settings_are_not_named(named, tmp_path):
+    model = torch.nn.Linear(4, 1)
+    optimizer = Fused(model.parameters())
+
+    def change(iteration):
+        optimizer.param_groups[0]["lr"] = 0.1 / iteration
+        optimizer.step()
+
+    (report,) = named(Loop(tmp_path, model, optimizer), change)
+    assert report == "optimizer._scale_t"
+
+
 def test_a_deep_environment_is_found(named, tmp_path):
     generators = Holder(numpy=numpy.random.default_rng(1), python=random.Random(1), torch=torch.Generator())
     environment = Holder(state=numpy.zeros(4), slotted=Slotted(), generators=generators)
