@@ -25,9 +25,9 @@ class DamagedCheckpoint(HoldfastError):
 class StoreFull(OSError):
     """A store has too little room for a checkpoint that was to begin."""
 
-    def __init__(self, reason: str, place: str, missing_bytes: int) -> None:
+    def __init__(self, reason: str, place: str, missing_bytes: int, free_bytes: int) -> None:
         super().__init__(errno.ENOSPC, reason, place)
-        self.missing_bytes = missing_bytes
+        self.missing_bytes, self.free_bytes = missing_bytes, free_bytes
 
 
 def is_full(error: BaseException | None) -> bool:

@@ -32,8 +32,8 @@ MIN_KEPT = 3
 NOT_REMOVABLE = (errno.EBUSY, errno.EACCES, errno.EPERM)
 """Errors of one checkpoint, after which others may still be removed."""
 MOST_IN_VAIN = 2
-"""Number of checkpoints removed for a write that the store refuses without saying how much room is missing: an
-object store may count what was deleted for a while."""
+"""Number of checkpoints removed without a sign of more room: an object store may count what was deleted for a
+while, free space may be reported wrongly, and another program may take it."""
 MOST_DESCRIBED = 500
 """Number of newest checkpoints whose manifests are read for a server that does not know them."""
 MOST_NAMED = 10
@@ -178,7 +178,9 @@ class RetentionQueue:
         """Checkpoints that this process may not remove, or that are mounted."""
         self._has_made_room = self._full_reported = False
         self._removed_in_vain = 0
-        """Number of checkpoints removed to make room since one became durable."""
+        """Number of checkpoints removed to make room since one became durable, or since free space last grew."""
+        self._free_bytes: int | None = None
+        """Free space when a write last asked for room; `None` if it did not say."""
         self._has_removed = False
         """A run has removed checkpoints since a write last asked for room."""
         self._last_reason: str | None = None
@@ -271,7 +273,10 @@ class RetentionQueue:
                 self.request()
 
     def _remove_cheapest(self, error: Exception) -> bool:
-        if not isinstance(error, StoreFull) and self._removed_in_vain == MOST_IN_VAIN:
+        before, self._free_bytes = self._free_bytes, error.free_bytes if isinstance(error, StoreFull) else None
+        if before is not None and self._free_bytes is not None and self._free_bytes > before:
+            self._removed_in_vain = 0
+        if self._removed_in_vain == MOST_IN_VAIN:
             return False
         if self._head().head is not None and self._retire():
             return True

@@ -195,7 +195,7 @@ class LocalStore(Store):
         free = self.files.free_bytes(directory)
         if free < size_bytes * HEADROOM:
             reason = f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB"
-            raise StoreFull(reason, str(directory), round(size_bytes * HEADROOM - free))
+            raise StoreFull(reason, str(directory), round(size_bytes * HEADROOM - free), free)
 
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
         return self.files.lock(self._job(job) / ".lock")

@@ -155,6 +155,32 @@ def test_a_store_that_refuses_writes_whatever_is_removed_loses_two_at_most(
     assert train(tmp_path, 8)[-1][-1] == 8
 
 
+@pytest.mark.parametrize("taken", ["at once", "later"])
+def test_free_space_that_does_not_grow_costs_two_at_most(
+    tmp_path: Path, capacity: list[float], monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    capacity[0] = 20
+    train(tmp_path, 8, retention="last 12")
+    free_bytes, delete = Files.free_bytes, LocalStore.delete
+
+    def delete_for_another(store: LocalStore, job: str, checkpoint: str, attempt: int) -> None:
+        before = free_bytes(store.files, store.root)
+        delete(store, job, checkpoint, attempt)
+        capacity[0] -= (free_bytes(store.files, store.root) - before) / CHECKPOINT_BYTES
+
+    with monkeypatch.context() as patched:
+        if taken == "at once":
+            patched.setattr(Files, "free_bytes", lambda files, path: 0)
+        else:  # another program fills the disk
+            capacity[0] = 8
+            patched.setattr(LocalStore, "delete", delete_for_another)
+        there = train(tmp_path, 12, retention="last 12")
+    assert len(there[-1]) == 6
+    assert there[-1][-1] == 8
+    capacity[0] = 20
+    assert train(tmp_path, 9, retention="last 12")[-1][-1] == 9
+
+
 def test_a_checkpoint_that_cannot_be_removed_is_named_once_and_others_go(
     tmp_path: Path, capacity: list[float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
