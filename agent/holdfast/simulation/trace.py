@@ -20,6 +20,10 @@ from typing import Any
 
 DAY = 86400.0
 EVENT_TYPES = ("fault_start", "fault_end")
+MOST_SECONDS = 1e12
+"""Largest time of an event: a simulation with larger ones would add seconds to a time that does not change."""
+MOST_NAMED = 5
+"""Number of unknown event types that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +90,14 @@ def parse_trace(text: str | bytes, *, unit_seconds: float = DAY, level: str | No
     """
     try:
         events = json.loads(text)
+    except RecursionError:
+        raise ValueError("the trace is not JSON that can be read: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"the trace is not JSON: {error}") from None
     if not isinstance(events, list):
         raise ValueError("the trace is not a JSON list of events with node_id, event_time and event_type")
     unused: Counter[str] = Counter()
-    read = [_event(number, event) for number, event in enumerate(events)]
+    read = [_event(number, event, MOST_SECONDS / unit_seconds) for number, event in enumerate(events)]
     faults = _paired(sorted(_used(read, level, unused), key=lambda event: event[0]), unused)
     if not faults:
         which = f" of the level {level!r}" if level is not None else ""
@@ -111,16 +117,17 @@ _Event = tuple[float, str, str, str | None]
 """Time, node, type and level."""
 
 
-def _event(number: int, event: Any) -> _Event:
+def _event(number: int, event: Any, most: float) -> _Event:
     if not isinstance(event, Mapping):
         raise ValueError(f"event {number} of the trace is not an object with node_id, event_time and event_type")
     for name in ("node_id", "event_time", "event_type"):
         if name not in event:
             raise ValueError(f"event {number} of the trace has no {name}")
     time = event["event_time"]
-    if isinstance(time, bool) or not isinstance(time, int | float) or not math.isfinite(time):
+    if isinstance(time, bool) or not isinstance(time, int | float) or not -most <= time <= most:
         raise ValueError(
-            f"event {number} of the trace has the event_time {time!r}: give a number, in the unit of --trace-unit"
+            f"event {number} of the trace has the event_time {time!r:.40}: give a number, in the unit of "
+            f"--trace-unit, of at most {MOST_SECONDS:g} s"
         )
     kind = event.get("fault_type")
     level = kind.get("Level") if isinstance(kind, Mapping) else None
@@ -128,9 +135,11 @@ def _event(number: int, event: Any) -> _Event:
 
 
 def _used(events: Iterable[_Event], level: str | None, unused: Counter[str]) -> Iterable[_Event]:
+    others: dict[str, str] = {}
     for event in events:
         if event[2] not in EVENT_TYPES:
-            unused[f"an event_type other than fault_start and fault_end ({event[2]!r:.40})"] += 1
+            others.setdefault(event[2], f"{event[2]!r:.40}" if len(others) < MOST_NAMED else "others")
+            unused[f"an event_type other than fault_start and fault_end ({others[event[2]]})"] += 1
         elif level is None or event[3] == level:
             yield event
 

@@ -90,6 +90,10 @@ def test_what_cannot_be_used_is_named():
         (json.dumps([event("a", True, "fault_start")]), "event_time True"),
         ('[{"node_id": "a", "event_time": NaN, "event_type": "fault_start"}]', "event_time nan"),
         (json.dumps([event("a", 1, "fault_end")]), "no fault_start"),
+        (json.dumps([event("a", 10**400, "fault_start")]), "event_time 1000.*: give a number"),
+        (json.dumps([event("a", 1e308, "fault_start")]), r"event_time 1e\+308: .* of at most 1e\+12 s"),
+        (json.dumps([event("a", -1_795_000_000_000, "fault_start")]), "in the unit of --trace-unit"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_trace_is_refused(text, words):
@@ -132,6 +136,14 @@ def test_nodes_without_a_fault_are_part_of_the_cluster():
     one = trace(("a", 100, 200))
     seen = {TraceFailures(one, nodes=1, cluster_nodes=2, seed=seed).seconds_left(0.0) for seed in range(20)}
     assert seen == {100, math.inf}
+
+
+def test_of_many_unknown_types_of_events_a_few_are_named():
+    events = [event("a", 1, f"type {number}") for number in range(1000)] + [event("a", 2, "fault_start")]
+    unused = parse_trace(json.dumps(events)).unused
+    assert len(unused) == 7
+    assert unused[0] == "1 × an event_type other than fault_start and fault_end ('type 0')"
+    assert unused[5] == "995 × an event_type other than fault_start and fault_end (others)"
 
 
 @pytest.mark.parametrize(
