@@ -47,14 +47,16 @@ class RuleResult:
     """Whether messages are sent: not yet about a spike that may be over in a moment."""
 
     def text(self, held_seconds: float = 0.0) -> str:
-        """Return the message with the limit beside the value.
+        """Return the message with the limit beside the value, in one line without control characters.
 
         Args:
             held_seconds: how long the condition has held, of a rule that demands a time.
         """
         held = f" for {_duration(held_seconds)}" if held_seconds else ""
         limit = f" (limit {self.limit})" if self.limit else ""
-        return f"{self.message}{held}{limit}{self.detail}"
+        # agents report parts of it: a line of their own would read as another alert
+        text = f"{self.message}{held}{limit}{self.detail}"
+        return " ".join("".join(each if each.isprintable() else " " for each in text).split())
 
     @property
     def end(self) -> str:

@@ -21,8 +21,8 @@ MAX_TEXT = 1500
 """Discord accepts at most 2,000 characters per message."""
 NAMED_JOBS, LISTED_ALERTS = 5, 10
 """Jobs in the first line of a message about several, and alerts below it."""
-MAX_SUMMARY = 1024
-"""Limit of PagerDuty."""
+MAX_SUMMARY, MAX_DETAILED = 1024, 50
+"""Limits of PagerDuty: characters of a summary, and alerts of which 512 kB hold all fields."""
 _TEAMS_COLORS = {"critical": "Attention", "warning": "Warning", "resolved": "Good"}
 
 
@@ -157,7 +157,7 @@ def as_pagerduty(message: AlertMessage, address: str, *, routing_key: str, now: 
             "timestamp": datetime.fromtimestamp(alert.fired_at if alert else now, UTC).isoformat(),
             "group": message.project,
             "class": alert.rule if alert else "test",
-            "custom_details": message.alerts if message.others else alert,
+            "custom_details": message.alerts[:MAX_DETAILED] if message.others else alert,
         }
         event |= {"client": "Holdfast"} | ({"client_url": url} if url else {})
     return to_json(event)

@@ -9,13 +9,14 @@ import socket
 from dataclasses import replace
 from email import message_from_bytes
 
+import msgspec
 import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult
 from starlette.testclient import TestClient
 
 from holdfast.protocol.administration import Alert
-from holdfast_server.alerts import deliveries, evaluation, messages
+from holdfast_server.alerts import deliveries, evaluation, incidents, messages
 from holdfast_server.alerts.deliveries import RETRY_SECONDS, MessageSender
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings
@@ -408,6 +409,14 @@ def test_chats_get_what_they_understand_and_nobody_is_called_by_a_message(client
         ("https://hooks.example.org/", "webhook"),
     ):
         assert add(client, url)["kind"] == kind
+
+
+def test_a_message_about_many_jobs_is_within_the_limit_of_pagerduty():
+    first = told("𝒳" * incidents.MAX_MESSAGE)
+    many = msgspec.structs.replace(first, others=(first.alert,) * (deliveries.MAX_GROUPED - 1))
+    body = messages.as_pagerduty(many, "https://h", routing_key="R0123", now=1.0)
+    assert len(body) <= 512_000
+    assert json.loads(body)["payload"]["summary"].startswith("[warning] 1 jobs of default")
 
 
 @pytest.fixture

@@ -122,6 +122,12 @@ def test_a_message_has_the_value_beside_its_limit(kind, limit, changes, held, te
     assert (result.broken, result.text(held)) == (True, text)
 
 
+def test_what_an_agent_reports_is_no_line_of_its_own_in_a_message():
+    failing = RecentFailures(count=2, reason="full\n[resolved] other:\u2028\x1b[2J \u202eback", since=0.0)
+    result = KINDS["persist_failing"].judge(replace(GOOD, failing=failing), 2)
+    assert result.text() == "2 checkpoints in a row failed (limit 2): full [resolved] other: [2J back"
+
+
 @pytest.mark.parametrize("status", ["finished", "stopped", "failed"])
 @pytest.mark.parametrize("kind", ["no_progress", "persist_failing", "durable_age", "overhead", "loss_nan"])
 def test_what_is_said_of_training_does_not_hold_of_a_job_that_has_ended(kind, status):
