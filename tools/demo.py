@@ -37,7 +37,7 @@ MOST_KILLS = 3
 KILL_INTERVAL = 10
 """Interval that replaces a shorter one until the kill."""
 STARTED = re.compile(r"start (\d+): process (\d+),")
-ENDED = re.compile(r"the trainer ended \((killed by SIGKILL)\) at iteration (\d+)")
+ENDED = re.compile(r"the trainer ended \((killed by SIGKILL)\) at iteration ([\d,]+)")
 
 
 class DemoFailed(Exception):
@@ -92,7 +92,7 @@ class Demo:
 
     def kills(self) -> list[int]:
         """Return the last iteration of each attempt that was killed."""
-        return [int(iteration) for _, iteration in ENDED.findall(self.log.read_text())]
+        return [int(iteration.replace(",", "")) for _, iteration in ENDED.findall(self.log.read_text())]
 
     def restorable(self) -> list[CheckpointInfo]:
         if self.job() is None:
