@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -176,3 +180,30 @@ def test_without_scripts_a_form_leads_back_to_its_page(chromium: Browser, locked
     submit_token(page)
     expect(page).to_have_url(re.compile(re.escape(JOB)))
     signed_in.context.close()
+
+
+def one_time_link(url: str, database: str, *command: str) -> str:
+    options = ["--db", database, "--address", url, "--json"]
+    shown = subprocess.run(
+        [sys.executable, "-m", "holdfast.cli", "user", *command, *options], capture_output=True, check=True
+    )
+    return str(json.loads(shown.stdout)["link"])
+
+
+def test_a_visitor_without_a_sign_in_chooses_a_password_by_a_link(chromium: Browser, tmp_path: Path) -> None:
+    database = str(tmp_path / "holdfast.db")
+    with serving(ServerSettings(database=database, accounts=True)) as served:
+        page = chromium.new_page()
+        page.goto(one_time_link(served.url, database, "setup-link"))
+        page.get_by_label("Name").fill("ada")
+        page.get_by_label("Password").fill("a sentence of some words")
+        page.get_by_role("main").get_by_role("button").click()
+        expect(page).to_have_url(f"{served.url}/")
+        page.close()
+
+        page = chromium.new_page()
+        page.goto(one_time_link(served.url, database, "reset-link", "ada"))
+        page.get_by_label("New password").fill("another sentence of words")
+        page.get_by_role("main").get_by_role("button").click()
+        expect(page).to_have_url(f"{served.url}/")
+        page.close()

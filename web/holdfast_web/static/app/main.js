@@ -304,14 +304,14 @@ async function findObstacle() {
   return "";
 }
 
-/** Before a form leaves the page, ask whether the server takes it: another page would lose what was typed. */
+/** Before a form leaves the page, ask whether the server takes it: another page would lose what was typed. A form that signs in is sent at once. */
 function startLeaving() {
   let answered = null;
   let asking = false;
   document.addEventListener("submit", async (event) => {
     const { target: form, submitter } = event;
-    const stays = event.defaultPrevented || form.method !== "post" || form.matches("[hx-post], .login form, [action='/logout']");
-    if (stays || submitter?.matches("[hx-post]")) return;
+    const stays = event.defaultPrevented || form.method !== "post" || form.matches("[hx-post], [action='/logout']");
+    if (stays || form.closest(".login") || submitter?.matches("[hx-post]")) return;
     const leaves = form === answered;
     answered = null;
     if (leaves) return;
