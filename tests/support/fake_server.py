@@ -40,6 +40,7 @@ class FakeServer(ThreadingHTTPServer):
         self.asked_for: list[list[dict[str, Any]]] = [[requested(251)]]
         """What is new among the checkpoints after a request, question by question; the last answer stays."""
         self.status = "running"
+        self.status_reason = ""
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
         self.order_seconds: float | None = 0.5
@@ -61,7 +62,7 @@ class FakeServer(ThreadingHTTPServer):
         return {
             "job": "gpt",
             "status": self.status if self.alive else "stopped",
-            "status_reason": "",
+            "status_reason": self.status_reason,
             "alive": self.alive,
             "iteration": 250,
             "lineage": 1,

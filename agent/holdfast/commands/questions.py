@@ -32,7 +32,7 @@ def jobs(client: Client, json: Json = False) -> None:
     if json:
         print_json(known)
     elif known:
-        header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT")
+        header = ("JOB", "STATUS", "ITERATION", "LOSS", "OVERHEAD", "BUDGET", "EVERY", "LAST CHECKPOINT", "REASON")
         print_table(header, [_row(job) for job in known])
     else:
         say(f"no jobs yet: start one with holdfast.Session(..., server={client.server!r})")
@@ -60,7 +60,7 @@ def checkpoints(
     job: JobName,
     limit: Annotated[int, typer.Option(min=1, max=500, metavar="N", help="How many to list.")] = 20,
     every_state: Annotated[
-        bool, typer.Option("--all", help="Include checkpoints that cannot be restored: failed, torn, missing.")
+        bool, typer.Option("--all", help="Include checkpoints that cannot be restored: failed, torn, retired.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -176,6 +176,7 @@ def _row(job: JobSummary) -> tuple[str, ...]:
         percent(job.budget),
         _short_interval(job.interval_in_force),
         str(job.last_durable.iteration) if job.last_durable else "-",
+        "" if job.status == "running" else job.status_reason or "",
     )
 
 
@@ -184,7 +185,7 @@ def _checkpoint_row(row: CheckpointInfo) -> tuple[str, ...]:
     pin = "" if not row.pinned else f"kept for {row.pinned_by}" if row.is_kept_for_alert else "pinned"
     label = ", ".join(filter(None, [pin, row.label]))
     size = format_bytes(row.payload_bytes) if row.payload_bytes else "-"  # of one that only an inventory named
-    return str(row.iteration), row.id, row.kind, row.state, size, taken, label
+    return str(row.iteration), row.id, row.kind, row.state_name, size, taken, label
 
 
 def _facts(job: JobSummary) -> list[tuple[str, str]]:
@@ -202,7 +203,7 @@ def _facts(job: JobSummary) -> list[tuple[str, str]]:
         ("loss", _loss(job)),
         ("overhead", f"{percent(job.measured_overhead)} measured{window}, budget {percent(job.budget)}"),
         ("interval", _interval(job)),
-        ("exposure", _exposure(job)),
+        ("unsaved work", _unsaved_work(job)),
         ("last checkpoint", f"{durable.iteration} ({durable.id})" if durable else "none yet"),
         ("checkpoints", str(job.checkpoints_total)),
         ("last report", f"{seconds(job.last_contact_seconds)} ago"),
@@ -236,7 +237,7 @@ def _interval(job: JobSummary) -> str:
     return f"every {format_interval(interval)} ({job.policy or 'policy unknown'})"
 
 
-def _exposure(job: JobSummary) -> str:
+def _unsaved_work(job: JobSummary) -> str:
     if job.exposure_iterations is None:
         return "-"
     return f"{counted(job.exposure_iterations, 'iteration')}, {seconds(job.exposure_seconds)}"

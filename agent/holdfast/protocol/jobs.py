@@ -18,6 +18,8 @@ from holdfast.protocol.messages import (
     SupervisorState,
 )
 
+DELETED_BY_RETENTION = "deleted by retention"
+"""Beginning of the reason of a retired checkpoint, which has the state `missing`."""
 MAX_REASON = 1000
 """Longest reason of a scrub in characters."""
 
@@ -40,6 +42,12 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     def is_kept_for_alert(self) -> bool:
         """Whether only an open alert keeps it, which offers to restore it."""
         return is_alert(self.pinned_by)
+
+    @property
+    def state_name(self) -> str:
+        """The state in words: `retired` for a checkpoint that retention deleted."""
+        retired = self.state == "missing" and (self.reason or "").startswith(DELETED_BY_RETENTION)
+        return "retired" if retired else self.state
 
 
 def is_alert(actor: str | None) -> bool:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import get_args
 
 from holdfast.pacing.policy import duration, format_interval, format_iterations
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.administration import LimitUnit, Severity
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, OpenSpike
@@ -255,7 +256,7 @@ def _disk_filling(facts: JobFacts, limit: float) -> RuleResult | None:
     return RuleResult(
         room < limit, f"room for {whole:,} further checkpoint{'s' * (whole != 1)}", room,
         clear=room >= limit / CLEAR, limit=f"{limit:.3g}",
-        detail=f": the store had {facts.store_free_bytes / 1e9:,.3g} GB free at the last checkpoint",
+        detail=f": the store had {format_bytes(facts.store_free_bytes)} free at the last checkpoint",
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, se
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import messages
-from holdfast.protocol.jobs import CheckpointInfo, RecentFailures
+from holdfast.protocol.jobs import DELETED_BY_RETENTION, CheckpointInfo, RecentFailures
 from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
@@ -25,8 +25,6 @@ DURABLE = "durable"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
 """States of checkpoints that are in the store or being written to it; not of failed or retired ones."""
-DELETED_BY_RETENTION = "deleted by retention"
-"""Beginning of the reason of a retired checkpoint, which has the state `missing`."""
 NAMED_AT_ONCE = 1000
 """Most ids in one statement: databases limit the number of parameters."""
 ENDED = "the attempt ended before it was durable"

@@ -318,6 +318,9 @@ def test_a_checkpoint_that_is_long_overdue_is_late(client: TestClient, agent: Fa
     agent.send()
     clock.now = agent.at
     assert ", late<" in client.get("/").text
+    agent.fail("OutOfMemoryError")
+    agent.supervise("restarting", "CUDA out of memory", start=1, limit=5)
+    assert "late" not in client.get("/").text  # the script takes no checkpoint until it runs again
 
 
 def test_the_goodput_of_the_fleet_is_that_of_each_job(

@@ -269,11 +269,14 @@ def _groups(jobs: list[JobSummary]) -> list[JobGroup]:
 
 
 def _late(job: JobSummary, now: float) -> bool:
-    """Return whether a running job has no durable checkpoint for more than `LATE_INTERVALS` intervals."""
+    """Return whether a running job has no durable checkpoint for more than `LATE_INTERVALS` intervals.
+
+    A restarting job takes none meanwhile.
+    """
     interval_seconds = job.interval_seconds
     if interval_seconds is None and job.interval is not None and job.iterations_per_second:
         interval_seconds = job.interval / job.iterations_per_second
-    if not job.alive or interval_seconds is None or job.desired.paused:
+    if not job.alive or job.status == "restarting" or interval_seconds is None or job.desired.paused:
         return False
     since = job.last_durable.at if job.last_durable else job.started_at
     return since is not None and now - since > LATE_INTERVALS * interval_seconds

@@ -35,7 +35,6 @@ from holdfast_web.alerts.context import SILENCES
 from holdfast_web.fleet.context import GOODPUT_WINDOW
 from holdfast_web.job.plan_plot import PlanPlot, draw
 from holdfast_web.shared import forms
-from holdfast_web.shared.filters import state_name
 from holdfast_web.shared.render import View, values
 
 POINTS_SHOWN, POINTS_MOST = 12, 500
@@ -343,7 +342,7 @@ async def restore_dialog(
         if preview and not preview.checkpoint.restorable:
             point = preview.checkpoint
             raise NotRestorable(
-                f"checkpoint {point.id} is {state_name(point)}" + (f": {point.reason}" if point.reason else "")
+                f"checkpoint {point.id} is {point.state_name}" + (f": {point.reason}" if point.reason else "")
             )
     except (CheckpointNotFound, NotRestorable, InvalidSetting) as error:
         preview, refusal = None, _sentence(error)

@@ -12,7 +12,6 @@ from holdfast.pacing.policy import format_interval
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.protocol.questions import category_of
-from holdfast_server.records.checkpoints import DELETED_BY_RETENTION
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"
@@ -44,12 +43,6 @@ def count(value: int | None) -> str:
 
 def checkpoint_iteration(checkpoint: str) -> int:
     return parse_checkpoint_id(checkpoint)[0]
-
-
-def state_name(point: CheckpointInfo) -> str:
-    """Return the state; `retired` for a checkpoint that retention deleted."""
-    retired = point.state == "missing" and (point.reason or "").startswith(DELETED_BY_RETENTION)
-    return "retired" if retired else point.state
 
 
 def pin_reason(point: CheckpointInfo) -> str:
@@ -262,6 +255,6 @@ FILTERS = {
     for function in (
         age, amount, browser, category_of, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours,
         interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed,
-        stamp, state_name,
+        stamp,
     )
 }  # fmt: skip

@@ -22,8 +22,16 @@ def test_jobs_are_listed_with_what_they_cost(holdfast: Holdfast) -> None:
         "EVERY",
         "LAST",
         "CHECKPOINT",
+        "REASON",
     ]
     assert row.split() == ["gpt", "running", "250", "nan", "2.1%", "3.5%", "50", "200"]
+
+
+def test_jobs_that_do_not_train_are_listed_with_the_reason(holdfast: Holdfast, server: FakeServer) -> None:
+    server.status, server.status_reason = "restarting", "start 3 of 5, CUDA out of memory"
+    row = holdfast("jobs").stdout.splitlines()[1]
+    assert "restarting" in row
+    assert row.endswith("start 3 of 5, CUDA out of memory")
 
 
 def test_jobs_for_scripts(holdfast: Holdfast) -> None:
@@ -36,7 +44,7 @@ def test_show_tells_one_job_in_full(holdfast: Holdfast) -> None:
     assert "250 on lineage 1, 4 per second" in output
     assert "2.1% measured over 120 iterations, budget 3.5%" in output
     assert "every 50 iterations (checkfreq)" in output
-    assert "50 iterations, 12.5 s" in output
+    assert "unsaved work     50 iterations, 12.5 s" in output
     assert "not yet applied" not in output
 
 
@@ -194,5 +202,8 @@ def test_checkpoints_that_no_restore_can_go_back_to_are_listed_when_asked_for(
 ) -> None:
     server.checkpoints = [row | {"restorable": False, "state": "missing"} for row in server.checkpoints]
     assert holdfast("checkpoints", "gpt").stdout == "gpt has no restorable checkpoint yet\n"
+    assert "missing" in holdfast("checkpoints", "gpt", "--all").stdout
+    server.checkpoints[0] |= {"reason": "deleted by retention: spaced 12"}
+    assert holdfast("checkpoints", "gpt", "--all").stdout.splitlines()[-1].split()[3] == "retired"
     rows = json.loads(holdfast("checkpoints", "gpt", "--all", "--json").stdout)
     assert [row["iteration"] for row in rows] == [200, 100]

@@ -108,6 +108,10 @@ def test_each_kind_is_broken_by_what_it_is_about_and_by_nothing_else(kind):
             "room for 2 further checkpoints (limit 3): the store had 2.5 GB free at the last checkpoint",
         ),
         (
+            "disk_filling", 3, {"store_free_bytes": 119_000, "room_checkpoints": 0.5}, 0,
+            "room for 0 further checkpoints (limit 3): the store had 119 kB free at the last checkpoint",
+        ),
+        (
             "loss_nan", 0, {"loss": math.nan, "finite_loss_iteration": 9, "iteration": 12}, 95.7,
             "the loss is nan for 96 s; the last finite one was at iteration 9",
         ),
