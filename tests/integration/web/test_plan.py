@@ -111,6 +111,23 @@ def test_a_policy_of_the_plan_ends_a_fixed_interval(client: TestClient, agent: F
     assert (desired["policy"], desired["every"]) == ("goodput", None)
 
 
+def test_the_typed_budget_is_applied_with_an_interval_or_a_policy(client: TestClient, agent: FakeAgent) -> None:
+    def desired() -> tuple[object, ...]:
+        found = client.get(f"/api/v1{JOB}").json()["desired"]
+        return found["budget"], found["policy"], found["every"]
+
+    offers = apply_forms(answer(client, budget="2"))
+    action, fields = offers["Apply policy checkfreq, budget 2 %"]  # the policy is in force, the budget is not
+    assert client.post(action, data=fields).status_code == 303
+    assert desired() == (0.02, "checkfreq", None)
+    action, fields = apply_forms(answer(client, budget="0.5", every="300"))[
+        "Apply every 300 iterations, budget 0.5 %"
+    ]
+    assert client.post(action, data=fields).status_code == 303
+    assert desired() == (0.005, "checkfreq", 300)
+    assert "Apply policy goodput" in apply_forms(answer(client, budget="0.5"))
+
+
 def test_what_is_in_force_is_not_offered(client: TestClient, agent: FakeAgent) -> None:
     offers = apply_forms(answer(client))
     assert "Apply policy goodput" in offers

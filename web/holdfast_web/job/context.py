@@ -193,7 +193,8 @@ class PlanAnswer(View):
     version: int
     """Version of the settings that an interval or a policy of the plan replaces."""
     policy: str | None
-    """The policy in force."""
+    budget: float | None
+    """Policy and budget in force; the budget of the plan is applied with an interval if it is another one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,7 +377,7 @@ async def plan_part(db: Database, name: str, typed: dict[str, str], *, now: floa
     """Return the plan for the typed inputs; raise UnknownJob."""
     job = await summaries.job_summary(db, name, now=now)
     known: dict[str, Any] = {"job": name, "project": job.project, "version": job.desired.version}
-    known["policy"] = job.policy
+    known |= {"policy": job.policy, "budget": job.budget if job.desired.budget is None else job.desired.budget}
     try:
         plan = await plans.plan_job(db, name, plans.what_if(**typed, bare="percent"))
         plot = draw(plan.comparison) if plan.comparison else None

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
+from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.jobs import DesiredChanges, JobSummary
 from holdfast_server.control import control, plans
@@ -105,24 +106,33 @@ async def set_budget(form: Form, budget: Text = "") -> Response:
     )
 
 
+def _budget_of_plan(text: str) -> float | UnsetType:
+    return forms.budget_from_percent(text) if text else UNSET
+
+
 @router.post("/jobs/{job}/interval")
-async def set_interval(form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "") -> Response:
+async def set_interval(
+    form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "", budget: Text = ""
+) -> Response:
+    """Fix the interval, with the budget that a plan was made for, or let the policy set it again."""
+
     def changes() -> DesiredChanges:
         if mode == "automatic":
             return DesiredChanges(every=None)
-        return DesiredChanges(every=forms.interval(every), every_seconds=forms.hold(hold))
+        return DesiredChanges(
+            every=forms.interval(every), every_seconds=forms.hold(hold), budget=_budget_of_plan(budget)
+        )
 
     return await form.change("interval", changes, typed=every, hold=hold)
 
 
 @router.post("/jobs/{job}/policy")
-async def set_policy(form: Form, policy: Text = "", mode: Text = "") -> Response:
+async def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Text = "") -> Response:
     """Set the policy; `automatic` also ends a fixed interval, under which it would have no effect."""
 
     def changes() -> DesiredChanges:
-        if mode == "automatic":
-            return DesiredChanges(policy=policy or None, every=None)
-        return DesiredChanges(policy=policy or None)
+        every = None if mode == "automatic" else UNSET
+        return DesiredChanges(policy=policy or None, every=every, budget=_budget_of_plan(budget))
 
     return await form.change("policy", changes, typed=policy)
 
