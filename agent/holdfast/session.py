@@ -246,7 +246,7 @@ class Session:
         """
         self.resume()
         number, cursor = self._training.cursor_for(loader)
-        if cursor.limitation:
+        if cursor.limitation and (epochs is None or cursor.epoch < epochs):
             self._reporter.notice("warning", "loader", cursor.limitation)
         return self._drawn_from(number, cursor, epochs)
 

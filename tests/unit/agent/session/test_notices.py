@@ -182,6 +182,16 @@ class KeepsObjects(torch.optim.SGD):
         return super().step(closure)
 
 
+def test_a_finished_job_is_not_warned_of_how_its_data_is_read_again(tmp_path, caplog):
+    for _ in range(2):
+        model, optimizer, session = session_of(tmp_path)
+        with session:
+            for _batch in session.batches(number for number in range(3)):
+                iterate(model, optimizer, session)
+    assert session.iteration == 3
+    assert caplog.text.count("generator cannot continue from a position") == 1
+
+
 def test_state_that_cannot_be_stored_is_one_warning(tmp_path, caplog):
     model = torch.nn.Linear(4, 1)
     optimizer = KeepsObjects(model.parameters())
