@@ -23,6 +23,7 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced, StoreFull
 from holdfast.format.manifest import MANIFEST
+from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     checkpoint_id,
@@ -194,7 +195,7 @@ class LocalStore(Store):
     def _require_room(self, directory: Path, size_bytes: int) -> None:
         free = self.files.free_bytes(directory)
         if free < size_bytes * HEADROOM:
-            reason = f"{free / 1e6:,.0f} MB free, too little for a checkpoint of {size_bytes / 1e6:,.0f} MB"
+            reason = f"{format_bytes(free)} free, too little for a checkpoint of {format_bytes(size_bytes)}"
             raise StoreFull(reason, str(directory), round(size_bytes * HEADROOM - free), free)
 
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:

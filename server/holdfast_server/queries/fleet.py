@@ -43,7 +43,7 @@ _WATCHED = (*ALIVE, "silent")
 
 FleetSort = Literal["living", "attention", "name", "heard", "iteration", "status", "owner", ComputedSort]
 """`living`: live jobs by name, so that rows keep their place, then the others, newest first. `attention`: failed
-jobs, silent ones, those with a firing alert, other live ones, then the rest."""
+jobs, silent ones, those with a critical alert, then with another firing alert, other live ones, then the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,15 @@ def _attention(*, now: float) -> ColumnElement[int]:
         alerts.acknowledged_at.is_(None),
         or_(alerts.silenced_until.is_(None), alerts.silenced_until <= now),
     )
-    return case((status == "failed", 0), (status == "silent", 1), (fires, 2), (status.in_(ALIVE), 3), else_=4)
+    critical = fires.where(alerts.severity == "critical")
+    return case(
+        (status == "failed", 0),
+        (status == "silent", 1),
+        (critical, 2),
+        (fires, 3),
+        (status.in_(ALIVE), 4),
+        else_=5,
+    )
 
 
 async def matching_jobs(db: Database, question: FleetQuery, *, now: float) -> list[str]:

@@ -264,10 +264,31 @@ def test_jobs_that_need_attention_come_first_when_asked_for(
         running.train(1)
         running.send()
     assert order_in(client.get("/?sort=attention").text) == ["broken", "quiet", "char-gpt", "a-healthy"]
+    warned = FakeAgent(over_client(client), job="a-warned", started_at=clock.now)
+    warned.start()
+    warned.train(5)
+    warned.send()
+    rule = {"kind": "exposure_iterations", "severity": "warning", "limit": 1, "for_seconds": 0, "jobs": "a-warned"}
+    assert client.put("/api/v1/projects/default/alert-rules/unsaved", json=rule).status_code == 200
+    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    # an alert of char-gpt is critical
+    assert order_in(client.get("/?sort=attention").text) == [
+        "broken",
+        "quiet",
+        "char-gpt",
+        "a-warned",
+        "a-healthy",
+    ]
     alerts = client.get("/api/v1/alerts").json()["alerts"]
     (fires,) = (alert["id"] for alert in alerts if alert["job"] == "char-gpt")
     client.post(f"/jobs/char-gpt/alerts/{fires}/acknowledge")
-    assert order_in(client.get("/?sort=attention").text) == ["broken", "quiet", "a-healthy", "char-gpt"]
+    assert order_in(client.get("/?sort=attention").text) == [
+        "broken",
+        "quiet",
+        "a-warned",
+        "a-healthy",
+        "char-gpt",
+    ]
 
 
 def test_jobs_of_a_project_stand_together(client: TestClient, agent: FakeAgent) -> None:

@@ -173,6 +173,13 @@ def test_no_room_is_known_before_anything_is_written(store, monkeypatch):
     assert leftovers(store) == []
 
 
+def test_a_small_checkpoint_without_room_is_named_with_its_size(store, monkeypatch):
+    usage = shutil.disk_usage(store.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=197_000))
+    with pytest.raises(OSError, match="197 kB free, too little for a checkpoint of 255 kB"):
+        store.begin(JOB, FIRST, 1, 255_000)
+
+
 def test_a_process_that_joins_needs_room_for_its_part(store, monkeypatch):
     writer = store.begin(JOB, FIRST, 1, 7)
     usage = shutil.disk_usage(store.root)

@@ -381,7 +381,9 @@ def test_a_key_used_since_the_last_update_was_used_in_the_last_10_minutes(projec
     assert shown() == "in the last 10 min"
     projects.clock.now += 590
     assert projects.client.get(JOBS, headers={"Authorization": f"Bearer {key}"}).status_code == 200
-    projects.clock.now += 100  # the newest use is not stored, since the stored one was less than 10 minutes ago then
+    projects.clock.now += (
+        100  # the newest use is not stored, since the stored one was less than 10 minutes ago then
+    )
     assert shown() == "in the last hour"
     projects.clock.now += 3000
     assert shown().endswith("ago")
