@@ -80,6 +80,8 @@ class Session:
         restorable_in_place: whether a restore may happen while the loop runs. A loop that is not is restarted to
             carry out a restore. Default: HOLDFAST_RESTORABLE_IN_PLACE, else detected.
         state: further objects to checkpoint, under any names: {"policy": policy_net}, whose keyword is a setting.
+        keep_settings: what `keep` is called with, for adapters, which resume on their own: {"optimizer": "lr"}, or
+            {"ema": None} for the object itself.
         **objects: what makes up the training state, by keyword: model, optimizer, scheduler, scaler …
             Anything with `state_dict` and `load_state_dict`, and random generators of torch, NumPy and Python.
 
@@ -115,6 +117,7 @@ class Session:
         grace: float | None = None,
         restorable_in_place: bool | None = None,
         state: Mapping[str, Any] | None = None,
+        keep_settings: Mapping[str, str | Iterable[str] | None] | None = None,
         **objects: Any,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name in SETTINGS}
@@ -124,10 +127,15 @@ class Session:
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None
-        self._build(options, named_objects(state, objects))
+        self._build(options, named_objects(state, objects), keep_settings or {})
         atexit.register(self.close_at_exit)
 
-    def _build(self, options: Config, objects: Mapping[str, Any]) -> None:
+    def _build(
+        self,
+        options: Config,
+        objects: Mapping[str, Any],
+        keep_settings: Mapping[str, str | Iterable[str] | None],
+    ) -> None:
         """Build the components, each from those before it."""
         store, earlier = open_store_of_start(self.job, options.store)  # first: the rest attaches to objects
         self._ranks = ranks.join()
@@ -157,6 +165,8 @@ class Session:
         self._reported: str | None = None
         """The last error that `step` reported: a repeated one is logged once."""
         try:
+            kept = {keyword: names for keyword, names in keep_settings.items() if names is not None}
+            self.keep(*(keep_settings.keys() - kept.keys()), **kept)
             self._boundary = Boundary(
                 training=self._training, controller=self._controller, checkpoints=self._checkpoints,
                 reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,

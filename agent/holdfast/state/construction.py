@@ -344,9 +344,11 @@ def describe(found: Iterable[SettingDifference]) -> list[str]:
         for each in replaced:
             names.setdefault(each.keyword, []).append(each.name)
         arguments = ", ".join(f"{keyword}={_argument(dict.fromkeys(each))}" for keyword, each in names.items())
+        pairs = ", ".join(f'"{keyword}": {_argument(dict.fromkeys(each))}' for keyword, each in names.items())
         messages.append(
             f"settings of the checkpoint replace those of the script: {_listed(replaced)}. To take the script's, "
-            f"call session.keep({arguments}) before session.resume()"
+            f"call session.keep({arguments}) before session.resume(), or give an adapter "
+            f"keep_settings={{{pairs}}}"
         )
     if fixed:
         messages.append(

@@ -1255,7 +1255,8 @@ def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all
     assert (moved.state, moved.reason) == (
         "failed",
         f"the checkpoint holds no 'scheduler'; it has {', '.join(changed.state)}. To start with the scheduler of "
-        'the script, call session.keep("scheduler") before session.resume()',
+        'the script, call session.keep("scheduler") before session.resume(), or give an adapter '
+        'keep_settings={"scheduler": None}',
     )
     trainer.crash()
 

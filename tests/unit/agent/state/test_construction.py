@@ -82,7 +82,8 @@ def test_a_setting_of_an_optimizer_is_named_with_both_values_and_the_way_to_take
     (name,) = here
     assert message == (
         f"settings of the checkpoint replace those of the script: optimizer {what}. To take the script's, call "
-        f'session.keep(optimizer="{name}") before session.resume()'
+        f'session.keep(optimizer="{name}") before session.resume(), or give an adapter '
+        f'keep_settings={{"optimizer": "{name}"}}'
     )
     assert two.optimizer.param_groups[0][name] == one.optimizer.param_groups[0][name]
 
