@@ -87,8 +87,8 @@ class ChangingState:
         self._comparisons = 0
         self._next = 1
         """Iteration of this attempt after which the next capture begins."""
-        self._unchecked: list[Change] = []
-        """Changes, until a checkpoint shows whether it holds them."""
+        self._unchecked: dict[str, Change] = {}
+        """Changes by path, until a checkpoint shows whether it holds them."""
         self._messages: list[str] = []
         self._reported: set[tuple[str, str]] = set()
         """Types and attributes that were found to change."""
@@ -113,7 +113,8 @@ class ChangingState:
         try:
             if self._comparing is not None:
                 if self._comparing.done():
-                    self._unchecked, self._comparing = self._comparing.result(), None
+                    self._unchecked |= {change.path: change for change in self._comparing.result()}
+                    self._comparing = None
                     if self._unchecked and not self._may_be_held():
                         self._check(self._states_of_variables(), set())
             elif self._walk is not None:
@@ -138,7 +139,7 @@ class ChangingState:
             self._give_up(error)
 
     def _check(self, states: Mapping[str, Any], storages: set[int]) -> None:
-        changes, self._unchecked = self._unchecked, []
+        changes, self._unchecked = list(self._unchecked.values()), {}
         adapters = [k for k, item in self._registry.objects.items() if _is_adapter(item)]
         entries = [
             (path, each)
@@ -207,7 +208,7 @@ class ChangingState:
         if error is not None:
             logger.debug("attributes are not compared: %s: %s", type(error).__name__, error)
         self._walk = self._comparing = None
-        self._unchecked, self._last, self._next = [], {}, sys.maxsize
+        self._unchecked, self._last, self._next = {}, {}, sys.maxsize
 
     # On another thread
 

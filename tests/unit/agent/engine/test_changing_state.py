@@ -16,12 +16,12 @@ from holdfast.engine import changing_state
 class Loop:
     """A session over a model, with iterations in which the script changes what it likes."""
 
-    def __init__(self, store, model=None, optimizer=None, **given):
+    def __init__(self, store, model=None, optimizer=None, every=1, **given):
         self.model = torch.nn.Linear(4, 1) if model is None else model
         parameters = list(self.model.parameters()) or [torch.nn.Parameter(torch.zeros(1))]
         self.optimizer = torch.optim.SGD(parameters, lr=0.1) if optimizer is None else optimizer
         given = {"model": self.model, "optimizer": self.optimizer, **given}
-        self.session = holdfast.Session("job", store=store, every=1, **given)
+        self.session = holdfast.Session("job", store=store, every=every, **given)
 
     def run(self, change, iterations=12):
         with self.session as session:
@@ -95,6 +95,13 @@ def set_attribute(item, name, value):
 def test_a_flag_that_the_first_iteration_sets_is_named(named, tmp_path):
     model = torch.nn.Sequential(Normalization(), torch.nn.Linear(4, 1))
     (report,) = named(Loop(tmp_path, model), set_attribute(model[0], "initialized", lambda _: True))
+    assert report == "model.0.initialized (False → True)"
+
+
+def test_a_change_is_named_although_no_checkpoint_was_taken_before_the_next_comparison(named, tmp_path):
+    model = torch.nn.Sequential(Normalization(), torch.nn.Linear(4, 1))
+    loop = Loop(tmp_path, model, every=1000, trainer=Trainer())
+    (report,) = named(loop, set_attribute(model[0], "initialized", lambda _: True))
     assert report == "model.0.initialized (False → True)"
 
 
