@@ -1,12 +1,10 @@
 """What hangs on a loader: random generators, iterators, and datasets whose state is known to be incomplete.
 
-Attributes are read from `__dict__` and slots, never through properties. Depth and number of objects are bounded.
+Depth and number of objects are bounded.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
 import gc
 import random
 import sys
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from holdfast.state.references import CONTAINERS, attributes, entries, length, slots, walk
 from holdfast.state.rng import is_generator
 from holdfast.torch_internals import kept_iterator
 
@@ -24,7 +23,6 @@ DEPTH = 8
 MOST_ENTRIES = 256
 """A list or dictionary of more entries holds data."""
 MOST_OBJECTS = 4096
-_LEAVES = (torch.Tensor, str, bytes, bytearray, int, float, complex, type, types.ModuleType)
 _LIBRARIES = frozenset({"builtins", "torch", "numpy", "collections", "functools", "typing", "abc"})
 """Packages whose classes are not searched for functions that use a global generator."""
 
@@ -36,18 +34,7 @@ Hugging Face `datasets` says so in the documentation of `IterableDataset.state_d
 
 def reachable(path: str, item: Any, without: object = None) -> Iterator[tuple[str, Any]]:
     """Yield what an object refers to, itself included, with its path; each object once, and never `without`."""
-    seen, left = {id(item), id(without)}, collections.deque([(path, item, 0)])
-    while left:
-        path, item, depth = left.popleft()
-        yield path, item
-        if depth == DEPTH or is_generator(item) or len(seen) > MOST_OBJECTS:
-            continue
-        if type(item).__module__.startswith("holdfast.data."):
-            continue  # has a position of its own, which includes its generators
-        for name, value in _parts(item):
-            if value is not None and not isinstance(value, _LEAVES) and id(value) not in seen:
-                seen.add(id(value))
-                left.append((path + name, value, depth + 1))
+    return walk(path, item, _parts, DEPTH, most=MOST_OBJECTS, without=without)
 
 
 def shared_iterator(item: Any) -> str | None:
@@ -112,18 +99,17 @@ def incomplete_state(item: Any) -> str | None:
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(item, functools.partial):
-        yield from ((".func", item.func), (".args", item.args), (".keywords", item.keywords))
-    elif isinstance(item, types.MethodType):
+    if is_generator(item) or type(item).__module__.startswith("holdfast.data."):
+        return  # what is of holdfast.data has a position of its own, which includes its generators
+    if isinstance(item, types.MethodType):
         yield from ((".__self__", item.__self__), (".__func__", item.__func__))
     elif isinstance(item, types.FunctionType):
         yield from _of_function(item)
     elif isinstance(item, types.GeneratorType):
         frame = item.gi_frame
         yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
-    elif isinstance(item, (dict, list, tuple, set, frozenset, collections.deque)) and len(item) <= MOST_ENTRIES:
-        entries = item.items() if isinstance(item, dict) else enumerate(tuple(item))
-        yield from ((f"[{key!r}]", value) for key, value in tuple(entries))
+    elif isinstance(item, CONTAINERS) and length(item) <= MOST_ENTRIES:
+        yield from ((f"[{key!r}]", value) for key, value in tuple(entries(item)))
     elif type(item).__module__ in ("builtins", "itertools") and hasattr(type(item), "__next__"):
         # zip, map, enumerate, cycle and others have no attributes
         yield from ((f"[{number}]", value) for number, value in enumerate(gc.get_referents(item)))
@@ -134,16 +120,12 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(item: Any) -> Iterator[tuple[str, Any]]:
-    kind = type(item)
-    yield from ((f".{name}", value) for name, value in tuple(getattr(item, "__dict__", {}).items()))
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] in _LIBRARIES:
-            continue
-        for name, value in tuple(vars(each).items()):
-            if isinstance(value, types.MemberDescriptorType):  # a slot
-                yield f".{name}", getattr(item, name, None)
-            elif isinstance(value, (types.FunctionType, staticmethod, classmethod)):
-                yield f".{name}", getattr(value, "__func__", value)
+    yield from ((f".{name}", value) for name, value in (*attributes(item).items(), *slots(item)))
+    for kind in type(item).__mro__:
+        if kind.__module__.partition(".")[0] not in _LIBRARIES:
+            for name, value in tuple(vars(kind).items()):
+                if isinstance(value, (types.FunctionType, staticmethod, classmethod)):
+                    yield f".{name}", getattr(value, "__func__", value)
 
 
 def _of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

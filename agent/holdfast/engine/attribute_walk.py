@@ -1,7 +1,7 @@
 """Values of plain attributes below the given objects, read without running any code of the script.
 
-Only `__dict__`, slots and the entries of builtin containers are read: no property, no `__getattr__`, no `.grad`.
-Left out are the attributes of libraries, and names for logs, caches, times and results of the last batch.
+Not even `.grad` is read. Left out are the attributes of libraries, and names for logs, caches, times and results
+of the last batch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+from holdfast.state.references import CONTAINERS, attributes, container_type, entries, length, slots
 
 T = TypeVar("T")
 
@@ -70,7 +72,6 @@ CARRIED_WORDS = _names(
     "best prev previous ema avg average mean running sum total count moving buffered step steps"
 )
 NUMBERS = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _NAMESPACES = ("SimpleNamespace", "Namespace")
 _MODULE_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | {"_is_hf_initialized", "forward"}
@@ -133,7 +134,7 @@ class AttributeWalk:
                 yield
             yield
             if issubclass(type(item), torch.nn.Module):
-                for name, part in _dict(item).get("_modules", {}).items():
+                for name, part in attributes(item).get("_modules", {}).items():
                     if part is not None and id(part) not in self._seen:
                         yield from self._object(f"{path}.{name}", part, DEPTH)
         except RuntimeError:  # a dict has changed since the last step: the next walk sees the rest
@@ -152,8 +153,8 @@ class AttributeWalk:
         if (describe := describer_of(kind)) is not None:
             if id(value) not in self._known and (described := describe(value)) is not None:
                 parts[within] = described
-        elif issubclass(kind, _CONTAINERS):
-            count = len(value) if kind in _CONTAINERS else _length(value)
+        elif issubclass(kind, CONTAINERS):
+            count = length(value)
             parts[within] = kind.__name__, count
             if levels and not issubclass(kind, (set, frozenset)):
                 for key, entry in _entries(value, count):
@@ -236,43 +237,19 @@ def _package(kind: type) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
-def _dict(item: Any) -> dict[str, Any]:
-    try:
-        attributes = object.__getattribute__(item, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes if isinstance(attributes, dict) else {}
-
-
 def _attributes(item: Any) -> Iterator[tuple[str, Any]]:
-    yield from _dict(item).items()
-    for name, slot in _slots(type(item)):
-        try:
-            yield name, slot.__get__(item)
-        except AttributeError:  # not assigned yet
-            continue
-
-
-@_cached
-def _slots(kind: type) -> list[tuple[str, Any]]:
-    members = itertools.chain.from_iterable(vars(base).items() for base in kind.__mro__)
-    return [(name, each) for name, each in members if isinstance(each, types.MemberDescriptorType)]
-
-
-def _length(value: Any) -> int:
-    base = next(each for each in _CONTAINERS if issubclass(type(value), each))
-    return base.__len__(value)
+    return itertools.chain(attributes(item).items(), slots(item))
 
 
 def _entries(value: Any, count: int) -> Iterator[tuple[Any, Any]]:
     """Yield the entries of a container, or those at the ends of a long one, without code of a subclass."""
-    if issubclass(type(value), dict):
-        entries: Iterator[tuple[Any, Any]] = iter(dict.items(value))
-        entries = entries if count <= MOST_ENTRIES else itertools.islice(entries, 4)
-        return ((key if type(key) in NUMBERS else type(key).__name__, entry) for key, entry in entries)
-    base = next(each for each in (list, tuple, collections.deque) if issubclass(type(value), each))
-    numbers = range(count) if count <= MOST_ENTRIES else (0, 1, count - 2, count - 1)
-    return ((number, base.__getitem__(value, number)) for number in numbers)
+    kind, found = container_type(value), entries(value)
+    if kind is dict:
+        found = found if count <= MOST_ENTRIES else itertools.islice(found, 4)
+        return ((key if type(key) in NUMBERS else type(key).__name__, entry) for key, entry in found)
+    if count <= MOST_ENTRIES:
+        return found
+    return ((number, kind.__getitem__(value, number)) for number in (0, 1, count - 2, count - 1))
 
 
 @_cached
@@ -350,8 +327,8 @@ def settled(described: Any) -> Any:
 
 def children(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the entries of a dict, list, tuple or deque; of a long one, those at its ends."""
-    if issubclass(type(value), _CONTAINERS) and not issubclass(type(value), (set, frozenset)):
-        yield from _entries(value, _length(value))
+    if issubclass(type(value), CONTAINERS) and not issubclass(type(value), (set, frozenset)):
+        yield from _entries(value, length(value))
 
 
 def current_value(attribute: Attribute) -> Any:

@@ -29,6 +29,7 @@ from holdfast.engine.attribute_walk import (
 )
 from holdfast.engine.missing_state import generators_referred_to
 from holdfast.state.capture import PLAIN, watch_of
+from holdfast.state.references import attributes
 from holdfast.state.registry import CapturedState, Registry
 from holdfast.state.variables import Variables
 from holdfast.system import io_pool
@@ -178,10 +179,10 @@ class ChangingState:
         found: dict[str, Any] = {}
         for keyword, item in self._registry.objects.items():
             if _is_adapter(item):
-                trainer = vars(item).get("_trainer")
+                trainer = attributes(item).get("_trainer")
                 parts = {
                     f"{keyword}.callbacks[{n}]": each
-                    for n, each in enumerate(vars(trainer).get("callbacks") or ())
+                    for n, each in enumerate(attributes(trainer).get("callbacks") or ())
                 }
                 found |= {
                     path: each for path, each in {keyword: trainer, **parts}.items() if is_walked(type(each))
@@ -216,8 +217,8 @@ class ChangingState:
         self, first: dict[str, Attribute], last: dict[str, Attribute], now: dict[str, Attribute], number: int
     ) -> list[Change]:
         found = []
-        for attributes in (first, last, now) if number == 1 else (now,):
-            for attribute in attributes.values():
+        for captured in (first, last, now) if number == 1 else (now,):
+            for attribute in captured.values():
                 attribute.parts.update({path: settled(part) for path, part in attribute.parts.items()})
         for path, attribute in now.items():
             before, start = last.get(path), first.get(path)
@@ -243,7 +244,7 @@ def _is_adapter(item: Any) -> bool:
 def _saves_attributes_apart(item: Any) -> bool:
     """Whether an object has a `state_dict` of the script: that of a schedule of torch has all its attributes."""
     kind = type(item)
-    is_loader = "__iter__" in dir(kind) and "dataset" in vars(item)
+    is_loader = "__iter__" in dir(kind) and "dataset" in attributes(item)
     module = getattr(kind.__dict__.get("state_dict") or getattr(kind, "state_dict", None), "__module__", "") or ""
     return is_walked(kind) and not is_loader and not module.startswith("torch.")
 

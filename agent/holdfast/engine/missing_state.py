@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.data.loader import DataLoader
+from holdfast.state.references import attributes, entries, length, walk
 from holdfast.state.rng import is_generator
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import has_no_state_dict, has_unseen_steps, is_accelerator, optimizers_in, unwrapped
@@ -19,9 +20,10 @@ DEPTH = 4
 """How many lists, dicts and objects deep it is looked for."""
 MOST_ENTRIES = 1000
 """A list or dict of more holds data."""
-_TOLD_APART = ("_parameters", "_buffers", "_modules")
-_TRAINED = ("state", "param_groups")
-_LEAVES = (torch.Tensor, str, bytes, int, float, type, types.FunctionType, types.MethodType, types.ModuleType)
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+_OF_OPTIMIZERS = ("state", "param_groups")
+_FUNCTIONS = (types.FunctionType, types.MethodType)
+_WHOLE = (torch.optim.Optimizer, torch.nn.Module, *_FUNCTIONS)
 
 
 def missing(objects: Mapping[str, Any], saved: Collection[str] = ()) -> list[str]:
@@ -55,7 +57,7 @@ def _referred_to(objects: Mapping[str, Any]) -> Iterable[str]:
     held = {id(tensor) for item in objects.values() for tensor in _tensors(item)}
     messages: dict[int, str] = {}
     for keyword, item in objects.items():
-        for path, found in _reachable(keyword, item, DEPTH, {id(item)}):
+        for path, found in _reachable(keyword, item):
             inside = unwrapped(found)
             name = _name_for(inside)
             if name is not None and id(inside) not in given and not _all_held(found, held):
@@ -77,15 +79,15 @@ def optimizers_referred_to(objects: Mapping[str, Any]) -> Iterator[torch.optim.O
     for keyword, item in objects.items():
         inside = unwrapped(item)
         if isinstance(inside, torch.optim.Optimizer):
-            inside = {name: each for name, each in vars(inside).items() if name not in _TRAINED}
-        for _, found in _reachable(keyword, inside, DEPTH, {id(item)}):
+            inside = {name: each for name, each in attributes(inside).items() if name not in _OF_OPTIMIZERS}
+        for _, found in _reachable(keyword, inside, item):
             yield from optimizers_in(found)
 
 
 def generators_referred_to(objects: Mapping[str, Any]) -> Iterator[Any]:
     """Random generators in the attributes of the objects: `missing` reports them."""
     for keyword, item in objects.items():
-        yield from (found for _, found in _reachable(keyword, item, DEPTH, {id(item)}) if is_generator(found))
+        yield from (found for _, found in _reachable(keyword, item) if is_generator(found))
 
 
 def _untrained(objects: Mapping[str, Any]) -> Iterator[str]:
@@ -178,32 +180,29 @@ def _name_for(found: Any) -> str | None:
     return "generator" if is_generator(found) else None
 
 
-def _reachable(path: str, item: Any, depth: int, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    if depth == 0:
-        return
-    for name, value in _parts(item):
-        if value is None or isinstance(value, _LEAVES) or id(value) in seen:
-            continue
-        seen.add(id(value))
-        yield f"{path}{name}", value
-        if not isinstance(value, (torch.optim.Optimizer, torch.nn.Module)) and not is_generator(value):
-            yield from _reachable(f"{path}{name}", value, depth - 1, seen)
+def _reachable(path: str, item: Any, without: object = None) -> Iterator[tuple[str, Any]]:
+    """Yield what an object refers to with paths; of what is reported as a whole, only the object itself."""
+
+    def parts(each: Any) -> Iterable[tuple[str, Any]]:
+        return _parts(each) if each is item or not (isinstance(each, _WHOLE) or is_generator(each)) else ()
+
+    found = walk(path, item, parts, DEPTH, without=without)
+    return ((path, each) for path, each in itertools.islice(found, 1, None) if not isinstance(each, _FUNCTIONS))
 
 
 def _parts(item: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(item, torch.nn.Module):
         for name, module in item.named_modules():
-            own = {key: value for key, value in vars(module).items() if key not in _TOLD_APART}
+            own = {key: value for key, value in attributes(module).items() if key not in _OF_MODULES}
             yield from _named(f".{name}" if name else "", own)
     elif isinstance(item, (torch.optim.Optimizer, DataLoader, torch.utils.data.DataLoader)):
         return  # its parameters are reported as such; the state of a loader includes what it reaches
     elif isinstance(item, (dict, list, tuple)):
-        if len(item) <= MOST_ENTRIES:
-            entries = item.items() if isinstance(item, dict) else enumerate(item)
-            yield from ((f"[{key!r}]", value) for key, value in entries)
+        if length(item) <= MOST_ENTRIES:
+            yield from ((f"[{key!r}]", value) for key, value in entries(item))
     else:
-        yield from _named("", getattr(item, "__dict__", {}))
+        yield from _named("", attributes(item))
 
 
-def _named(prefix: str, attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    return ((f"{prefix}.{name}", value) for name, value in attributes.items())
+def _named(prefix: str, found: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((f"{prefix}.{name}", value) for name, value in found.items())

@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from holdfast.state.references import attributes
 from holdfast.torch_internals import runs_step_hooks
 
 logger = logging.getLogger("holdfast")
@@ -128,10 +129,10 @@ def _construction_of(item: Any) -> Construction:
 
 def loader_settings(item: Any) -> dict[str, Any]:
     """Return what a loader of torch or of Holdfast was constructed with; nothing for other objects."""
-    attributes = getattr(item, "__dict__", {})
-    if "dataset" not in attributes:
+    own = attributes(item)
+    if "dataset" not in own:
         return {}
-    found = {name: attributes[name] for name in _OF_LOADERS if name in attributes}
+    found = {name: own[name] for name in _OF_LOADERS if name in own}
     return _plain_items({name.lstrip("_"): value for name, value in found.items()})
 
 
@@ -139,7 +140,7 @@ def schedule_in(item: Any) -> LRScheduler | None:
     """Return the schedule that an object is, or that it wraps without a state of its own, as Accelerate does."""
     if isinstance(item, LRScheduler):
         return item
-    inside = getattr(item, "__dict__", {}).get("scheduler")
+    inside = attributes(item).get("scheduler")
     is_wrapper = isinstance(inside, LRScheduler) and item.state_dict().keys() == inside.state_dict().keys()
     return inside if is_wrapper else None
 
@@ -197,21 +198,21 @@ def _settings_in(state: Any, depth: int) -> dict[str, Any]:
 
 
 def _kind_of(schedule: Any) -> str:
-    inner = [_kind_of(each) for each in vars(schedule).get("_schedulers", ())]
+    inner = [_kind_of(each) for each in attributes(schedule).get("_schedulers", ())]
     return f"{type(schedule).__name__}({', '.join(inner)})" if inner else type(schedule).__name__
 
 
 def _arguments_of(schedule: Any) -> Iterator[str]:
     for kind in type(schedule).__mro__[:-1]:
         yield from inspect.signature(kind).parameters
-    for inner in vars(schedule).get("_schedulers", ()):
+    for inner in attributes(schedule).get("_schedulers", ()):
         yield from _arguments_of(inner)
 
 
 def _functions_of(item: Any, depth: int = _DEPTH) -> dict[str, Any]:
     """Return the values that functions of a schedule use, such as the length of a warm-up, by path."""
     found: dict[str, Any] = {}
-    for name, value in vars(item).items():
+    for name, value in attributes(item).items():
         for number, each in enumerate(value if isinstance(value, (list, tuple)) else [value]):
             if isinstance(each, (types.FunctionType, types.MethodType, functools.partial)):
                 found |= {f"{name}.{number}.{n}": v for n, v in _used_by(each, _DEPTH).items()}
@@ -249,8 +250,8 @@ def _arguments(function: Any) -> Collection[str]:
 
 def _attributes_used(function: Any, item: object) -> dict[str, Any]:
     """Return the plain attributes of a namespace or an object that the code of a function names."""
-    attributes = getattr(item, "__dict__", {})
-    return _plain_items({name: attributes[name] for name in function.__code__.co_names if name in attributes})
+    own = attributes(item)
+    return _plain_items({name: own[name] for name in function.__code__.co_names if name in own})
 
 
 def _plain_items(values: Mapping[Any, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST
+from holdfast.state.references import attributes
 from holdfast.state.rng import StatefulGenerator, is_generator
 from holdfast.torch_internals import compiled_from, runs_step_hooks
 
@@ -114,7 +115,7 @@ def optimizers_in(item: Any, depth: int = DEPTH) -> Iterator[Optimizer]:
     if runs_step_hooks(item):
         yield item
     elif depth and is_optimizer(item):
-        for value in _attributes(item).values():
+        for value in attributes(item).values():
             for each in value if isinstance(value, (list, tuple)) else (value,):
                 yield from optimizers_in(each, depth - 1)
 
@@ -160,7 +161,7 @@ class AcceleratorCounter:
 def _is_stateless_wrapper(item: Any) -> bool:
     """Whether a wrapper takes all its state from `item.optimizer`."""
     inner = getattr(item, "optimizer", None)
-    if not isinstance(inner, Optimizer) or {"state", "param_groups"} & _attributes(item).keys():
+    if not isinstance(inner, Optimizer) or {"state", "param_groups"} & attributes(item).keys():
         return False
     return (
         getattr(item, "state", None) is inner.state
@@ -171,10 +172,6 @@ def _is_stateless_wrapper(item: Any) -> bool:
 
 def _inherits_state_dict(item: Any) -> bool:
     return getattr(type(item), "state_dict", None) is Optimizer.state_dict
-
-
-def _attributes(item: Any) -> dict[str, Any]:
-    return getattr(item, "__dict__", {})
 
 
 def wait_after_closure(
@@ -203,15 +200,15 @@ def require_attributes(path: str, item: object, state: Any) -> None:
     """Raise DamagedCheckpoint if a state, set as attributes, would replace code or another object."""
     if not isinstance(state, Mapping):
         raise DamagedCheckpoint(MANIFEST, f"state.{path} is not the state of a {type(item).__name__}")
-    own: Mapping[str, Any] = item.state_dict() if isinstance(item, Stateful) else vars(item)
+    own: Mapping[str, Any] = item.state_dict() if isinstance(item, Stateful) else attributes(item)
     for name in state.keys() - own.keys():
-        if name in vars(item) or _is_code(inspect.getattr_static(type(item), name, None)):
+        if name in attributes(item) or _is_code(inspect.getattr_static(type(item), name, None)):
             raise DamagedCheckpoint(MANIFEST, f"state.{path}.{name} is not a value of a {type(item).__name__}")
     for name in state.keys() & own.keys():
         if callable(own[name]):
             raise IncompatibleCheckpoint(f"{path}.{name} is a function here and a value in the checkpoint")
     for name in ("_schedulers", "lr_lambdas"):  # each loads its part of the state in turn
-        if inner := vars(item).get(name):
+        if inner := attributes(item).get(name):
             if not isinstance(state.get(name), list) or len(state[name]) != len(inner):
                 raise IncompatibleCheckpoint(f"{path}.{name}: {len(inner)} here, another number in the checkpoint")
             for number, saved in enumerate(state[name]):
@@ -219,7 +216,7 @@ def require_attributes(path: str, item: object, state: Any) -> None:
                     require_attributes(f"{path}.{name}.{number}", inner[number], saved)
     if state.get("_scale_fn_custom") is not None:
         require_attributes(
-            f"{path}._scale_fn_custom", vars(item).get("_scale_fn_custom"), state["_scale_fn_custom"]
+            f"{path}._scale_fn_custom", attributes(item).get("_scale_fn_custom"), state["_scale_fn_custom"]
         )
 
 

@@ -74,6 +74,21 @@ class Slotted:
         self.state = 0
 
 
+class SlottedQueue(Slotted):
+    """An iterable object that the session is given."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        return iter(())
+
+    def state_dict(self):
+        return {"state": self.state}
+
+    def load_state_dict(self, state_dict):
+        self.state = state_dict["state"]
+
+
 class Normalization(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -101,6 +116,13 @@ def test_a_flag_that_the_first_iteration_sets_is_named(named, tmp_path):
 def test_a_change_is_named_although_no_checkpoint_was_taken_before_the_next_comparison(named, tmp_path):
     model = torch.nn.Sequential(Normalization(), torch.nn.Linear(4, 1))
     loop = Loop(tmp_path, model, every=1000, trainer=Trainer())
+    (report,) = named(loop, set_attribute(model[0], "initialized", lambda _: True))
+    assert report == "model.0.initialized (False → True)"
+
+
+def test_a_given_object_without_attributes_does_not_end_the_comparison(named, tmp_path):
+    model = torch.nn.Sequential(Normalization(), torch.nn.Linear(4, 1))
+    loop = Loop(tmp_path, model, queue=SlottedQueue())
     (report,) = named(loop, set_attribute(model[0], "initialized", lambda _: True))
     assert report == "model.0.initialized (False → True)"
 
