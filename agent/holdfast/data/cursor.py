@@ -7,8 +7,8 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -41,12 +41,61 @@ def cursor_over(loader: Iterable[Any]) -> Cursor:
     return _CountingCursor(loader)
 
 
-class _StatefulCursor:
+class Cursor(Protocol):
+    """Source of batches of `session.batches`."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the current epoch; it advances at the end of an epoch."""
+
+    @property
+    def limitation(self) -> str | None:
+        """The guarantees that the loader cannot give, in words; `None` if there is none."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether the current epoch has given batches before, so that it may have none left."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an epoch without a batch is no error."""
+
+    @property
+    def shared_iterator(self) -> str | None:
+        """Why the loader cannot begin an epoch again in this process, in words; `None` if it can."""
+
+    def why_empty(self) -> str:
+        """Describe why an epoch has no batch at all."""
+
+    def batches(self) -> Iterator[Any]:
+        """Iterate over the rest of the current epoch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch given."""
+
+    def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
+        """Go to a position, or to the start for `None`."""
+
+
+class _LoaderCursor:
+    """What cursors over loaders of other libraries have in common."""
+
+    may_be_empty = False
+    shared_iterator: str | None = None
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self.epoch = loader, 0
+
+    def why_empty(self) -> str:
+        return why_empty(self._loader)
+
+
+class _StatefulCursor(_LoaderCursor):
     """Cursor over a loader with its own position, such as torchdata's StatefulDataLoader."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader, self.epoch, self._given = loader, 0, 0
-        self._begun = False
+        super().__init__(loader)
+        self._given, self._begun = 0, False
         self._source: Any = None
         """Iterator of the last epoch."""
         self._loaded: Any = None
@@ -54,21 +103,14 @@ class _StatefulCursor:
         # of another class nothing is known: a state of its own may include its generators
         is_known = isinstance(loader, torch.utils.data.DataLoader)
         self._generators = GeneratorStates(**(parts_in_process(loader) if is_known else {}))
-        self._generators_start: dict[str, Any] = {}
+        self._generators_start: Mapping[str, Any] = {}
         """States at the start of the epoch: a loader may get to its position by drawing again."""
-        self._generators_now: dict[str, Any] | None = None
-        """States at the position of a checkpoint, until the loader is there."""
         self._last: list[str | None] = []
         """Digests of the last batches given."""
-
-    may_be_empty, shared_iterator = False, None
 
     @property
     def continues(self) -> bool:
         return self._given > 0 or self._loaded is not None
-
-    def why_empty(self) -> str:
-        return why_empty(self._loader)
 
     @property
     def limitation(self) -> str | None:
@@ -97,8 +139,7 @@ class _StatefulCursor:
         self._generators.load_state_dict(self._generators_start)
         source = self._source = iterate_loader(self._loader)
         if self._given:
-            self._generators.load_state_dict(self._generators_now or {})
-            self._generators_now = None
+            self._generators.reach()
             restore_rng(now)  # the epoch began before the resume, and drew its numbers then
             if inspect.isgenerator(source) and isinstance(self._loader, torch.utils.data.DataLoader):
                 source = self._begun_by_first_batch(source)
@@ -124,10 +165,7 @@ class _StatefulCursor:
                 name = type(self._loader).__name__
                 raise TypeError(f"{name}.state_dict() returned None: its position cannot be saved")
         position = {"epoch": self.epoch, "given": self._given, "loader": state}
-        generators = {
-            "start": self._generators_start,
-            "now": self._generators_now or self._generators.state_dict(),
-        }
+        generators = {"start": self._generators_start, "now": self._generators.state_dict()}
         return position | {"generators": generators, "last": self._last}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
@@ -140,10 +178,10 @@ class _StatefulCursor:
         if state is not None:
             self._loader.load_state_dict(state)
         generators = state_dict.get("generators", {"start": {}, "now": {}})
-        self._generators_start, self._generators_now = generators["start"], generators["now"]
+        self._generators_start = generators["start"]
+        self._generators.load_at_position(generators["now"])
         if not self._given:
-            self._generators.load_state_dict(generators["now"])
-            self._generators_now = None
+            self._generators.reach()
         self._last = state_dict.get("last", [])
 
     def _begun_by_first_batch(self, source: Iterator[Any]) -> Iterator[Any]:
@@ -177,14 +215,13 @@ class _StatefulCursor:
         yield from source
 
 
-class _StatefulIteratorCursor:
+class _StatefulIteratorCursor(_LoaderCursor):
     """Cursor over a loader whose iterators have the position, as those of Grain do; or over such an iterator."""
 
     limitation: str | None = None
-    may_be_empty, shared_iterator = False, None
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._loader, self.epoch = loader, 0
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
         self._source: Any = None
         """Iterator of the current epoch, once it has begun."""
         self._loaded: Any = None
@@ -196,9 +233,6 @@ class _StatefulIteratorCursor:
     @property
     def continues(self) -> bool:
         return self._loaded is not None
-
-    def why_empty(self) -> str:
-        return why_empty(self._loader)
 
     def batches(self) -> Iterator[Any]:
         state, self._loaded = self._loaded, None
@@ -217,24 +251,20 @@ class _StatefulIteratorCursor:
         self.epoch, self._loaded, self._source = state_dict["epoch"], state_dict["iterator"], None
 
 
-class _CountingCursor:
+class _CountingCursor(_LoaderCursor):
     """Cursor over any iterable: a resume starts the epoch again and skips to the position.
 
     Every `holdfast.DataLoader` that the iterable draws from, and every generator that is reachable from it, goes
     back to where the epoch began. So the count is the only position of what is read in it.
     """
 
-    may_be_empty = False
-
-    def __init__(self, loader: Iterable[Any], lacks: str | None = None) -> None:
-        self._loader, self.epoch, self._given = loader, 0, 0
-        self._lacks = lacks
+    def __init__(self, loader: Any, lacks: str | None = None) -> None:
+        super().__init__(loader)
+        self._given, self._lacks = 0, lacks
         """What the state of the loader lacks, which is not used for that reason."""
         self._start: dict[str, Any] | None = None
         """Random state at the start of this epoch, from which a loader that shuffles draws its order."""
         self._generators = GeneratorStates(**parts_in_process(loader))
-        self._generators_now: dict[str, Any] | None = None
-        """States of the generators at the position of a checkpoint, until the loader is there."""
         self._inner = EnclosedLoaders()
         self._last: list[str | None] = []
         """Digests of the last batches given."""
@@ -265,9 +295,6 @@ class _CountingCursor:
     def continues(self) -> bool:
         return self._given > 0
 
-    def why_empty(self) -> str:
-        return why_empty(self._loader)
-
     def batches(self) -> Iterator[Any]:
         source = self._begun_again() if self._given or self._is_behind else self._begun()
         while True:
@@ -283,19 +310,18 @@ class _CountingCursor:
             self._start, self._inner = None, EnclosedLoaders()
 
     def state_dict(self) -> dict[str, Any]:
-        generators = self._generators_now or self._generators.state_dict()
-        state = {"epoch": self.epoch, "given": self._given, "start": self._start, "generators": generators}
-        return state | {"inner": self._inner.starts, "last": self._last}
+        state = {"epoch": self.epoch, "given": self._given, "start": self._start, "last": self._last}
+        return state | {"generators": self._generators.state_dict(), "inner": self._inner.starts}
 
     def load_state_dict(self, state_dict: dict[str, Any] | None) -> None:
         state_dict = state_dict or {"epoch": 0, "given": 0, "start": None}
         self.epoch, self._given, self._start = (state_dict[key] for key in ("epoch", "given", "start"))
         self._inner = EnclosedLoaders(state_dict.get("inner", ()))
-        self._last, self._generators_now = state_dict.get("last", []), state_dict.get("generators")
+        self._last = state_dict.get("last", [])
         self._is_behind = self.shared_iterator is not None and self.epoch > 0
-        if not (self._given or self._is_behind) and self._generators_now is not None:
-            self._generators.load_state_dict(self._generators_now)
-            self._generators_now = None
+        self._generators.load_at_position(state_dict.get("generators"))
+        if not (self._given or self._is_behind):
+            self._generators.reach()
 
     def _begun(self) -> Iterator[Any]:
         if self._start is None:
@@ -323,8 +349,7 @@ class _CountingCursor:
             is_comparable = _are_equal(random_state, rng_state()) and not self._has_persistent_workers
         finally:
             restore_rng(now)
-            self._generators.load_state_dict(self._generators_now or {})
-            self._generators_now = None
+            self._generators.reach()
         name, seconds = type(self._loader).__name__, time.perf_counter() - began
         logger.info("read %d batches of %s again in %.1f s, up to the position", self._given, name, seconds)
         if len(last) < len(self._last) or (is_comparable and last != self._last):
@@ -334,16 +359,6 @@ class _CountingCursor:
                 name,
             )
         return source
-
-
-Cursor = DataLoader | _StatefulCursor | _StatefulIteratorCursor | _CountingCursor
-"""Source of batches of `session.batches`.
-
-`batches` iterates over the rest of the current epoch; `epoch` advances at its end. `state_dict` returns the
-position after the last batch given, and `load_state_dict` goes to one, or to the start for `None`. `limitation`
-names the guarantees that the loader cannot give. `continues` says whether the current epoch has given batches
-before, so that it may have none left; `why_empty` describes why an epoch has none at all, which an error names
-unless `may_be_empty`. `shared_iterator` describes why the loader cannot begin an epoch again in this process."""
 
 
 def _pass_over(source: Iterator[Any], count: int) -> None:

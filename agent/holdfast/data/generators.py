@@ -18,6 +18,8 @@ class GeneratorStates:
     def __init__(self, **parts: Any) -> None:
         self._parts = {name: part for name, part in parts.items() if part is not None}
         self._known: dict[str, StatefulGenerator] | None = None
+        self._at_position: Mapping[str, Any] | None = None
+        """States to set when the loader gets to its position."""
 
     def _search(self) -> dict[str, StatefulGenerator]:
         return {
@@ -37,8 +39,18 @@ class GeneratorStates:
     def paths(self) -> list[str]:
         return list(self._found)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {path: generator.state_dict() for path, generator in self._found.items()}
+    def state_dict(self) -> Mapping[str, Any]:
+        """Return the states at the position, which the loader may have yet to reach."""
+        return self._at_position or {path: generator.state_dict() for path, generator in self._found.items()}
+
+    def load_at_position(self, states: Mapping[str, Any] | None) -> None:
+        """Set these states when `reach` is called; `None` cancels an earlier call."""
+        self._at_position = states
+
+    def reach(self) -> None:
+        """Set the states of the position, which the loader has reached."""
+        states, self._at_position = self._at_position, None
+        self.load_state_dict(states or {})
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Set the states. What the objects do not have any more, or not yet, is reported."""
@@ -70,12 +82,10 @@ class LoaderGenerators:
 
     def __init__(self, continued: GeneratorStates, repeated: GeneratorStates) -> None:
         self._continued, self._repeated = continued, repeated
-        self._first: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._first: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None
         """States before the first batch."""
-        self._starts: dict[int, dict[str, Any]] = {}
+        self._starts: dict[int, Mapping[str, Any]] = {}
         """States of the repeated ones at the start of the last epochs."""
-        self._loaded: Mapping[str, Any] | None = None
-        """States of the continued ones to set when the position is reached."""
 
     @property
     def repeats(self) -> bool:
@@ -92,12 +102,10 @@ class LoaderGenerators:
 
     def reach(self) -> None:
         """At the position, when what comes before it has been drawn again."""
-        if self._loaded is not None:
-            self._continued.load_state_dict(self._loaded)
-            self._loaded = None
+        self._continued.reach()
 
     def continued(self) -> Mapping[str, Any]:
-        return self._loaded if self._loaded is not None else self._continued.state_dict()
+        return self._continued.state_dict()
 
     def state_dict(self, epoch: int, *, begun: bool, continued: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the states at a position; `continued` if those are not the current ones."""
@@ -109,13 +117,15 @@ class LoaderGenerators:
 
     def load_state_dict(self, state: Mapping[str, Any] | None, epoch: int, *, begun: bool) -> None:
         """Go to a position, or to the start for `None`, which is also what older checkpoints hold."""
-        self._starts, self._loaded = {}, None
+        self._starts = {}
+        self._continued.load_at_position(None)
         if state is None:
             if self._first is None or begun:
                 return
             state = dict(zip(("continued", "repeated"), self._first, strict=True))
         self._continued.load_state_dict(state["continued"])
         if begun:
-            self._starts, self._loaded = {epoch: state["repeated"]}, state["continued"]
+            self._starts = {epoch: state["repeated"]}
+            self._continued.load_at_position(state["continued"])
         else:
             self._repeated.load_state_dict(state["repeated"])

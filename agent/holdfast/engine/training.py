@@ -229,7 +229,7 @@ class Training:
             # a new loader starts at the beginning, even if the script has looked at its first batch
             cursor.load_state_dict(self._loaded[number] if number < len(self._loaded) else None)
             self._loaders.append((loader, cursor))
-            if cursor is not loader:
+            if not isinstance(loader, DataLoader):
                 self._enclosed.update(given_within(loader, self.registry.given))
             self._name_loader_differences(loader, number)
         return number, self._loaders[number][1]
