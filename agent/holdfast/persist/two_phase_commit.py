@@ -49,10 +49,11 @@ class NotPrepared(HoldfastError):
 
 
 class _OtherRankFailed(NotPrepared):
-    """Another rank, named in the message, failed."""
+    """Another rank, named in the message, failed; with `is_full`, all that failed found the store full."""
 
-    is_full = False
-    """It found the store full, as did all ranks that failed."""
+    def __init__(self, message: str, *, torn: bool, is_full: bool) -> None:
+        super().__init__(message, torn=torn)
+        self.is_full = is_full
 
 
 class _Begin(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,29 +196,24 @@ class _Lead:
             origin, digests = self._task.origin, _digests(self._task.state)
             writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
         except Exception as error:  # the other ranks wait for a message
-            again = self._has_made_room(error)
-            self._send_to_others(0, _Begin(**_reason_fields(error, "rank 0: "), again=again))
-            if again:
-                return None
-            raise
+            self._fail(0, _Begin, error)
+            return None
         try:
             files = self._commit(writer, digests)
         except BaseException as error:  # also on Ctrl-C: the other ranks wait for a message
             writer.abort()
-            again = self._has_made_room(error)
-            self._send_to_others(2, _Outcome(**_reason_fields(error, "rank 0: "), again=again))
-            if again:
-                return None
-            raise
+            self._fail(2, _Outcome, error)
+            return None
         self._send_to_others(2, _Outcome())
         return files
 
-    def _has_made_room(self, error: BaseException) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        if not (error.is_full if isinstance(error, _OtherRankFailed) else is_full(error)):
-            return False
-        return self._make_room(error)
+    def _fail(self, stage: int, message: type[_Begin | _Outcome], error: BaseException) -> None:
+        """Send the other ranks the reason of a failure, and raise it unless there is room for another try."""
+        is_full_store = error.is_full if isinstance(error, _OtherRankFailed) else is_full(error)
+        again = isinstance(error, Exception) and is_full_store and self._make_room(error)
+        self._send_to_others(stage, message(**_reason_fields(error, "rank 0: "), again=again))
+        if not again:
+            raise error
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> list[fmt.File]:
         task = self._task
@@ -237,9 +233,7 @@ class _Lead:
             raise error
         for rank, vote in failed.items():
             if are_full or not vote.is_full:  # rather the reason that room does not remove
-                failure = _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn)
-                failure.is_full = are_full
-                raise failure
+                raise _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn, is_full=are_full)
         assert written is not None
         seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
