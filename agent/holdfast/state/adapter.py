@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from holdfast.errors import IncompatibleCheckpoint
 from holdfast.state.capture import Watch
 from holdfast.state.construction import (
     Construction,
@@ -116,6 +117,10 @@ class StateAdapter:
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         """Raise IncompatibleCheckpoint if the object cannot load this tree, as far as that is known."""
+
+    def _of_another_kind(self, own: str) -> IncompatibleCheckpoint:
+        """Return the error about a tree of another kind of object; `own` names the kind of this one."""
+        return IncompatibleCheckpoint(f"{self.keyword}: {own} here, another kind of object in the checkpoint")
 
     def sharded(self, tree: Tree, shapes: Shapes) -> dict[str, torch.Tensor]:
         """Return templates for tensors that must be sharded, if `encode` does not show it yet."""

@@ -57,9 +57,7 @@ class VariablesAdapter(StateAdapter):
     def check(self, tree: Tree, shapes: Shapes) -> None:
         state = require_readable(self.keyword, tree, shapes)
         if not isinstance(state, dict):
-            raise IncompatibleCheckpoint(
-                f"{self.keyword}: Variables here, another kind of object in the checkpoint"
-            )
+            raise self._of_another_kind("Variables")
         for name in state:
             if name == "_declared" or hasattr(Variables, name):
                 raise DamagedCheckpoint(MANIFEST, f"state.{self.keyword}: invalid name {name!r} of a variable")
@@ -131,9 +129,7 @@ class ModuleAdapter(StateAdapter):
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         if not is_module(tree):
-            raise IncompatibleCheckpoint(
-                f"{self.keyword}: a module here, another kind of object in the checkpoint"
-            )
+            raise self._of_another_kind("a module")
         parts = require_readable(self.keyword, tree, shapes)
         kinds = {"state": Mapping, "metadata": Mapping, "buffers": Mapping, "frozen": list}
         if not all(isinstance(parts[name], kind) for name, kind in kinds.items()):
@@ -241,9 +237,7 @@ class GradScalerAdapter(StateAdapter):
         state = require_readable(self.keyword, tree, shapes)
         own = self._item.state_dict()
         if not isinstance(state, Mapping) or (own and state and not own.keys() <= state.keys()):
-            raise IncompatibleCheckpoint(
-                f"{self.keyword}: a GradScaler here, another kind of object in the checkpoint"
-            )
+            raise self._of_another_kind("a GradScaler")
 
     def saved_construction(self, tree: Tree, shapes: Shapes) -> Construction:
         found = super().saved_construction(tree, shapes)

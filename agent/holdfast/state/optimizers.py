@@ -127,9 +127,7 @@ class OptimizerAdapter(StateAdapter):
 
     def check(self, tree: Tree, shapes: Shapes) -> None:
         if not isinstance(tree, dict) or "$pairs" not in tree:
-            raise IncompatibleCheckpoint(
-                f"{self.keyword}: an optimizer here, another kind of object in the checkpoint"
-            )
+            raise self._of_another_kind("an optimizer")
         state = require_readable(self.keyword, tree, shapes)
         saved = state.get("param_groups")
         if not _are_groups(saved) or not isinstance(state.get("state"), Mapping):
