@@ -5,13 +5,12 @@ The connection is imported with the first report: it takes memory, which a start
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
+from holdfast.protocol.attempt_reports import SupervisorReport
 from holdfast.system import supervisor_channel
 
 if TYPE_CHECKING:
@@ -39,17 +38,7 @@ class ServerReports:
         if attempt is not None and attempt.server:
             self._connected().notify(attempt, iteration, level, code, *messages)
 
-    def state(
-        self,
-        state: SupervisorState,
-        reason: str,
-        *,
-        iteration: int,
-        start: int = 0,
-        limit: int = 0,
-        delay_seconds: float = 0.0,
-        waits: bool = False,
-    ) -> None:
+    def state(self, report: SupervisorReport, *, iteration: int) -> None:
         """Report what the supervisor does now, in the background."""
         attempt = supervisor_channel.published_attempt(self._folder)
         if attempt is None or not attempt.server:
@@ -58,11 +47,8 @@ class ServerReports:
 
         if self._states is None:
             self._states = StateReporter(self._folder, self._connected())
-        self._last = SupervisorReport(
-            at=time.time(), state=state, reason=reason, start=start, limit=limit, delay_seconds=delay_seconds,
-            waits=waits,
-        )  # fmt: skip
-        self._states.report(attempt, iteration, self._last)
+        self._last = report
+        self._states.report(attempt, iteration, report)
 
     def wait_ended(self, *, iteration: int) -> None:
         """Report that the supervisor no longer waits for a restore request."""
@@ -73,8 +59,7 @@ class ServerReports:
             iteration=iteration,
         )
         if self._last is not None and self._last.waits:
-            report = msgspec.structs.replace(self._last, waits=False)
-            self.state(report.state, report.reason, iteration=iteration, start=report.start)
+            self.state(msgspec.structs.replace(self._last, waits=False), iteration=iteration)
 
     def settle(self, seconds: float) -> None:
         """Wait until the server has accepted the newest state, for a limited time."""

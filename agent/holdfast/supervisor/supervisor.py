@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
@@ -31,7 +32,6 @@ from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED
 
 if TYPE_CHECKING:
-    from holdfast.protocol.attempt_reports import SupervisorState
     from holdfast.protocol.messages import RestoreOrder
 
 MAX_STARTS_PER_RESTORE = 3
@@ -238,9 +238,22 @@ class Supervisor:
         self._restart_for(order)
         return True
 
-    def _report(self, state: SupervisorState, reason: str, **more: Any) -> None:
-        """Report what this supervisor does now that a start has ended; `more` as in `ServerReports.state`."""
-        self._reports.state(state, reason, iteration=self._progress.reached, **more)
+    def _report(
+        self,
+        state: SupervisorState,
+        reason: str,
+        *,
+        start: int = 0,
+        limit: int = 0,
+        delay_seconds: float = 0.0,
+        waits: bool = False,
+    ) -> None:
+        """Report what this supervisor does now that a start has ended; the arguments are those of the report."""
+        report = SupervisorReport(
+            at=time.time(), state=state, reason=reason, start=start, limit=limit, delay_seconds=delay_seconds,
+            waits=waits,
+        )  # fmt: skip
+        self._reports.state(report, iteration=self._progress.reached)
 
     @property
     def _has_begun(self) -> bool:

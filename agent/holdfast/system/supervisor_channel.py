@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -33,6 +34,8 @@ from holdfast.system import processes
 from holdfast.system.masking import escaped
 
 logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
 
 VARIABLE = "HOLDFAST_SUPERVISION"
 EXIT_FENCED = 75
@@ -165,10 +168,7 @@ def published_uids(folder: Path) -> set[str]:
 
 def published_attempt(folder: Path) -> PublishedAttempt | None:
     """Return the attempt that the trainer published, or `None` if there is none yet."""
-    try:
-        return msgspec.json.decode(Path(folder, _ATTEMPT).read_bytes(), type=PublishedAttempt)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return _read_struct(Path(folder, _ATTEMPT), PublishedAttempt)
 
 
 def opened_stores(job: str) -> tuple[int, tuple[str, ...]]:
@@ -196,11 +196,9 @@ def publish_store(rank: int, job: str, store: str, earlier: StoresOfStart) -> No
 
 def stores_of_earlier_starts(rank: int) -> StoresOfStart:
     """Return the stores of the starts before this one under the same supervisor."""
-    try:
-        path = Path(os.environ[VARIABLE], _EARLIER_STORES.format(rank=rank))
-        return msgspec.json.decode(path.read_bytes(), type=StoresOfStart)
-    except (KeyError, OSError, msgspec.DecodeError):
+    if not (folder := os.environ.get(VARIABLE)):
         return StoresOfStart()
+    return _read_struct(Path(folder, _EARLIER_STORES.format(rank=rank)), StoresOfStart) or StoresOfStart()
 
 
 def keep_stores(folder: Path, progress: tuple[int, int]) -> None:
@@ -212,13 +210,11 @@ def keep_stores(folder: Path, progress: tuple[int, int]) -> None:
     for path in folder.glob(_STORES.format(rank="*")):
         rank = path.name.split(".")[1]
         earlier = folder / _EARLIER_STORES.format(rank=rank)
-        with contextlib.suppress(OSError, msgspec.DecodeError):
-            before = StoresOfStart()
-            if earlier.exists():
-                before = msgspec.json.decode(earlier.read_bytes(), type=StoresOfStart)
-            found = msgspec.json.decode(path.read_bytes(), type=StoresOfStart)
-            _write(earlier, StoresOfStart(stores=found.stores, reached=before.reached | last))
-            path.unlink()
+        before = _read_struct(earlier, StoresOfStart) or StoresOfStart()
+        if (found := _read_struct(path, StoresOfStart)) is not None:
+            with contextlib.suppress(OSError):
+                _write(earlier, StoresOfStart(stores=found.stores, reached=before.reached | last))
+                path.unlink()
 
 
 def publish_exception(folder: Path, exception: str) -> None:
@@ -242,6 +238,14 @@ def _write(path: Path, content: msgspec.Struct) -> None:
     written = path.with_suffix(f".{os.getpid()}")
     written.write_bytes(msgspec.json.encode(content))
     written.rename(path)
+
+
+def _read_struct(path: Path, kind: type[T]) -> T | None:
+    """Return what `_write` wrote; `None` if there is no such file, or another content."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def is_supervised() -> bool:
@@ -282,19 +286,15 @@ def take_relaunch(folder: Path) -> RestoreOrder | None:
     """Return the restore that the trainer requested a restart for, and keep it for the next start."""
     relaunch = Path(folder, _RELAUNCH)
     relaunch.unlink(missing_ok=True)
-    try:
+    with contextlib.suppress(OSError):
         Path(folder, _REQUESTED_RELAUNCH).rename(relaunch)
-        return msgspec.json.decode(relaunch.read_bytes(), type=RestoreOrder)
-    except (OSError, msgspec.DecodeError):
-        return None
+    return _read_struct(relaunch, RestoreOrder)
 
 
 def relaunch_order() -> RestoreOrder | None:
     """Return the restore that this start is to carry out; known even if the server does not respond."""
-    try:
-        return msgspec.json.decode(Path(os.environ[VARIABLE], _RELAUNCH).read_bytes(), type=RestoreOrder)
-    except (KeyError, OSError, msgspec.DecodeError):
-        return None
+    folder = os.environ.get(VARIABLE)
+    return _read_struct(Path(folder, _RELAUNCH), RestoreOrder) if folder else None
 
 
 def enable_stack_dump(rank: int) -> None:
