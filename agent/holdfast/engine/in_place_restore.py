@@ -71,9 +71,8 @@ class InPlaceRestore:
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
         started = time.perf_counter()
-        self._checkpoints.retention_queue.protect(
-            Protector.RESTORE, checkpoint
-        )  # even if its order is cancelled meanwhile
+        # even if its order is cancelled meanwhile
+        self._checkpoints.retention_queue.protect(Protector.RESTORE, checkpoint)
         try:
             reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
             if reason is not None:

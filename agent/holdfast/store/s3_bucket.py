@@ -294,9 +294,8 @@ class PlainRanges:
                     _skip(response, start)  # the response is the whole object
                 got = _fill(response, target)
                 if got < len(target) and response.length:
-                    raise http.client.IncompleteRead(
-                        b"", response.length
-                    )  # cut off, which readinto does not report
+                    # cut off, which readinto does not report
+                    raise http.client.IncompleteRead(b"", response.length)
         except urllib.error.HTTPError as error:
             raise self._place.answered(str(error.code), error.read().decode(errors="replace")) from error
         except (OSError, http.client.HTTPException) as error:

@@ -169,9 +169,8 @@ def _facts(
     exposed_seconds = seconds_of_last(recent, exposed)
     ranks = max(1, attempt.world_size) if attempt else 1
     since = max(attempt.started_at if attempt else job.created_at, durable.at if durable else 0.0)
-    reported = min(
-        now, job.last_contact_at
-    )  # what a silent job does since is unknown: only `silent` is about that
+    # what a silent job does since is unknown: only `silent` is about that
+    reported = min(now, job.last_contact_at)
     free, size = None, 0
     if durable:
         free, size = durable.store_free_bytes, durable.payload_bytes - durable.reused_bytes
