@@ -39,10 +39,8 @@ PROGRESS_SECONDS = 5.0
 class Verifier:
     """Carries out the server's requests. The polling thread calls `follow`, the training thread `close`."""
 
-    def __init__(
-        self, checkpoints: Checkpointer, reporter: Reporter, *, bytes_per_second: float = BYTES_PER_SECOND
-    ) -> None:
-        self._checkpoints, self._reporter, self._bytes_per_second = checkpoints, reporter, bytes_per_second
+    def __init__(self, checkpoints: Checkpointer, reporter: Reporter) -> None:
+        self._checkpoints, self._reporter = checkpoints, reporter
         self._wanted: tuple[VerifyRequest, ...] = ()
         self._done: set[VerifyRequest] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -144,7 +142,7 @@ class Verifier:
 
     def _start(self, request: VerifyRequest, errors: IO[bytes]) -> subprocess.Popen[bytes]:
         store = self._checkpoints.store
-        words = [store.url, self._checkpoints.job, request.checkpoint, str(self._bytes_per_second)]
+        words = [store.url, self._checkpoints.job, request.checkpoint, str(BYTES_PER_SECOND)]
         with self._lock:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and no text from users
                 [

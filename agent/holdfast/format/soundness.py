@@ -63,7 +63,7 @@ def _fault(manifest: Manifest) -> str | None:
         return reason
     files = {file.name: file for file in manifest.files}
     faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
-    return next(filter(None, faults), None) or _gap(manifest, files)
+    return next(filter(None, faults), None) or _gap(manifest)
 
 
 def _file_fault(found: Sequence[File]) -> str | None:
@@ -86,7 +86,7 @@ def _file_fault(found: Sequence[File]) -> str | None:
     return None
 
 
-def _gap(manifest: Manifest, files: dict[str, File]) -> str | None:
+def _gap(manifest: Manifest) -> str | None:
     """Describe bytes of a file that no digest covers, or that two cover."""
     at = {file.name: file.header_bytes for file in manifest.files}
     for tensor in sorted(manifest.tensors, key=lambda tensor: (tensor.start, tensor.end)):

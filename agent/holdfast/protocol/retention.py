@@ -233,7 +233,7 @@ def first_to_delete(
     useless = [each for each in order if each in damaged and each not in keep]
     if useless:
         return useless[0]
-    for lowered in _lowered(rules, checkpoints, sizes or {}):
+    for lowered in _lowered(rules, len(checkpoints)):
         gone = checkpoints_to_delete(
             checkpoints, lowered, protected=protected, pinned=pinned, sizes=sizes, metrics=metrics
         )
@@ -242,10 +242,9 @@ def first_to_delete(
     return next((each for each in order[:-1] if each not in keep), None)
 
 
-def _lowered(rules: Retention, checkpoints: Collection[str], sizes: Mapping[str, int]) -> Iterator[Retention]:
-    """Yield the rules, then ever stricter ones, down to those that keep the newest alone."""
+def _lowered(rules: Retention, count: int) -> Iterator[Retention]:
+    """Yield the rules, then stricter and stricter ones for `count` checkpoints, down to the newest alone."""
     yield rules
-    count = len(checkpoints)
     if not rules.counts:
         yield from (Retention(spaced=most) for most in range(count - 1, 0, -1))
         return

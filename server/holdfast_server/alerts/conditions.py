@@ -136,12 +136,10 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _above(
-    value: float | None, limit: float, message: str, limit_text: str, detail: str = ""
-) -> RuleResult | None:
+def _above(value: float | None, limit: float, message: str, limit_text: str) -> RuleResult | None:
     if value is None:
         return None
-    return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR, limit=limit_text, detail=detail)
+    return RuleResult(value > limit, message, value, clear=value <= limit * CLEAR, limit=limit_text)
 
 
 @_kind(
