@@ -60,7 +60,7 @@ def plan(
     never = protected_checkpoints(lineages, max((each.number for each in lineages), default=0), asked_for)
     never |= held_checkpoints(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
-    sizes, metrics = restore.CheckpointFacts(store, job).read(committed)
+    sizes, metrics = restore.RetentionFacts(store, job).read(committed)
     named = [each for each in committed if each in drop]
     gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]

@@ -197,7 +197,7 @@ def described(store: Store, job: str, *, most: int) -> Iterator[Checkpoint]:
         )  # fmt: skip
 
 
-class CheckpointFacts:
+class RetentionFacts:
     """What retention rules compare of the checkpoints of a job. Each manifest is read once: it does not change."""
 
     def __init__(self, store: Store, job: str) -> None:

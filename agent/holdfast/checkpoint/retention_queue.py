@@ -162,7 +162,7 @@ class RetentionQueue:
         self.rules = self._own_rules = rules
         """The rules in force, and those of the script."""
         self.pinned = PinnedCheckpoints(store, job, reporter)
-        self._facts = restore.CheckpointFacts(store, job)
+        self._facts = restore.RetentionFacts(store, job)
         self._known_attempt = 0
         """Highest attempt that the server has known; its data may have been deleted since."""
         self._was_behind = False

@@ -66,5 +66,5 @@ def test_a_server_that_copies_no_objects_gets_the_tensors_again(store, monkeypat
 
 def test_the_size_rule_of_retention_counts_each_copy(store):
     runs, _ = checkpoints(store, 3)
-    sizes, _ = restore.CheckpointFacts(store, JOB).read(store.checkpoints(JOB))
+    sizes, _ = restore.RetentionFacts(store, JOB).read(store.checkpoints(JOB))
     assert all(sizes[run.id] > 2.4e6 for run in runs)

@@ -303,7 +303,7 @@ def test_the_size_rule_of_retention_counts_shared_files_once(store):
     with running(store, tensors=lora()) as job:
         job.frozen = {"base"}
         checkpoints = chain(job, 4)
-    facts = restore.CheckpointFacts(store, JOB)
+    facts = restore.RetentionFacts(store, JOB)
     for kept in checkpoints, checkpoints[2:]:
         sizes, _ = facts.read(kept)
         assert sizes[kept[-1]] > 2.4e6
