@@ -59,8 +59,8 @@ def with_way_out(work: Callable[[], T]) -> T:
         if (keyword := error.keyword) is None:
             raise
         advice = (
-            f'To start with the {keyword} of the script, call session.keep("{keyword}") before session.resume(), or '
-            f'give an adapter keep_settings={{"{keyword}": None}}'
+            f'To start with the {keyword} of the script, call session.keep("{keyword}") before session.resume(), '
+            f'or give an adapter keep_settings={{"{keyword}": None}}'
         )
         raise IncompatibleCheckpoint(f"{error}. {advice}", keyword) from error
 

@@ -77,8 +77,8 @@ def test_a_differing_setting_is_named_once_and_the_script_may_keep_its_own(tmp_p
     (message,) = warnings(caplog)
     assert message == (
         "job: settings of the checkpoint replace those of the script: optimizer weight_decay 0.01 (here 0.5). To "
-        'take the script\'s, call session.keep(optimizer="weight_decay") before session.resume(), or give an adapter '
-        'keep_settings={"optimizer": "weight_decay"}'
+        'take the script\'s, call session.keep(optimizer="weight_decay") before session.resume(), or give an '
+        'adapter keep_settings={"optimizer": "weight_decay"}'
     )
     assert jobs[0].optimizer.param_groups[0]["weight_decay"] == 0.01
     jobs.pop().close()
@@ -99,13 +99,18 @@ def test_a_differing_setting_is_named_once_and_the_script_may_keep_its_own(tmp_p
 def test_an_adapter_keeps_settings_and_objects_by_an_argument(tmp_path, caplog, jobs):
     trained(tmp_path)
     kept = Job(
-        tmp_path, weight_decay=0.5, average=Average(), keep_settings={"optimizer": ["weight_decay"], "average": None}
+        tmp_path,
+        weight_decay=0.5,
+        average=Average(),
+        keep_settings={"optimizer": ["weight_decay"], "average": None},
     )
     jobs.append(kept)
     kept.train(4)
     assert kept.optimizer.param_groups[0]["weight_decay"] == 0.5
     assert not [message for message in warnings(caplog) if "replace those of the script" in message]
-    with pytest.raises(ValueError, match=r"session\.keep\(optimizer='weight_decy'\): no such setting; there are: lr"):
+    with pytest.raises(
+        ValueError, match=r"session\.keep\(optimizer='weight_decy'\): no such setting; there are: lr"
+    ):
         Job(tmp_path, keep_settings={"optimizer": "weight_decy"})
     with pytest.raises(ValueError, match="the session has no 'optimiser'; it has model, optimizer, loop"):
         Job(tmp_path, keep_settings={"optimiser": "lr"})
