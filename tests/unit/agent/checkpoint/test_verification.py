@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import reading, verification
+from holdfast.engine import verification_queue
 from holdfast.engine.verification_queue import Verifier
 from holdfast.format import manifest as fmt
 from holdfast.protocol import messages
@@ -241,9 +242,9 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
 
 
 @pytest.mark.processes
-def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifying):
+def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifying, monkeypatch):
     large, small = commit(tmp_path, some(), iteration=1), commit(tmp_path, {"x": torch.ones(3)}, iteration=2)
-    verifying.verifier._bytes_per_second = 1e6  # 20 s for the large one
+    monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)  # 20 s for the large one
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
     verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=small.id),))
@@ -252,9 +253,9 @@ def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifyi
 
 
 @pytest.mark.processes
-def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
+def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying, monkeypatch):
     large = commit(tmp_path, some(), iteration=1)
-    verifying.verifier._bytes_per_second = 1e6
+    monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
     verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.close()
@@ -264,9 +265,9 @@ def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying):
 
 
 @pytest.mark.processes
-def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, verifying):
+def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, verifying, monkeypatch):
     large = commit(tmp_path, some(), iteration=1)
-    verifying.verifier._bytes_per_second = 1e6
+    monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
     verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
     verifying.verifier._process.kill()
