@@ -65,7 +65,8 @@ class Demo:
         self.until(self._ready, "the server to answer", 120)
         options = ["--server", self.url, "--store", str(self.state / "checkpoints")]
         trainer = [sys.executable, str(ROOT / "examples" / "char_gpt.py"), "--epochs", "1000", *model]
-        self._spawn("trainer.log", "run", *options, "--", *trainer)
+        # a policy that spends the budget in full shows it at work
+        self._spawn("trainer.log", "run", *options, "--", *trainer, HOLDFAST_POLICY="checkfreq")
 
     def stop(self) -> None:
         """Send SIGINT to the trainer, then to the server, and wait for each; another Ctrl-C kills them."""
@@ -133,7 +134,7 @@ class Demo:
             return False
         return True
 
-    def _spawn(self, log: str, *arguments: str) -> None:
+    def _spawn(self, log: str, *arguments: str, **environment: str) -> None:
         with open(self.state / log, "ab") as output:
             # in their own process groups: Ctrl-C then reaches only this process, which ends them in order
             process = subprocess.Popen(  # noqa: S603
@@ -142,6 +143,7 @@ class Demo:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                env=os.environ | environment,
             )
         self.processes.append(process)
 

@@ -213,13 +213,19 @@ def run(
 _OPERATIONS = (
     questions.jobs, questions.show, questions.config, questions.logs,
     questions.checkpoints, questions.goodput,
-    control.budget, control.every, control.policy, control.retention,
+    control.budget, control.write_budget, control.unsaved_work, control.every, control.policy, control.retention,
     control.pause_checkpoints, control.resume_checkpoints,
     requests.checkpoint, requests.probe, requests.restore, requests.undo,
     control.pin, control.unpin, control.label, requests.verify, control.delete, control.reset_numbers,
 )  # fmt: skip
 for _operation in _OPERATIONS:
-    _takes_numbers = _operation in (control.budget, control.every, control.policy)
+    _takes_numbers = _operation in (
+        control.budget,
+        control.write_budget,
+        control.unsaved_work,
+        control.every,
+        control.policy,
+    )
     _settings = _MINUS_IS_A_VALUE if _takes_numbers else None
     app.command(rich_help_panel=_OPERATING, context_settings=_settings)(_operation)
 app.add_typer(alerts.app, name="alerts", rich_help_panel=_OPERATING)

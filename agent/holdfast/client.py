@@ -299,7 +299,8 @@ class Client(Administration):
 
         Args:
             job: name of the job.
-            what_if: values for `budget`, `every`, `mtbf`, `ranks` and `restart` instead of the job's.
+            what_if: values for `budget`, `write_budget`, `max_unsaved_work`, `every`, `mtbf`, `ranks` and
+                `restart` instead of the job's.
 
         Raises:
             NotFound.
@@ -343,7 +344,7 @@ class Client(Administration):
         return next((edit.applied_iteration for edit in self.edits(job) if edit.version == version), None)
 
     def edit(self, job: str, *, version: int | None = None, **changes: float | int | str | bool | None) -> Desired:
-        """Change budget, policy, every, paused, retention, checkpoint_request or probe_request.
+        """Change budget, write_budget, max_unsaved_work, policy, every, paused, retention, …
 
         Args:
             job: name of the job.

@@ -19,13 +19,18 @@ from typing import Any, Self
 
 from holdfast.format.parity_file import ParityCode, parse_parity
 from holdfast.pacing import FixedInterval, PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
-from holdfast.pacing.settings import DEFAULT_BUDGET
+from holdfast.pacing.settings import (
+    DEFAULT_BUDGET,
+    DEFAULT_POLICY,
+    DEFAULT_UNSAVED_SECONDS,
+    parse_unsaved_work,
+    parse_write_budget,
+)
 from holdfast.protocol.messages import MAX_LABELS
 from holdfast.protocol.retention import Retention, parse_retention
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12
-DEFAULT_POLICY = "checkfreq"
 MOST_LABEL = 64
 """Characters."""
 DEFAULT_GRACE_SECONDS = 30.0
@@ -118,6 +123,18 @@ class Config:
     server: str | None = setting(None, "the server to report to", shown="none")
     token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
     budget: float = setting(DEFAULT_BUDGET, "overhead that checkpoints may cause", parse_budget, shown="`3.5%`")
+    write_budget: float | None = setting(
+        None,
+        "what checkpoints may [send to the store](pacing.md#ceilings): `2TB/day`, `500GB/h`",
+        parse_write_budget,
+        shown="`2TB/day`, or 2,000 times the state a day if that is more",
+    )
+    max_unsaved_work: float = setting(
+        DEFAULT_UNSAVED_SECONDS,
+        "work that a failure may lose, as far as both budgets allow",
+        parse_unsaved_work,
+        shown="`10min`",
+    )
     policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
     every: FixedInterval | None = setting(
         None,
@@ -221,7 +238,14 @@ class Config:
 
     @property
     def pacing(self) -> PacingSettings:
-        return PacingSettings(budget=self.budget, policy=self.policy, every=self.every, mtbf_seconds=self.mtbf)
+        return PacingSettings(
+            budget=self.budget,
+            policy=self.policy,
+            every=self.every,
+            mtbf_seconds=self.mtbf,
+            write_bytes_per_second=self.write_budget,
+            max_unsaved_seconds=self.max_unsaved_work,
+        )
 
     @property
     def retention_rules(self) -> Retention:

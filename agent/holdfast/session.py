@@ -56,7 +56,11 @@ class Session:
         server: address of a Holdfast server; optional. Default: HOLDFAST_SERVER.
         token: the server's secret. Default: HOLDFAST_TOKEN.
         budget: overhead that checkpointing may cause, 0.035 or "3.5%". Default: HOLDFAST_BUDGET, else 3.5 %.
-        policy: what chooses the interval. Default: HOLDFAST_POLICY, else "checkfreq".
+        write_budget: what checkpoints may send to the store, "2TB/day" or "500GB/h". Default:
+            HOLDFAST_WRITE_BUDGET, else 2 TB or 2,000 times the state a day, whichever is more.
+        max_unsaved_work: work that a failure may lose, as far as both budgets allow: 600 or "10min". Default:
+            HOLDFAST_MAX_UNSAVED_WORK, else 10 minutes.
+        policy: what chooses the interval. Default: HOLDFAST_POLICY, else "goodput".
         every: a fixed interval in the policy's place: 500 iterations, or a time such as "10min", "1.5h" or
             "2h30min". Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
@@ -103,6 +107,8 @@ class Session:
         server: str | None = None,
         token: str | None = None,
         budget: float | str | None = None,
+        write_budget: float | str | None = None,
+        max_unsaved_work: float | str | None = None,
         policy: str | None = None,
         every: int | str | timedelta | None = None,
         mtbf: float | str | None = None,

@@ -141,7 +141,9 @@ def simulated_noise(
         outlier = 1 + 0.5 * chance.paretovariate(1.5) if chance.random() < effect.outliers else 1.0
         return min(chance.lognormvariate(0, effect.scatter) * outlier, 30.0)
 
-    simulated = PacedJob(Controller(PacingSettings(budget=BUDGET)), noise=noise, snapshot_seconds=0.005, **job)  # type: ignore[arg-type]
+    simulated = PacedJob(
+        Controller(PacingSettings(budget=BUDGET, policy="checkfreq")), noise=noise, snapshot_seconds=0.005, **job
+    )  # type: ignore[arg-type]
     record, turn, phase_ends = BudgetRecord(), chance.randrange(len(shares)), 0.0
     seconds = bare_seconds = 0.0
     for _ in range(iterations):

@@ -49,7 +49,9 @@ def outside_slowdown_ratio() -> float:
 
 
 def _settled() -> PacedJob:
-    job = PacedJob(Controller(PacingSettings(budget=BUDGET)), stall_seconds=0.1, interference=0.2)
+    job = PacedJob(
+        Controller(PacingSettings(budget=BUDGET, policy="checkfreq")), stall_seconds=0.1, interference=0.2
+    )
     return job.run(400)
 
 

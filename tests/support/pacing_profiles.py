@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from hypothesis import strategies as st
 
 from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
 
+CheckfreqSettings = partial(PacingSettings, policy="checkfreq")
+"""Settings of a job that spends its budget in full."""
 MEASURED = Profile(iteration_seconds=0.5, snapshot_seconds=0.3, persist_seconds=2.2, cost_seconds=0.35)
 
 seconds = st.floats(min_value=0, max_value=1e4)
@@ -44,6 +47,8 @@ odd_settings = st.builds(
     PacingSettings,
     budget=odd_numbers | st.just(0.035),
     mtbf_seconds=odd_numbers | st.none(),
+    write_bytes_per_second=odd_numbers | st.none(),
+    max_unsaved_seconds=odd_numbers | st.just(600.0),
 )
 odd_histories = st.builds(
     FailureHistory,

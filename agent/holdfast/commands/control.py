@@ -13,9 +13,9 @@ import typer
 from holdfast.client import Client, JobSummary, ServerError
 from holdfast.commands.console import EXIT_USAGE, complain, fail, parsed, percent, print_or_json, say, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
-from holdfast.pacing.policy import format_interval
-from holdfast.pacing.quantities import parse_positive_seconds
-from holdfast.pacing.settings import parse_budget, parse_every
+from holdfast.pacing.policy import duration, format_interval
+from holdfast.pacing.quantities import format_rate, parse_positive_seconds
+from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, Desired
 from holdfast.protocol.retention import parse_retention
 
@@ -43,6 +43,46 @@ def budget(
 
 
 @with_client
+def write_budget(
+    client: Client,
+    job: JobName,
+    rate: Annotated[
+        str, typer.Argument(metavar="RATE", help="2TB/day, 500GB/h, or `default`: the training script's setting.")
+    ],
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Limit what checkpoints send to the store, in addition to the budget of training time.
+
+    It counts what is really sent: after compression, with parity, without files that are linked.
+
+    Examples: holdfast write-budget char-gpt 2TB/day  ·  holdfast write-budget char-gpt default
+    """
+    value = None if rate == "default" else parsed(parse_write_budget, rate)
+    done = "write budget set by the script" if value is None else f"write budget {format_rate(value)}"
+    _edit(client, job, done, no_wait=no_wait, json=json, write_budget=value)
+
+
+@with_client
+def unsaved_work(
+    client: Client,
+    job: JobName,
+    limit: Annotated[
+        str, typer.Argument(metavar="TIME", help="10min, 1h, or `default`: the training script's setting.")
+    ],
+    no_wait: NoWait = False,
+    json: Json = False,
+) -> None:
+    """Limit the work that a failure may lose, as far as both budgets allow.
+
+    Examples: holdfast unsaved-work char-gpt 5min  ·  holdfast unsaved-work char-gpt default
+    """
+    value = None if limit == "default" else parsed(parse_unsaved_work, limit)
+    done = "unsaved work set by the script" if value is None else f"unsaved work at most {duration(value)}"
+    _edit(client, job, done, no_wait=no_wait, json=json, max_unsaved_work=value)
+
+
+@with_client
 def every(
     client: Client,
     job: JobName,
@@ -52,7 +92,7 @@ def every(
             metavar="INTERVAL", help="A number of iterations, a time as in 10min, or `auto`: the policy decides."
         ),
     ],
-    duration: Annotated[
+    hold: Annotated[
         str | None,
         typer.Option("--for", metavar="TIME", help="Return the interval to the policy after this time, as in 2h."),
     ] = None,
@@ -67,9 +107,9 @@ def every(
     value = None if interval == "auto" else parsed(parse_every, interval)
     done = "interval set by the policy" if value is None else f"a checkpoint every {format_interval(value)}"
     limit = {}
-    if duration is not None:
-        limit["every_seconds"] = parsed(lambda text: parse_positive_seconds(text, "--for"), duration)
-        done += f" for {duration}"
+    if hold is not None:
+        limit["every_seconds"] = parsed(lambda text: parse_positive_seconds(text, "--for"), hold)
+        done += f" for {hold}"
     _edit(
         client,
         job,

@@ -17,8 +17,8 @@ from holdfast.commands.plan_simulation import TraceOptions, with_simulation
 from holdfast.pacing import interval_iterations, parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
 from holdfast.pacing.policy import duration
-from holdfast.pacing.quantities import parse_seconds
-from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.quantities import format_rate, parse_seconds
+from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import IntervalComparison, compare_intervals
 
 MAX_RANKS = 10_000_000
@@ -50,6 +50,8 @@ _Unchanged = _option(_JOB, "SHARE", "Share of the state that is never trained, a
 _Mtbf = _option(_CLUSTER, "TIME", "Mean time between failures of the whole job: 3h.")
 _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continues: 3min.")
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
+_WriteBudget = _option(_CHOICE, "RATE", "Most that checkpoints may send to the store: 2TB/day.")
+_Unsaved = _option(_CHOICE, "TIME", "Work that a failure may lose, as far as both budgets allow: 10min.")
 _Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policies)}.")
 _Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
 _TraceFile = _option(
@@ -85,6 +87,8 @@ def plan(
     mtbf: Annotated[_Text, _Mtbf] = None,
     restart: Annotated[_Text, _Restart] = None,
     budget: Annotated[_Text, _Budget] = None,
+    write_budget: Annotated[_Text, _WriteBudget] = None,
+    max_unsaved_work: Annotated[_Text, _Unsaved] = None,
     policy: Annotated[_Text, _Policy] = None,
     every: Annotated[_Text, _Every] = None,
     simulate: Annotated[bool, _Simulate] = False,
@@ -118,7 +122,8 @@ def plan(
     options = PlanOptions(
         state=state, parameters=parameters, bytes_per_parameter=bytes_per_parameter, ranks=ranks,
         iteration=iteration, copy_bandwidth=copy_bandwidth, write_bandwidth=write_bandwidth, stall=stall, lag=lag,
-        mtbf=mtbf, restart=restart, budget=budget, every=every, policy=policy,
+        mtbf=mtbf, restart=restart, budget=budget, write_budget=write_budget, max_unsaved_work=max_unsaved_work,
+        every=every, policy=policy,
         parity=parity, compress=compress or None, unchanged=unchanged,
     )  # fmt: skip
     try:
@@ -169,6 +174,10 @@ def _plan_running_job(job: str, options: PlanOptions, server: str, token: str | 
         parse_every(options.every)  # its error names the option; the server parses the text again
     what_if: dict[str, float | str | None] = {
         "budget": None if options.budget is None else parse_budget(options.budget),
+        "write_budget": None if options.write_budget is None else parse_write_budget(options.write_budget),
+        "max_unsaved_work": None
+        if options.max_unsaved_work is None
+        else parse_unsaved_work(options.max_unsaved_work),
         "every": None if options.every is None else str(options.every),
         "mtbf": None if options.mtbf is None else parse_mtbf(options.mtbf),
         "ranks": options.ranks,
@@ -205,4 +214,14 @@ def _inputs_of_job(answer: JobPlan, comparison: IntervalComparison) -> list[Plan
         PlanInput(name="failures", value=f"one in {duration(comparison.mtbf_seconds)}", origin=failures),
         PlanInput(name="restart", value=duration(comparison.restart_seconds), origin=origin("restart_seconds")),
         PlanInput(name="budget", value=percent(comparison.budget), origin=origin("budget")),
+        PlanInput(
+            name="write budget",
+            value=format_rate(comparison.write_bytes_per_second),
+            origin=origin("write_bytes_per_second"),
+        ),
+        PlanInput(
+            name="unsaved work",
+            value=f"at most {duration(comparison.max_unsaved_seconds)}",
+            origin=origin("max_unsaved_seconds"),
+        ),
     ]

@@ -13,7 +13,7 @@ from rich.text import Text
 from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
 from holdfast.pacing.policy import duration, format_iterations
-from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry
+from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry, advise
 from holdfast.simulation import SimulatedPolicy
 
 MIN_USEFUL_ETTR = 0.01
@@ -108,6 +108,9 @@ def _sentences(report: PlanReport) -> Iterator[str]:
         yield f"Its overhead of {percent(best.overhead)} is over the budget of {percent(comparison.budget)}."
     if comparison.current is not None:
         yield f"{report.current} {_compared(comparison, comparison.current)}"
+    if (advice := advise(comparison)) is not None:
+        budget = "" if advice.budget is None else f" with a budget of {percent(advice.budget)}"
+        yield f"The policy {advice.policy}{budget} would gain {percent(advice.gain)} of the time."
     for each in comparison.requested:
         yield f"The requested interval is {_compared(comparison, each)}"
     held = comparison.current or best

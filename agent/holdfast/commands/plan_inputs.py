@@ -23,16 +23,23 @@ from holdfast.pacing.failures import (
     JOB_HOURS_BETWEEN_FAILURES,
     FailureEstimate,
 )
+from holdfast.pacing.interval_cost import write_budget
 from holdfast.pacing.policy import duration
 from holdfast.pacing.quantities import (
     format_bytes,
+    format_rate,
     parse_bytes,
     parse_count,
     parse_positive_seconds,
     parse_seconds,
     parse_speed,
 )
-from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.settings import (
+    DEFAULT_UNSAVED_SECONDS,
+    parse_mtbf,
+    parse_unsaved_work,
+    parse_write_budget,
+)
 
 BYTES_PER_PARAMETER = 14.0
 """Mixed precision with Adam: 2 for the weight, 4 for its float32 copy, 4 for each of two moments."""
@@ -66,6 +73,8 @@ class PlanOptions:
     mtbf: str | None = None
     restart: str | None = None
     budget: str | None = None
+    write_budget: str | None = None
+    max_unsaved_work: str | None = None
     every: str | None = None
     policy: str | None = None
     parity: str | None = None
@@ -105,8 +114,17 @@ def plan_inputs(options: PlanOptions) -> tuple[Profile, PacingSettings, FailureH
         budget=DEFAULT_BUDGET if options.budget is None else parse_budget(options.budget),
         policy=PacingSettings().policy if options.policy is None else parse_policy(options.policy),
         every=_fixed_interval(options),
+        write_bytes_per_second=None if options.write_budget is None else parse_write_budget(options.write_budget),
+        max_unsaved_seconds=DEFAULT_UNSAVED_SECONDS
+        if options.max_unsaved_work is None
+        else parse_unsaved_work(options.max_unsaved_work),
     )
-    inputs.append(_input("budget", percent(settings.budget), options.budget, "assumed: the default"))
+    default = "assumed: the default"
+    inputs.append(_input("budget", percent(settings.budget), options.budget, default))
+    rate = format_rate(write_budget(profile, settings))
+    inputs.append(_input("write budget", rate, options.write_budget, default))
+    unsaved = f"at most {duration(settings.max_unsaved_seconds)}"
+    inputs.append(_input("unsaved work", unsaved, options.max_unsaved_work, default))
     return profile, settings, FailureHistory(failures=failures, restart_seconds=restart), inputs
 
 
@@ -154,6 +172,7 @@ def _profile(options: PlanOptions, inputs: list[PlanInput]) -> Profile:
         snapshot_seconds=snapshot,
         persist_seconds=persist,
         checkpoint_bytes=round(state_bytes),
+        written_bytes=new_bytes * (options.ranks or 1),
         cost_seconds=cost,
     )
 

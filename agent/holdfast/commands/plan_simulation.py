@@ -108,10 +108,16 @@ class RecordedFaults:
 def with_simulation(report: PlanReport, recorded: RecordedFaults | None) -> PlanReport:
     """Simulate every policy with the same failures; takes some seconds of CPU time."""
     comparison = report.comparison
-    settings, ranks = PacingSettings(budget=comparison.budget), comparison.world_size
+    ranks = comparison.world_size
+    settings = PacingSettings(
+        budget=comparison.budget,
+        write_bytes_per_second=comparison.write_bytes_per_second,
+        max_unsaved_seconds=comparison.max_unsaved_seconds,
+    )
     profile = Profile(
         iteration_seconds=comparison.iteration_seconds,
         persist_seconds=max(0.0, comparison.lag_seconds),
+        written_bytes=comparison.written_bytes,
         cost_seconds=comparison.cost_seconds,
     )
     history = FailureHistory(

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.pacing import FixedInterval, PacingSettings, interval_time, parse_budget, parse_every, parse_policy
+from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.protocol.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
@@ -77,6 +78,12 @@ class Orders:
         return replace(
             base,
             budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
+            write_bytes_per_second=self._parsed(
+                "write_budget", parse_write_budget, seen.write_bytes_per_second, base.write_bytes_per_second
+            ),
+            max_unsaved_seconds=self._parsed(
+                "max_unsaved_work", parse_unsaved_work, seen.max_unsaved_seconds, base.max_unsaved_seconds
+            ),
             policy=self._parsed("policy", parse_policy, seen.policy, base.policy),
             every=self._every(),
             paused=seen.paused or self.pauses > 0,
@@ -85,7 +92,7 @@ class Orders:
     def is_withheld_too_long(self, seconds: float) -> bool:
         """Return whether server settings, not the script's, have suppressed checkpoints for too long."""
         seen = self._seen
-        settings = (seen.every, seen.interval_seconds, seen.budget, seen.policy)
+        settings = (seen.every, seen.interval_seconds, seen.budget, seen.policy, seen.write_bytes_per_second)
         orders = seen.paused or any(each is not None for each in settings)
         return seconds >= MAX_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
 

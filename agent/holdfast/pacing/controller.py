@@ -9,7 +9,7 @@ from typing import Any
 
 from holdfast.pacing.estimator import Observation, OverheadEstimate, SlowdownEstimate
 from holdfast.pacing.failures import FailureHistory, JobHistory
-from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall
+from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall, write_budget, write_interval
 from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
     PROBE_IDLE,
@@ -112,6 +112,12 @@ class Controller:
     def spread(self) -> dict[str, float]:
         """Median absolute deviation of the measurements, by field of the profile."""
         return self._measured.spread
+
+    @property
+    def write_budget(self) -> float | None:
+        """The write budget in force, in bytes per second; `None` until the size of a checkpoint is known."""
+        profile = self.profile
+        return self._settings.write_bytes_per_second if profile is None else write_budget(profile, self._settings)
 
     @property
     def measured_overhead(self) -> float | None:
@@ -299,8 +305,9 @@ class Controller:
         profile = self.profile
         assert profile is not None
         pipeline = pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds))
-        if pipeline > interval * (1 + MIN_CHANGE):
-            self._move(pipeline, recent)
+        shortest = max(pipeline, write_interval(profile, self._settings))
+        if shortest > interval * (1 + MIN_CHANGE):
+            self._move(shortest, recent)
         elif not self._probe.start_if_needed(interval, self._settings.budget, slowdown):
             self._move(self._decide(interval, recent, self._samples.settled(slowdown)), recent)
 

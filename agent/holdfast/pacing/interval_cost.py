@@ -1,9 +1,10 @@
 """The cost of an interval: overhead, exposure, and the effective training time ratio (ETTR).
 
-Two bounds hold for every policy: checkpoints start no faster than they become durable, and the budget is a
-ceiling. Both are from Algorithm 1 of CheckFreq (Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), whose
-symbols are given with the fields of `Profile`. The measured cost of a checkpoint, once known, replaces the
-predicted stall To. With N in flight, the next checkpoint may start after an Nth of the time that one takes.
+Three bounds hold for every policy but `fixed` (see `Ceilings`): checkpoints start no faster than they become
+durable, and the overhead budget and the write budget are ceilings. The first two are from Algorithm 1 of CheckFreq
+(Mohan, Phanishayee, Chidambaram, FAST'21, section 4.2), whose symbols are given with the fields of `Profile`. The
+measured cost of a checkpoint, once known, replaces the predicted stall To. With N in flight, the next checkpoint
+may start after an Nth of the time that one takes.
 
 ETTR, the share of time that is spent on progress which no failure undoes, follows from a renewal process. Failures
 are a Poisson process. A cycle is W useful seconds and the cost δ of one checkpoint. A failure loses the progress
@@ -19,6 +20,8 @@ interval for restart dumps", FGCS 22(3), 2006, approximate its optimum.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Literal
 
 from holdfast.pacing.failures import FailureHistory
 from holdfast.pacing.policy import (
@@ -31,7 +34,8 @@ from holdfast.pacing.policy import (
     percent,
 )
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.quantities import format_rate
+from holdfast.pacing.settings import DAY, LEAST_WRITE_BUDGET, MAX_INTERVAL, STATES_A_DAY, PacingSettings
 
 TINY = 1e-6
 """λδ below which two terms of the expansion of the optimum are exact to 1e-6."""
@@ -77,6 +81,93 @@ def budget_interval(profile: Profile, budget: float) -> int | None:
         return 1
     allowed = budget * profile.iteration_seconds
     return max(1, ceil(cost / allowed)) if allowed > 0 else None
+
+
+def state_bytes(profile: Profile) -> float:
+    """Return the size of a checkpoint of all ranks."""
+    return known(profile.checkpoint_bytes if profile.state_bytes is None else profile.state_bytes)
+
+
+def written_bytes(profile: Profile) -> float:
+    """Return what one checkpoint sends to the store: measured, else its size."""
+    return state_bytes(profile) if profile.written_bytes is None else known(profile.written_bytes)
+
+
+def write_budget(profile: Profile, settings: PacingSettings) -> float:
+    """Return the bytes per second that may be sent to the store: the setting, else its default for this state."""
+    if settings.write_bytes_per_second is not None and known(settings.write_bytes_per_second) > 0:
+        return settings.write_bytes_per_second
+    return max(LEAST_WRITE_BUDGET, STATES_A_DAY * state_bytes(profile) / DAY)
+
+
+def write_interval(profile: Profile, settings: PacingSettings) -> int:
+    """Return the shortest interval within the write budget."""
+    return max(1, ceil(written_bytes(profile) / write_budget(profile, settings) / profile.iteration_seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The shortest interval that each bound allows, in iterations."""
+
+    overhead: int | None
+    """`None`: no interval is within the overhead budget."""
+    written: int
+    pipeline: int
+
+    @classmethod
+    def of(cls, profile: Profile, settings: PacingSettings) -> Ceilings:
+        return cls(
+            overhead=budget_interval(profile, settings.budget),
+            written=write_interval(profile, settings),
+            pipeline=pipeline_interval(profile),
+        )
+
+    @property
+    def shortest(self) -> int:
+        return max(self.overhead or 1, self.written, self.pipeline)
+
+    @property
+    def binding(self) -> Literal["overhead", "written", "pipeline"]:
+        """The bound that `shortest` is from."""
+        if self.shortest == self.overhead:
+            return "overhead"
+        return "written" if self.shortest == self.written else "pipeline"
+
+    def explain(self, profile: Profile, settings: PacingSettings) -> str:
+        """Describe the bound that decides."""
+        every = format_iterations(self.shortest)
+        match self.binding:
+            case "overhead":
+                return f"the budget of {percent(settings.budget)} allows one every {every} at most"
+            case "written":
+                rate = format_rate(write_budget(profile, settings))
+                return f"the write budget of {rate} allows one every {every} at most"
+            case "pipeline":
+                lag = duration(lag_seconds(profile))
+                return f"one takes {lag} to become durable and the next waits for it: every {every}"
+
+
+Limit = Literal["overhead", "written", "pipeline", "unsaved"]
+"""What decides an interval: the budget, the write budget, the time until durable, the accepted unsaved work."""
+SAME_INTERVAL = 0.1
+"""Relative difference up to which an interval counts as one that a limit decides."""
+
+
+def binding_limit(profile: Profile, settings: PacingSettings, interval: int) -> Limit | None:
+    """Return the limit that decides an interval of a policy; `None` where the policy is free."""
+    if not has_iteration_time(profile):
+        return None
+    ceilings = Ceilings.of(profile, settings)
+    if interval <= ceilings.shortest * (1 + SAME_INTERVAL) and ceilings.shortest > 1:
+        return ceilings.binding
+    accepted = unsaved_interval(profile, settings)
+    return "unsaved" if interval >= accepted * (1 - SAME_INTERVAL) else None
+
+
+def unsaved_interval(profile: Profile, settings: PacingSettings) -> int:
+    """Return the longest interval at which no more work than accepted is unsaved, at least 1."""
+    seconds = settings.max_unsaved_seconds - lag_seconds(profile)
+    return int(min(max(1, seconds / profile.iteration_seconds), MAX_INTERVAL)) if known(seconds) else 1
 
 
 def achieved_interval(profile: Profile, interval: int) -> int:
@@ -128,36 +219,34 @@ def forecast(
     )
 
 
-def forecast_within_budget(
+def forecast_within_ceilings(
     profile: Profile, settings: PacingSettings, history: FailureHistory, wanted: float, *, policy: str, reason: str
 ) -> IntervalPlan:
-    """Return the plan of the shortest interval of at least `wanted` iterations within the budget and the pipeline.
+    """Return the plan of the interval that is nearest to `wanted` iterations.
 
-    `reason` explains `wanted`; a bound that decides is added to it. The interval is `None` if no iteration was
-    timed or none is within the budget.
+    It is no longer than the accepted unsaved work allows, and never shorter than the ceilings allow. `reason`
+    explains `wanted`; a bound that decides is added to it. The interval is `None` if no iteration was timed or
+    none is within the budget.
     """
     cost = checkpoint_cost(profile)
     if not has_iteration_time(profile):
         return IntervalPlan(
             interval=None, policy=policy, reason="no checkpoints are planned: no iteration has been timed yet"
         )
-    affordable = budget_interval(profile, settings.budget)
-    if affordable is None:
+    ceilings = Ceilings.of(profile, settings)
+    if ceilings.overhead is None:
         reason = (
             f"no checkpoints are planned: one costs {duration(cost)} and the budget is {percent(settings.budget)}"
         )
         return IntervalPlan(interval=None, policy=policy, cost_seconds=cost, reason=reason)
-    pipeline = pipeline_interval(profile)
+    accepted = unsaved_interval(profile, settings)
+    if accepted < wanted:
+        wanted = accepted
+        reason += f"; at most {duration(settings.max_unsaved_seconds)} of unsaved work"
     # `wanted` comes last: max() ignores a NaN there
-    interval = int(min(max(1, pipeline, affordable, wanted), MAX_INTERVAL))
+    interval = int(min(max(ceilings.shortest, wanted), MAX_INTERVAL))
     if interval > wanted and interval > 1:
-        if affordable >= pipeline:
-            every = format_iterations(affordable)
-            bound = f"the budget of {percent(settings.budget)} allows one every {every} at most"
-        else:
-            lag, every = duration(lag_seconds(profile)), format_iterations(pipeline)
-            bound = f"one takes {lag} to become durable and the next waits for it: every {every}"
-        reason += f"; {bound}"
+        reason += f"; {ceilings.explain(profile, settings)}"
     return forecast(profile, settings, history, interval, policy=policy, reason=reason)
 
 

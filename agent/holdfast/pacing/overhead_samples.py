@@ -265,6 +265,9 @@ class ProfileSamples:
             update_seconds=min(median(self._updates), seconds) if self._updates else 0.0,
             snapshot_seconds=median(each.snapshot_seconds for each in self._checkpoints),
             persist_seconds=median(each.persist_seconds for each in self._checkpoints),
+            written_bytes=_mean(
+                [each.written_bytes for each in self._checkpoints if each.written_bytes is not None]
+            ),
             in_flight=self._in_flight,
             cost_seconds=self.cost_seconds,
         )
@@ -284,6 +287,10 @@ class ProfileSamples:
 def _part(seconds: float, of_seconds: float) -> float:
     """Limit a measured wait to the time that it is a part of; 0 if it is not finite."""
     return min(seconds, of_seconds) if math.isfinite(seconds) and seconds > 0 else 0.0
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def _is_duration(seconds: float) -> bool:

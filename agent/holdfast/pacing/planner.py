@@ -1,9 +1,9 @@
 """The interval policies, and `plan`, which applies the settings.
 
-checkfreq: the shortest interval within the pipeline and the budget. Algorithm 1 of J. Mohan, A. Phanishayee,
-    V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST'21, section 4.2.
-goodput: the exact optimum of the effective training time ratio (see `interval_cost`) for the mean of the posterior
-    of the failure rate. The budget is a ceiling, not a target.
+goodput (the default): the exact optimum of the effective training time ratio (see `interval_cost`) for the mean of
+    the posterior of the failure rate. The budgets are ceilings, not targets.
+checkfreq: the shortest interval within the ceilings, which spends a budget in full. Algorithm 1 of J. Mohan,
+    A. Phanishayee, V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST'21, section 4.2.
 young-daly: √(2δM) - δ, the first-order rule of Young (1974) and Daly (2006).
 fixed: the interval from the script or an operator, at any cost.
 
@@ -24,14 +24,14 @@ from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.pacing.failures import FailureHistory
 from holdfast.pacing.interval_cost import (
-    budget_interval,
+    Ceilings,
     checkpoint_cost,
     daly_interval_seconds,
     forecast,
-    forecast_within_budget,
+    forecast_within_ceilings,
     lag_seconds,
     optimal_interval,
-    pipeline_interval,
+    write_budget,
 )
 from holdfast.pacing.policy import (
     Policy,
@@ -45,34 +45,34 @@ from holdfast.pacing.policy import (
     percent,
 )
 from holdfast.pacing.profile import IntervalPlan, Profile
+from holdfast.pacing.quantities import format_rate
 from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings, interval_iterations
 
 GROUP = "holdfast.policies"
 
 
 def checkfreq(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
-    """Choose the shortest interval within the pipeline and the budget."""
-    plan = forecast_within_budget(profile, settings, history, 1, policy="checkfreq", reason="")
+    """Choose the shortest interval within the ceilings."""
+    plan = forecast_within_ceilings(profile, settings, history, 1, policy="checkfreq", reason="")
     if plan.interval is None:
         return plan
     cost = checkpoint_cost(profile)
     price = describe_cost(profile, cost)
     share = f"{percent(cost / (plan.interval * profile.iteration_seconds))} of {format_iterations(plan.interval)}"
-    pipeline, affordable = pipeline_interval(profile), budget_interval(profile, settings.budget) or 1
-    if affordable >= pipeline and affordable > 1:
-        reason = f"{price}, {share}: as often as the budget of {percent(settings.budget)} allows"
-    elif pipeline > 1:
-        busy = duration(lag_seconds(profile))
-        reason = f"a checkpoint takes {busy} to become durable and the next waits for it; {price}, {share}"
-    else:
+    ceilings = Ceilings.of(profile, settings)
+    if ceilings.shortest == 1:
         reason = f"{price}, {share}: every iteration is within the budget of {percent(settings.budget)}"
+    elif ceilings.shortest == ceilings.overhead:
+        reason = f"{price}, {share}: as often as the budget of {percent(settings.budget)} allows"
+    else:
+        reason = f"{price}, {share}: {ceilings.explain(profile, settings)}"
     return replace(plan, reason=reason)
 
 
 def goodput(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
-    """Choose the interval with the highest effective training time ratio within the budget and the pipeline."""
+    """Choose the interval with the highest effective training time ratio within the ceilings."""
     if not has_iteration_time(profile):
-        return forecast_within_budget(profile, settings, history, 1, policy="goodput", reason="")
+        return forecast_within_ceilings(profile, settings, history, 1, policy="goodput", reason="")
     failures = estimate_failures(settings, history)
     best = optimal_interval(profile, failures.rate)
     cost = describe_cost(profile, checkpoint_cost(profile))
@@ -80,14 +80,14 @@ def goodput(profile: Profile, settings: PacingSettings, history: FailureHistory)
         f"for the most progress in the time there is: best every {format_iterations(best)} "
         f"({duration(best * profile.iteration_seconds)}), as {cost} and {describe_failures(failures)}"
     )
-    plan = forecast_within_budget(profile, settings, history, best, policy="goodput", reason=reason)
+    plan = forecast_within_ceilings(profile, settings, history, best, policy="goodput", reason=reason)
     if plan.ettr is None:
         return plan
     return replace(plan, reason=f"{plan.reason}; {percent(plan.ettr)} of the time moves training forward")
 
 
 def young_daly(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
-    """Choose Daly's first-order interval, or the shortest longer one within the budget and the pipeline."""
+    """Choose Daly's first-order interval within the ceilings."""
     failures, cost = estimate_failures(settings, history), checkpoint_cost(profile)
     seconds = daly_interval_seconds(failures.rate, cost)
     iterations = seconds / profile.iteration_seconds if has_iteration_time(profile) else 1
@@ -96,7 +96,7 @@ def young_daly(profile: Profile, settings: PacingSettings, history: FailureHisto
         f"{duration(seconds)}, as {describe_cost(profile, cost)} and {describe_failures(failures)}"
     )
     wanted = max(1, round(min(MAX_INTERVAL, iterations)))
-    return forecast_within_budget(profile, settings, history, wanted, policy="young-daly", reason=reason)
+    return forecast_within_ceilings(profile, settings, history, wanted, policy="young-daly", reason=reason)
 
 
 def fixed(profile: Profile, settings: PacingSettings, history: FailureHistory) -> IntervalPlan:
@@ -116,6 +116,8 @@ def fixed(profile: Profile, settings: PacingSettings, history: FailureHistory) -
         return plan
     if plan.overhead > settings.budget:
         warning = f": {percent(plan.overhead)} is more than the budget of {percent(settings.budget)}"
+    elif Ceilings.of(profile, settings).written > interval:
+        warning = f": more than the write budget of {format_rate(write_budget(profile, settings))}"
     elif lag_seconds(profile) > interval * profile.iteration_seconds + plan.cost_seconds:
         warning = ": writing one takes longer than that, so checkpoints will wait for each other"
     else:

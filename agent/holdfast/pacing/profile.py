@@ -28,6 +28,11 @@ class Profile:
     """N: the maximum number of checkpoints in flight."""
     checkpoint_bytes: int = 0
     """m: the size of a checkpoint."""
+    state_bytes: float | None = None
+    """Size of a checkpoint of all ranks before encoding; `None`: m."""
+    written_bytes: float | None = None
+    """Mean of what one checkpoint sends to the store, of all ranks: without what is linked, after encoding, with
+    parity. `None`: its size."""
     memory_used_bytes: int = 0
     """M: peak use of device memory by training."""
     memory_total_bytes: int = 0

@@ -69,6 +69,26 @@ def parse_speed(text: str, name: str) -> float:
     return _positive(_parse(stem, name, _SIZES, "a speed: write 2GB/s or 800MB/s", typed=text), text, name)
 
 
+def parse_rate(text: str, name: str) -> float:
+    """Parse an amount per time greater than 0, such as `2TB/day` or `500GB/h`, in bytes per second.
+
+    A bare number is in bytes per second.
+    """
+    amount, _, unit = str(text).partition("/")
+    unit_seconds = _TIMES.get(unit.strip().lower() or "s")
+    if unit_seconds is None:
+        raise ValueError(f"{name} {text!r} is not an amount per time: write 2TB/day, 500GB/h or 30MB/s")
+    what = "an amount per time: write 2TB/day, 500GB/h or 30MB/s"
+    return _positive(_parse(amount, name, _SIZES | {"": 1.0}, what, typed=text), text, name) / unit_seconds
+
+
+def format_rate(bytes_per_second: float) -> str:
+    """Format an amount per time by the day, or by the second from 1 GB/s on."""
+    if bytes_per_second >= 1e9:
+        return f"{format_bytes(round(bytes_per_second))}/s"
+    return f"{format_bytes(round(bytes_per_second * _TIMES['day']))}/day"
+
+
 def parse_count(text: str, name: str) -> float:
     """Parse a number greater than 0, such as `405B`, `124M` or `16384`."""
     return _positive(_parse(text, name, _COUNTS, "a number: write 124M, 7B or 405e9"), text, name)

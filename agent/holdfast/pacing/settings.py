@@ -7,9 +7,16 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from holdfast.pacing.quantities import MAX_SECONDS, parse_positive_seconds, parse_seconds
+from holdfast.pacing.quantities import MAX_SECONDS, parse_positive_seconds, parse_rate, parse_seconds
 
 DEFAULT_BUDGET = 0.035
+DEFAULT_POLICY = "goodput"
+DEFAULT_UNSAVED_SECONDS = 600.0
+DAY = 86400.0
+LEAST_WRITE_BUDGET = 2e12 / DAY
+"""The default write budget of a small state, in bytes per second: 2 TB a day."""
+STATES_A_DAY = 2000
+"""The default write budget of a larger one, in states a day: one every 43 s."""
 MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0
 MAX_INTERVAL = 10**9
 MIN_INTERVAL_SECONDS = 0.001
@@ -23,11 +30,15 @@ class PacingSettings:
 
     budget: float = DEFAULT_BUDGET
     """Maximum overhead: (time with checkpoints / time without) - 1."""
-    policy: str = "checkfreq"
+    policy: str = DEFAULT_POLICY
     every: FixedInterval | None = None
     """Interval that overrides the policy. A time begins with each checkpoint, and ends at the first boundary after
     it."""
     paused: bool = False
+    write_bytes_per_second: float | None = None
+    """Maximum mean rate of what is sent to the store; `None`: 2 TB or 2,000 states a day, whichever is more."""
+    max_unsaved_seconds: float = DEFAULT_UNSAVED_SECONDS
+    """Work that a failure may lose, as far as both budgets allow."""
     mtbf_seconds: float | None = None
     """Mean time between failures of the whole job; `None`: the published rate. Observed failures correct both."""
 
@@ -94,6 +105,17 @@ def interval_iterations(every: FixedInterval, iteration_seconds: float) -> int:
 def parse_mtbf(value: float | str) -> float:
     """Parse a mean time between failures such as 11000, "3.1h" or "90 min"; ValueError if not above 0."""
     return parse_positive_seconds(str(value), "mtbf")
+
+
+def parse_write_budget(value: float | str) -> float:
+    """Parse a rate such as "2TB/day" or "500GB/h" to bytes per second; ValueError if not above 0."""
+    return parse_rate(f"{value:.15g}" if isinstance(value, int | float) else value, "write_budget")
+
+
+def parse_unsaved_work(value: float | str) -> float:
+    """Parse the unsaved work that is accepted, such as 600 or "10min", to seconds; ValueError if not above 0."""
+    text = f"{value:.15g}" if isinstance(value, int | float) else value
+    return parse_positive_seconds(text, "max_unsaved_work")
 
 
 def settings_to_json(settings: PacingSettings) -> dict[str, object]:

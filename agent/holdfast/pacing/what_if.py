@@ -19,6 +19,9 @@ from holdfast.pacing.interval_cost import (
     lag_seconds,
     optimal_interval,
     pipeline_interval,
+    write_budget,
+    write_interval,
+    written_bytes,
 )
 from holdfast.pacing.planner import plan, policy_names
 from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
@@ -32,6 +35,8 @@ REACH = 16.0
 """Factor by which the curve extends at least to both sides of the optimum."""
 FARTHEST = 2000.0
 """Factor by which it extends at most: the optimum must stay visible."""
+LEAST_GAIN = 0.005
+"""Smallest gain of ETTR for which a change of settings is advised."""
 LEAST_SPAN = 0.01
 """Minimum range of the ETTR axis, so that a flat curve looks flat."""
 _TIMES = [
@@ -100,10 +105,16 @@ class IntervalComparison:
     requested: tuple[IntervalForecast, ...]
     policies: tuple[IntervalForecast, ...]
     budget: float
+    write_bytes_per_second: float
+    """The write budget."""
+    written_bytes: float
+    """What one checkpoint sends to the store."""
+    max_unsaved_seconds: float
+    """Work that a failure may lose, as far as both budgets allow."""
     budget_seconds: float
     """Shortest interval within the budget."""
     shortest_seconds: float
-    """Shortest interval at which a checkpoint is durable before the next one starts."""
+    """Shortest interval at which a checkpoint is durable before the next one starts, within the write budget."""
     world_size: int
     iteration_seconds: float
     cost_seconds: float
@@ -115,6 +126,41 @@ class IntervalComparison:
     mtbf_low_seconds: float
     mtbf_high_seconds: float
     """Bounds of `mtbf_seconds` with a probability of 90 %."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A change of settings that gains training time."""
+
+    policy: str
+    budget: float | None
+    """The budget that it needs, if that is more than the one in force."""
+    interval: int
+    """Iterations between checkpoints that would follow."""
+    ettr: float
+    gain: float
+    """By how much the effective training time ratio exceeds that of the interval in force."""
+
+
+def advise(comparison: IntervalComparison) -> Advice | None:
+    """Return the change of policy or budget that gains most; `None` if none gains `LEAST_GAIN`."""
+    current, best = comparison.current, comparison.best
+    if current is None or current.ettr is None:
+        return None
+    choices = [
+        Advice(
+            policy=each.name, budget=None, interval=each.interval, ettr=each.ettr, gain=each.ettr - current.ettr
+        )
+        for each in comparison.policies
+        if each.interval is not None and each.ettr is not None and not each.decided_by
+    ]
+    if best.interval is not None and best.ettr is not None and not best.within_budget:
+        budget = math.ceil((best.overhead or 0.0) * 1000) / 1000
+        gain = best.ettr - current.ettr
+        choices.append(Advice(policy="goodput", budget=budget, interval=best.interval, ettr=best.ettr, gain=gain))
+    # the first of equals: a budget is raised only where no policy gains as much within the present one
+    worth = max(choices, key=lambda each: round(each.gain, 4), default=None)
+    return worth if worth is not None and worth.gain >= LEAST_GAIN else None
 
 
 def compare_intervals(
@@ -155,6 +201,9 @@ def compare_intervals(
         requested=tuple(forecaster.forecast(f"every {each:,}", each) for each in requested),
         policies=tuple(forecaster.forecast_policy(name) for name in policy_names()),
         budget=settings.budget,
+        write_bytes_per_second=write_budget(profile, settings),
+        written_bytes=written_bytes(profile),
+        max_unsaved_seconds=settings.max_unsaved_seconds,
         budget_seconds=forecaster.cost_seconds / settings.budget,
         shortest_seconds=forecaster.shortest * profile.iteration_seconds,
         world_size=forecaster.failures.world_size,
@@ -187,7 +236,7 @@ class _Forecaster:
         self.restart_seconds = known(history.restart_seconds)
         self.cost_seconds = checkpoint_cost(profile)
         self.lag_seconds = lag_seconds(profile)
-        self.shortest = min(pipeline_interval(profile), MAX_INTERVAL)
+        self.shortest = min(max(pipeline_interval(profile), write_interval(profile, settings)), MAX_INTERVAL)
         self.optimum = optimal_interval(profile, self.rate, shortest=self.shortest)
 
     def ettr(self, interval_seconds: float) -> float:

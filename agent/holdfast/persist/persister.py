@@ -135,6 +135,7 @@ class Persister:
         return RunState.DURABLE, WriteResult(
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
+            written_bytes=sum(file.stored_bytes for file in files if file.written_by is None),
             raw_bytes=raw_bytes(files),
             encode_seconds=written.encode_seconds,
             not_linked=written.not_linked,

@@ -22,18 +22,20 @@ class JobFilter(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """Labels that all match: `name` for any value, or `name: value`."""
 
 
-BulkAction = Literal["checkpoint", "pause", "resume", "budget", "acknowledge"]
+BulkAction = Literal["checkpoint", "pause", "resume", "budget", "write_budget", "acknowledge"]
 
 
 class BulkChange(Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
     """One change of several jobs, which are named or selected by a filter."""
 
     action: BulkAction
-    """Take a checkpoint now, pause or resume checkpoints, set the budget, or acknowledge the firing alerts."""
+    """Take a checkpoint now, pause or resume checkpoints, set a budget, or acknowledge the firing alerts."""
     jobs: list[str] | UnsetType = UNSET
     filter: JobFilter | UnsetType = UNSET
     budget: float | str | None = None
     """New budget as a fraction, or text such as "2%"; `None`: back to the script's budget."""
+    write_budget: float | str | None = None
+    """New write budget in bytes per second, or text such as "2TB/day"; `None`: back to the script's."""
     preview: bool = False
     """Whether to change nothing, and only answer which jobs would be changed."""
 

@@ -426,6 +426,10 @@ class DesiredChanges(Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tr
 
     budget: float | str | UnsetType | None = UNSET
     """Budget as a fraction, or text such as "2%"."""
+    write_budget: float | str | UnsetType | None = UNSET
+    """What checkpoints may send to the store, in bytes per second, or text such as "2TB/day"."""
+    max_unsaved_work: float | str | UnsetType | None = UNSET
+    """Work that a failure may lose, in seconds, or text such as "10min"."""
     policy: str | UnsetType | None = UNSET
     every: int | str | UnsetType | None = UNSET
     """Fixed interval: a number of iterations, or a time as text such as "10min"."""

@@ -6,6 +6,8 @@ that adjacent versions are compatible; an incompatible change increments `PROTOC
 
 Times named `at` are seconds since the Unix epoch on the sender's clock, for display only: messages are ordered by
 (attempt, sequence) and (lineage, iteration).
+
+One module, since adjacent versions of agent and server must agree about all of it.
 """
 
 from __future__ import annotations
@@ -254,6 +256,10 @@ class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     """Median absolute deviation of these figures, by field."""
     mtbf_seconds: float | None = None
     """Mean time between failures, if the script states it."""
+    write_bytes_per_second: float | None = None
+    """The write budget in force."""
+    max_unsaved_seconds: float | None = None
+    """Work that a failure may lose, as far as both budgets allow."""
 
 
 class DesiredStateApplied(TrainingEvent, kw_only=True, tag="applied"):
@@ -422,6 +428,10 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
 
     version: _Number = 0
     budget: float | None = None
+    write_bytes_per_second: float | None = None
+    """The write budget."""
+    max_unsaved_seconds: float | None = None
+    """Work that a failure may lose, as far as both budgets allow."""
     policy: str | None = None
     every: int | None = None
     interval_seconds: float | None = None

@@ -197,6 +197,8 @@ class WriteResult:
     """Size of all ranks' files; 0 if unknown."""
     reused_bytes: int = 0
     """Size of the files among them that earlier checkpoints wrote."""
+    written_bytes: int = 0
+    """Size of the others with their parity: what was sent to the store."""
     raw_bytes: int = 0
     """Size of all ranks' files before they were encoded; 0 if none was."""
     encode_seconds: float = 0.0

@@ -106,6 +106,8 @@ class IterationMetrics:
                     snapshot_seconds=copy.seconds,
                     persist_seconds=run.result.seconds,
                     checkpoint_bytes=run.size_bytes,
+                    state_bytes=run.result.raw_bytes or run.result.stored_bytes,
+                    written_bytes=run.result.written_bytes,
                     device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
                     memory_used_bytes=copy.device_memory[0],
                     memory_total_bytes=copy.device_memory[1],

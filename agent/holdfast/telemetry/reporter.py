@@ -252,6 +252,8 @@ class Reporter:
                 profile=to_json(profile) if profile else {},
                 spread=controller.spread,
                 mtbf_seconds=controller.settings.mtbf_seconds,
+                write_bytes_per_second=controller.write_budget,
+                max_unsaved_seconds=controller.settings.max_unsaved_seconds,
             )
         )
 

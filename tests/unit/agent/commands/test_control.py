@@ -18,6 +18,14 @@ def sent(server: FakeServer) -> list[object]:
         (["budget", "gpt", "2%"], {"budget": 0.02}, "budget 2%: version 4, applied at iteration 251"),
         (["budget", "gpt", "0.05"], {"budget": 0.05}, "budget 5%: version 4"),
         (["budget", "gpt", "default"], {"budget": None}, "budget set by the script: version 4"),
+        (
+            ["write-budget", "gpt", "2TB/day"],
+            {"write_budget": 2e12 / 86400},
+            "write budget 2 TB/day: version 4",
+        ),
+        (["write-budget", "gpt", "default"], {"write_budget": None}, "write budget set by the script: version 4"),
+        (["unsaved-work", "gpt", "5min"], {"max_unsaved_work": 300.0}, "unsaved work at most 5 min: version 4"),
+        (["unsaved-work", "gpt", "default"], {"max_unsaved_work": None}, "unsaved work set by the script"),
         (["every", "gpt", "50"], {"every": 50}, "a checkpoint every 50 iterations: version 4"),
         (
             ["every", "gpt", "50", "--for", "2h"],

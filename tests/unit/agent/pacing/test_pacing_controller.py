@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks.pacing.paced import PacedJob
 from holdfast.pacing import Controller, Observation, PacingSettings, Profile
+from tests.support.pacing_profiles import CheckfreqSettings
 
 
 def job(budget: float = 0.05, **given: object) -> PacedJob:
     """By default a checkpoint costs 0.1 s of stall and 3 iterations of 0.2 s interference: every 14 at 5 %."""
     costs: dict[str, object] = {"stall_seconds": 0.1, "interference": 0.2}
-    return PacedJob(Controller(PacingSettings(budget=budget)), **{**costs, **given})  # type: ignore[arg-type]
+    return PacedJob(Controller(CheckfreqSettings(budget=budget)), **{**costs, **given})  # type: ignore[arg-type]
 
 
 def taken(snapshot_seconds: float, persist_seconds: float, device_copy_seconds: float = math.inf) -> Profile:
@@ -69,7 +70,7 @@ def test_the_first_checkpoint_after_warm_up_measures_itself_and_a_plan_follows()
 
 
 def test_a_first_checkpoint_that_fails_is_tried_again_ever_more_rarely() -> None:
-    controller = Controller(PacingSettings())
+    controller = Controller(CheckfreqSettings())
     starts = []
     for iteration in range(1, 1001):
         controller.observe(Observation(iteration=iteration, seconds=1.0))
@@ -373,13 +374,13 @@ def test_interference_that_appears_when_every_iteration_overlaps_a_checkpoint_is
 
 def test_a_budget_changed_live_is_in_force_at_the_next_decision() -> None:
     simulated = job().run(400)
-    simulated.controller.change(PacingSettings(budget=0.01))
+    simulated.controller.change(CheckfreqSettings(budget=0.01))
     assert simulated.interval == 70
     simulated.run(1)
     assert simulated.plans[-1].interval == 70
     simulated.run(500)
     assert simulated.overhead <= 0.01 + 1e-9
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     assert simulated.interval == 14
     simulated.run(500)
     assert set(simulated.intervals[-400:]) == {14}
@@ -387,7 +388,7 @@ def test_a_budget_changed_live_is_in_force_at_the_next_decision() -> None:
 
 def test_the_same_settings_again_are_no_change() -> None:
     simulated = job().run(400)
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     count = len(simulated.plans)
     simulated.run(1)
     assert len(simulated.plans) == count
@@ -396,7 +397,7 @@ def test_the_same_settings_again_are_no_change() -> None:
 def test_a_change_is_announced_even_when_the_interval_stays() -> None:
     simulated = job(interference=0.0, stall_seconds=0.0).run(400)
     count = len(simulated.plans)
-    simulated.controller.change(PacingSettings(budget=0.06))
+    simulated.controller.change(CheckfreqSettings(budget=0.06))
     simulated.run(1)
     assert len(simulated.plans) == count + 1
 
@@ -418,7 +419,7 @@ def test_back_to_automatic_is_where_the_policy_would_be() -> None:
     simulated = job().run(400)
     simulated.controller.change(PacingSettings(budget=0.05, every=100))
     simulated.run(300)
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     assert simulated.interval == 14
 
 
@@ -426,7 +427,7 @@ def test_an_order_taken_back_while_profiling_leaves_profiling_to_go_on() -> None
     simulated = job().run(3)
     simulated.controller.change(PacingSettings(every=100))
     assert simulated.interval == 100
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     simulated.run(60)
     assert simulated.starts[:2] == [1, 20]
     assert simulated.interval == 14
@@ -434,14 +435,14 @@ def test_an_order_taken_back_while_profiling_leaves_profiling_to_go_on() -> None
 
 def test_paused_means_no_checkpoints_until_resumed() -> None:
     simulated = job().run(400)
-    simulated.controller.change(PacingSettings(budget=0.05, paused=True))
+    simulated.controller.change(CheckfreqSettings(budget=0.05, paused=True))
     count = len(simulated.starts)
     simulated.run(300)
     assert len(simulated.starts) == count
     assert simulated.controller.plan is not None
     assert simulated.controller.plan.interval is None
     assert simulated.overhead < 0.01
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     simulated.run(1)
     assert len(simulated.starts) == count + 1
     assert simulated.interval == 14
@@ -449,10 +450,10 @@ def test_paused_means_no_checkpoints_until_resumed() -> None:
 
 def test_paused_from_the_start_still_profiles_and_then_begins() -> None:
     simulated = PacedJob(
-        Controller(PacingSettings(budget=0.05, paused=True)), stall_seconds=0.1, interference=0.2
+        Controller(CheckfreqSettings(budget=0.05, paused=True)), stall_seconds=0.1, interference=0.2
     ).run(100)
     assert simulated.starts == []
-    simulated.controller.change(PacingSettings(budget=0.05))
+    simulated.controller.change(CheckfreqSettings(budget=0.05))
     simulated.run(60)
     assert simulated.starts[0] == 101
     assert simulated.interval == 14
@@ -493,7 +494,7 @@ def test_a_resumed_job_keeps_its_interval_until_it_has_measured_again() -> None:
 
 def test_a_resumed_job_with_another_budget_plans_anew_from_what_it_knew() -> None:
     state = job().run(400).controller.state_dict()
-    controller = Controller(PacingSettings(budget=0.01))
+    controller = Controller(CheckfreqSettings(budget=0.01))
     controller.load_state_dict(state)
     assert controller.plan is not None
     assert controller.plan.interval == 70
@@ -613,7 +614,7 @@ def test_a_restore_before_the_first_checkpoint_does_not_stop_the_first() -> None
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_odd_durations_never_raise_and_good_ones_still_count(odd: float) -> None:
-    controller = Controller(PacingSettings(budget=0.05))
+    controller = Controller(CheckfreqSettings(budget=0.05))
     in_flight_since = None
     for iteration in range(1, 400):
         good = iteration % 3 > 0
@@ -640,7 +641,7 @@ def test_odd_durations_never_raise_and_good_ones_still_count(odd: float) -> None
 
 @pytest.mark.parametrize("odd", [math.nan, 0.0])
 def test_a_clock_that_never_works_leaves_the_job_running(odd: float) -> None:
-    controller = Controller(PacingSettings())
+    controller = Controller(CheckfreqSettings())
     for iteration in range(1, 300):
         controller.observe(Observation(iteration=iteration, seconds=odd))
         if controller.due(iteration):
@@ -650,13 +651,13 @@ def test_a_clock_that_never_works_leaves_the_job_running(odd: float) -> None:
 
 
 def test_settings_are_those_last_given() -> None:
-    controller = Controller(PacingSettings(budget=0.02))
-    controller.change(PacingSettings(budget=0.5))
-    assert controller.settings == PacingSettings(budget=0.5)
+    controller = Controller(CheckfreqSettings(budget=0.02))
+    controller.change(CheckfreqSettings(budget=0.5))
+    assert controller.settings == CheckfreqSettings(budget=0.5)
 
 
 def test_a_checkpoint_whose_iterations_a_restore_undid_does_not_look_free():
-    controller = Controller(PacingSettings(budget=0.02), warmup_iterations=0, profile_iterations=3)
+    controller = Controller(CheckfreqSettings(budget=0.02), warmup_iterations=0, profile_iterations=3)
 
     def iterate(iteration, *, in_flight=False):
         controller.observe(

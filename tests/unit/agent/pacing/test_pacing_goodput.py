@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from holdfast.pacing import (
     Profile,
     plan,
 )
-from holdfast.pacing.interval_cost import budget_interval, forecast, pipeline_interval
+from holdfast.pacing.interval_cost import binding_limit, budget_interval, forecast, pipeline_interval
 from tests.support.pacing_profiles import MEASURED, budgets, means, profiles
 
 LLAMA_3_SECONDS = 3.09 * 3600
@@ -24,11 +25,17 @@ LARGE = Profile(iteration_seconds=5.0, snapshot_seconds=20.0, persist_seconds=10
 
 
 def goodput(profile: Profile, history: FailureHistory | None = None, **settings: object) -> IntervalPlan:
-    return plan(profile, PacingSettings(policy="goodput", **settings), history or FailureHistory())  # type: ignore[arg-type]
+    return plan(
+        profile, PacingSettings(policy="goodput", max_unsaved_seconds=1e9, **settings), history or FailureHistory()
+    )  # type: ignore[arg-type]
 
 
 def young_daly(profile: Profile, history: FailureHistory | None = None, **settings: object) -> IntervalPlan:
-    return plan(profile, PacingSettings(policy="young-daly", **settings), history or FailureHistory())  # type: ignore[arg-type]
+    return plan(
+        profile,
+        PacingSettings(policy="young-daly", max_unsaved_seconds=1e9, **settings),
+        history or FailureHistory(),
+    )  # type: ignore[arg-type]
 
 
 def test_a_large_job_has_the_published_optimum_in_whole_iterations() -> None:
@@ -47,6 +54,51 @@ def test_where_the_budget_asks_for_less_it_decides_and_says_so() -> None:
     assert made.interval == 100
     assert "best every 66 iterations" in made.reason
     assert "the budget of 1% allows one every 100 iterations at most" in made.reason
+
+
+WRITTEN = replace(LARGE, checkpoint_bytes=10**9, written_bytes=5e11)
+"""Sends 500 GB with each checkpoint, which 2 TB a day allow every 6 hours."""
+
+
+def test_where_the_write_budget_asks_for_less_it_decides_and_says_so() -> None:
+    made = goodput(WRITTEN, mtbf_seconds=LLAMA_3_SECONDS)
+    assert made.interval == 6 * 3600 / 5
+    assert "the write budget of 2 TB/day allows one every 4,320 iterations at most" in made.reason
+    hour = goodput(WRITTEN, mtbf_seconds=LLAMA_3_SECONDS, write_bytes_per_second=5e11 / 3600)
+    assert hour.interval == 720
+
+
+def test_a_state_may_be_written_two_thousand_times_a_day() -> None:
+    fast = replace(LARGE, snapshot_seconds=0.1, persist_seconds=0.1, cost_seconds=0.01)
+    large = replace(fast, checkpoint_bytes=10**9, state_bytes=1e12)
+    assert plan(large, PacingSettings(policy="checkfreq")).interval == math.ceil(43.2 / 5)
+    assert plan(replace(large, written_bytes=1e10), PacingSettings(policy="checkfreq")).interval == 1
+
+
+def test_no_more_work_is_unsaved_than_is_accepted_where_the_ceilings_allow_it() -> None:
+    patient = PacingSettings(policy="goodput", mtbf_seconds=1e8)
+    made = plan(LARGE, patient)
+    assert made.interval is not None
+    assert made.interval * 5 + 120 <= 600 < (made.interval + 1) * 5 + 120
+    assert "at most 10 min of unsaved work" in made.reason
+    assert plan(LARGE, replace(patient, budget=0.005)).interval == 200, "the budget comes first"
+    assert "the budget of 0.5%" in plan(LARGE, replace(patient, budget=0.005)).reason
+
+
+@pytest.mark.parametrize(
+    ("profile", "settings", "limit"),
+    [
+        (LARGE, PacingSettings(mtbf_seconds=1e8), "unsaved"),
+        (LARGE, PacingSettings(mtbf_seconds=LLAMA_3_SECONDS), None),
+        (LARGE, PacingSettings(mtbf_seconds=LLAMA_3_SECONDS, budget=0.005), "overhead"),
+        (WRITTEN, PacingSettings(mtbf_seconds=LLAMA_3_SECONDS), "written"),
+        (LARGE, PacingSettings(mtbf_seconds=100.0, budget=1.0), "pipeline"),
+    ],
+)
+def test_the_limit_that_decides_is_named(profile: Profile, settings: PacingSettings, limit: str | None) -> None:
+    interval = plan(profile, settings).interval
+    assert interval is not None
+    assert binding_limit(profile, settings, interval) == limit
 
 
 def test_a_budget_is_a_ceiling_and_no_target() -> None:
@@ -87,7 +139,10 @@ def test_free_checkpoints_are_taken_as_often_as_they_can_be_written() -> None:
 
 @given(profiles, budgets, means)
 def test_no_neighbour_that_is_allowed_gets_the_job_farther(profile: Profile, budget: float, mean: float) -> None:
-    settings, history = PacingSettings(policy="goodput", budget=budget, mtbf_seconds=mean), FailureHistory()
+    settings, history = (
+        PacingSettings(policy="goodput", budget=budget, mtbf_seconds=mean, max_unsaved_seconds=1e9),
+        FailureHistory(),
+    )
     made = plan(profile, settings, history)
     assert made.interval is not None
     assume(made.interval < MAX_INTERVAL)

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.pacing.paced import PacedJob
 from holdfast.pacing import Controller, PacingSettings
 from holdfast.pacing.failures import JobHistory
+from tests.support.pacing_profiles import CheckfreqSettings
 
 HOUR = 3600.0
 
@@ -63,7 +64,7 @@ def test_more_failures_make_checkpoints_more_frequent():
 
 def test_what_is_measured_is_known_with_its_spread():
     noise = random.Random(1)
-    simulated = PacedJob(Controller(PacingSettings()), noise=lambda: noise.gauss(1, 0.1)).run(600)
+    simulated = PacedJob(Controller(CheckfreqSettings()), noise=lambda: noise.gauss(1, 0.1)).run(600)
     spread = simulated.controller.spread
     assert spread["iteration_seconds"] == pytest.approx(0.067, rel=0.5)  # of a normal distribution
     assert set(spread) == {"iteration_seconds", "update_seconds", "snapshot_seconds", "persist_seconds"}
@@ -71,7 +72,7 @@ def test_what_is_measured_is_known_with_its_spread():
 
 
 def test_years_without_a_failure_make_them_rarer():
-    simulated = job("goodput").run(300)
+    simulated = job("goodput", max_unsaved_seconds=1e9).run(300)
     before = simulated.interval
     simulated.controller.job_history.trained(30 * 86400.0)
     simulated.run_intervals(2)
@@ -97,7 +98,7 @@ def test_the_budget_is_a_ceiling_for_every_policy():
 
 
 def test_as_many_under_way_as_there_are_slots() -> None:
-    controller = Controller(PacingSettings(budget=0.1), max_in_flight=3)
+    controller = Controller(CheckfreqSettings(budget=0.1), max_in_flight=3)
     simulated = PacedJob(controller, compute_seconds=1.0, persist_seconds=30.0, stall_seconds=0.01)
     simulated.run(900)
     assert controller.max_in_flight == 3
@@ -106,7 +107,7 @@ def test_as_many_under_way_as_there_are_slots() -> None:
 
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_disk_that_recovers_has_its_interval_back_with_any_number_of_slots(slots: int) -> None:
-    controller = Controller(PacingSettings(budget=0.1), max_in_flight=slots)
+    controller = Controller(CheckfreqSettings(budget=0.1), max_in_flight=slots)
     simulated = PacedJob(controller, compute_seconds=1.0, persist_seconds=50.0, stall_seconds=0.01)
     simulated.run(900)
     slow = simulated.interval

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from holdfast.pacing import PacingSettings, Profile, parse_policy, plan
+from tests.support.pacing_profiles import CheckfreqSettings
 
 MEASURED = Profile(iteration_seconds=0.5, snapshot_seconds=0.3, persist_seconds=2.2, cost_seconds=0.35)
 
 
 def test_the_policy_decides_where_nobody_ordered_otherwise() -> None:
-    made = plan(MEASURED, PacingSettings(budget=0.035))
+    made = plan(MEASURED, CheckfreqSettings(budget=0.035))
     assert (made.interval, made.policy) == (20, "checkfreq")
     assert made.overhead == pytest.approx(0.035)
     assert made.reason == (
@@ -49,20 +50,20 @@ def test_paused_wins_over_everything() -> None:
 
 
 def test_before_the_profile_only_an_order_makes_a_plan() -> None:
-    assert plan(None, PacingSettings()).interval is None
+    assert plan(None, CheckfreqSettings()).interval is None
     assert plan(None, PacingSettings(every=7)).interval == 7
     assert plan(None, PacingSettings(every=7)).overhead is None
 
 
 def test_an_unknown_policy_is_replaced_and_named() -> None:
     made = plan(MEASURED, PacingSettings(policy="of-tomorrow"))
-    assert made.interval == plan(MEASURED, PacingSettings()).interval
+    assert made.interval == plan(MEASURED, CheckfreqSettings()).interval
     assert "'of-tomorrow'" in made.reason
 
 
 def test_the_fixed_policy_without_an_interval_leaves_it_to_checkfreq() -> None:
     made = plan(MEASURED, PacingSettings(policy="fixed"))
-    assert made.interval == plan(MEASURED, PacingSettings()).interval
+    assert made.interval == plan(MEASURED, CheckfreqSettings()).interval
     assert made.reason.startswith("no interval is set")
 
 

@@ -20,7 +20,7 @@ from holdfast.pacing import (
     policies,
     policy_names,
 )
-from tests.support.pacing_profiles import MEASURED
+from tests.support.pacing_profiles import MEASURED, CheckfreqSettings
 
 Install = Callable[..., None]
 
@@ -83,7 +83,7 @@ def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: 
 
 def test_ours_keep_their_names(install: Install) -> None:
     install(checkfreq=here("tidal"))
-    assert plan(MEASURED, PacingSettings()).interval == 20
+    assert plan(MEASURED, CheckfreqSettings()).interval == 20
     assert policy_names() == sorted(policies)
 
 
@@ -124,7 +124,7 @@ def test_one_that_cannot_be_loaded_is_refused_and_never_stops_a_plan(
 def test_one_that_fails_or_makes_no_plan_is_replaced(install: Install, name: str, why: str) -> None:
     install(other=here(name))
     made = plan(MEASURED, PacingSettings(policy="other"))
-    assert made == replace(plan(MEASURED, PacingSettings()), reason=made.reason)
+    assert made == replace(plan(MEASURED, CheckfreqSettings()), reason=made.reason)
     assert made.reason.startswith(why)
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.pacing.quantities import parse_bytes, parse_count, parse_positive_seconds, parse_seconds, parse_speed
+from holdfast.pacing.quantities import (
+    format_rate,
+    parse_bytes,
+    parse_count,
+    parse_positive_seconds,
+    parse_rate,
+    parse_seconds,
+    parse_speed,
+)
+from holdfast.pacing.settings import parse_write_budget
 
 
 @pytest.mark.parametrize(
@@ -53,6 +62,34 @@ def test_a_size_is_decimal_or_binary_as_it_says(text: str, size: float) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^--state "):
         parse_bytes(text, "--state")
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("2TB/day", 2e12 / 86400), ("500 GB / h", 5e11 / 3600), ("30MB/s", 3e7), ("1GB/min", 1e9 / 60),
+        ("100", 100.0), ("2e7", 2e7), ("2 TiB/day", 2 * 2**40 / 86400),
+    ],
+)  # fmt: skip
+def test_a_rate_is_an_amount_per_time(text: str, rate: float) -> None:
+    assert parse_rate(text, "write_budget") == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "2TB/fortnight", "fast", "0/day", "-1GB/h", "nan", "2TB//day", "2h/day"])
+def test_what_is_no_rate_is_refused_with_the_way_out(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^write_budget "):
+        parse_rate(text, "write_budget")
+
+
+@pytest.mark.parametrize(("rate", "shown"), [(2e12 / 86400, "2 TB/day"), (2.5e9, "2.5 GB/s"), (1e4, "864 MB/day")])
+def test_a_rate_is_written_by_the_day_or_the_second(rate: float, shown: str) -> None:
+    assert format_rate(rate) == shown
+    assert parse_rate(shown, "x") == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [23148148.148148146, 1.5, 1e12, 3])
+def test_a_write_budget_in_bytes_per_second_is_taken_as_it_is(rate: float) -> None:
+    assert parse_write_budget(rate) == pytest.approx(rate)
 
 
 def test_a_speed_is_a_size_a_second() -> None:

@@ -16,6 +16,7 @@ from holdfast.pacing.what_if import (
     IntervalComparison,
     IntervalForecast,
     PlotGeometry,
+    advise,
     at_world_size,
     compare_intervals,
 )
@@ -48,6 +49,32 @@ def look(
 def of_policy(found: IntervalComparison, name: str) -> IntervalForecast:
     (choice,) = (each for each in found.policies if each.name == name)
     return choice
+
+
+def test_another_policy_is_advised_where_it_gains_half_a_percent() -> None:
+    spends_all = look(LLAMA_3, 5, 300, 120, iteration_seconds=1.0, current=143)
+    advice = advise(spends_all)
+    assert advice is not None
+    assert (advice.policy, advice.budget, advice.interval) == ("goodput", None, 330)
+    assert advice.gain == of_policy(spends_all, "goodput").ettr - spends_all.current.ettr  # type: ignore[operator, union-attr]
+    assert 0.009 < advice.gain < 0.011
+    assert advise(look(LLAMA_3, 5, 300, 120, iteration_seconds=1.0, current=330)) is None
+    assert advise(look(LLAMA_3, 5, 300, 120, iteration_seconds=1.0, current=280)) is None
+    assert advise(look(LLAMA_3, 5, 300, 120, iteration_seconds=1.0)) is None, "no checkpoints are taken"
+
+
+def test_a_larger_budget_is_advised_where_the_present_one_costs_half_a_percent() -> None:
+    tight = look(LLAMA_3, 60, 300, 120, iteration_seconds=1.0, current=6000, budget=0.01)
+    advice = advise(tight)
+    assert advice is not None
+    assert advice.policy == "goodput"
+    assert advice.budget is not None
+    best = tight.best
+    assert best.overhead is not None
+    assert best.overhead <= advice.budget < best.overhead + 0.001
+    applied = look(LLAMA_3, 60, 300, 120, iteration_seconds=1.0, current=best.interval, budget=advice.budget)
+    assert advise(applied) is None
+    assert of_policy(applied, "goodput").ettr == pytest.approx(advice.ettr, abs=1e-4)
 
 
 @pytest.mark.parametrize(

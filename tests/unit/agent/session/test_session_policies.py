@@ -6,9 +6,10 @@ from torch.utils.data import TensorDataset
 
 import holdfast
 from benchmarks.pacing.paced import PacedJob
-from holdfast.pacing import Controller, PacingSettings
+from holdfast.pacing import Controller
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.clock import FakeClock, train_by
+from tests.support.pacing_profiles import CheckfreqSettings
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 
@@ -115,7 +116,7 @@ def test_a_requested_checkpoint_restarts_the_time(tmp_path, monkeypatch):
 
 def test_the_log_says_once_what_an_overhead_over_the_budget_waits_for(caplog):
     caplog.set_level("INFO", "holdfast")
-    simulated = PacedJob(Controller(PacingSettings(budget=0.035)), stall_seconds=1.0).run(400)
+    simulated = PacedJob(Controller(CheckfreqSettings(budget=0.035)), stall_seconds=1.0).run(400)
     reporter = Reporter("job", TrainingPosition())
     reporter.report_interval(simulated.controller, changed=True)
     simulated.stall_seconds *= 1.5
