@@ -164,6 +164,7 @@ TABLE: dict[tuple[str, str], AccessRule] = {
     ("GET", "/jobs/{job}/plan/answer"): VIEW,
     ("GET", "/jobs/{job}/restore"): RESTORE,  # so that the dialog, not its last step, asks for the password
     ("POST", "/jobs/{job}/budget"): OPERATE,
+    ("POST", "/jobs/{job}/limits"): OPERATE,
     ("POST", "/jobs/{job}/interval"): OPERATE,
     ("POST", "/jobs/{job}/policy"): OPERATE,
     ("POST", "/jobs/{job}/retention"): OPERATE,

@@ -205,12 +205,17 @@ async def plan(
     db: Db,
     budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
     every: Annotated[str | None, Query(description="an interval to evaluate, as in 500 or 10min")] = None,
+    write_budget: Annotated[str | None, Query(description="what is sent to the store: 2TB/day")] = None,
+    max_unsaved_work: Annotated[str | None, Query(description="what a failure may lose: 10min")] = None,
     mtbf: Annotated[str | None, Query(description="time between failures of the whole job: 3h")] = None,
     ranks: Annotated[str | None, Query(description="number of GPUs")] = None,
     restart: Annotated[str | None, Query(description="time from a failure until training resumes: 3min")] = None,
 ) -> Response:
     """Evaluate checkpoint intervals by goodput. Parameters that are not given have their current value."""
-    asked = plans.what_if(budget=budget, every=every, mtbf=mtbf, ranks=ranks, restart=restart)
+    asked = plans.what_if(
+        budget=budget, write_budget=write_budget, max_unsaved_work=max_unsaved_work, every=every, mtbf=mtbf,
+        ranks=ranks, restart=restart,
+    )  # fmt: skip
     return Json(await plans.plan_job(db, job, asked))
 
 

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from sqlalchemy import select
 
 from holdfast.pacing import parse_budget
+from holdfast.pacing.settings import parse_write_budget
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.fleet import BulkChange, BulkOutcome, BulkResult
 from holdfast.protocol.jobs import DesiredChanges, JobStatus
@@ -45,6 +46,7 @@ class _JobState:
     status: JobStatus
     paused: bool
     budget: float | None
+    write_bytes_per_second: float | None
     firing: list[Alert]
 
 
@@ -56,18 +58,17 @@ async def change(db: Database, asked: BulkChange, *, asker: Principal, now: floa
     Raises:
         InvalidSetting: the budget is not valid; or no job, or too many, are selected.
     """
-    if asked.action == "budget" and asked.budget is not None:
-        try:
-            parse_budget(asked.budget)
-        except ValueError as error:
-            raise InvalidSetting("budget", str(error)) from None
+    try:
+        wanted = _wanted(asked)
+    except ValueError as error:
+        raise InvalidSetting(asked.action, str(error)) from None
     names = await _selected(db, asked, asker, now=now)
     states = await _states(db, names, with_alerts=asked.action == "acknowledge", now=now)
     turn = asyncio.Semaphore(JOBS_AT_ONCE)
 
     async def one(job: str) -> BulkOutcome:
         state = states.get(job)
-        refusal = _refusal(job, state, asked, asker)
+        refusal = _refusal(job, state, asked, wanted, asker)
         if refusal or state is None or asked.preview:
             return BulkOutcome(job=job, refusal=refusal)
         async with turn:
@@ -97,7 +98,10 @@ async def _selected(db: Database, asked: BulkChange, asker: Principal, *, now: f
 
 async def _states(db: Database, names: list[str], *, with_alerts: bool, now: float) -> dict[str, _JobState]:
     job, found = models.JobRecord, dict[str, _JobState]()
-    query = select(job.name, job.project, job.paused, job.budget, status_in_sql(now=now).label("status"))
+    query = select(
+        job.name, job.project, job.paused, job.budget, job.write_bytes_per_second,
+        status_in_sql(now=now).label("status"),
+    )  # fmt: skip
     query = query.outerjoin(models.AttemptRecord, current_attempt())
     async with db.one_view(), db.read() as session:
         for first in range(0, len(names), NAMED_AT_ONCE):
@@ -106,8 +110,9 @@ async def _states(db: Database, names: list[str], *, with_alerts: bool, now: flo
             for row in await session.execute(query.where(job.name.in_(some))):
                 firing = [alert for alert in alerts.get(row.name, []) if alert.state == "firing"]
                 found[row.name] = _JobState(
-                    project=row.project, status=row.status, paused=row.paused, budget=row.budget, firing=firing
-                )
+                    project=row.project, status=row.status, paused=row.paused, budget=row.budget,
+                    write_bytes_per_second=row.write_bytes_per_second, firing=firing,
+                )  # fmt: skip
     return found
 
 
@@ -117,7 +122,14 @@ async def not_running(db: Database, names: Sequence[str], *, now: float) -> list
     return [name for name in names if name in states and states[name].status in ENDED]
 
 
-def _refusal(job: str, state: _JobState | None, asked: BulkChange, asker: Principal) -> str:
+def _wanted(asked: BulkChange) -> float | None:
+    """Return the new budget or write budget; `None`: the script's own. ValueError: it is not valid."""
+    if asked.action == "budget":
+        return None if asked.budget is None else parse_budget(asked.budget)
+    return None if asked.write_budget is None else parse_write_budget(asked.write_budget)
+
+
+def _refusal(job: str, state: _JobState | None, asked: BulkChange, wanted: float | None, asker: Principal) -> str:
     """Return why a change does not apply to a job; empty if it does."""
     role = None if state is None else asker.role_in(state.project)
     if state is None or role is None:
@@ -133,8 +145,10 @@ def _refusal(job: str, state: _JobState | None, asked: BulkChange, asker: Princi
             return "the job is finished"
         case "resume" if not state.paused:
             return "checkpoints are not paused"
-        case "budget" if state.budget == (None if asked.budget is None else parse_budget(asked.budget)):
+        case "budget" if state.budget == wanted:
             return "it has this budget already"
+        case "write_budget" if state.write_bytes_per_second == wanted:
+            return "it has this write budget already"
         case "acknowledge" if not state.firing:
             return "no alert is firing"
         case _:
@@ -159,6 +173,8 @@ def _changes(asked: BulkChange) -> DesiredChanges:
             return DesiredChanges(checkpoint_request=True)
         case "budget":
             return DesiredChanges(budget=asked.budget)
+        case "write_budget":
+            return DesiredChanges(write_budget=asked.write_budget)
         case action:
             return DesiredChanges(paused=action == "pause")
 

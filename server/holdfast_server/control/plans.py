@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from holdfast.pacing import (
-    DEFAULT_BUDGET,
     FailureHistory,
     FixedInterval,
     PacingSettings,
@@ -19,7 +18,7 @@ from holdfast.pacing import (
 from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, FailureEstimate
 from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.quantities import parse_seconds
-from holdfast.pacing.settings import parse_mtbf
+from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import at_world_size, compare_intervals
 from holdfast.protocol.messages import IntervalDecision
 from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
@@ -28,7 +27,7 @@ from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries.summaries import find_job, read_job
 from holdfast_server.records.failures import ObservedFailures, failures_of
-from holdfast_server.records.interval_status import in_force, paced_of, profile_of
+from holdfast_server.records.interval_status import in_force, paced_of, profile_of, settings_of
 
 MAX_RANKS = 10_000_000
 MAX_TYPED = 40
@@ -42,6 +41,8 @@ class WhatIf:
     """Changed assumptions; `None`: as measured or set."""
 
     budget: float | None = None
+    write_bytes_per_second: float | None = None
+    max_unsaved_seconds: float | None = None
     every: FixedInterval | None = None
     """An additional interval to show."""
     mtbf_seconds: float | None = None
@@ -55,6 +56,8 @@ AS_IT_IS = WhatIf()
 def what_if(
     *,
     budget: str | None = None,
+    write_budget: str | None = None,
+    max_unsaved_work: str | None = None,
     every: str | None = None,
     mtbf: str | None = None,
     ranks: str | None = None,
@@ -70,6 +73,8 @@ def what_if(
     """
     return WhatIf(
         budget=_read("budget", budget, lambda text: parse_budget(text, bare=bare)),
+        write_bytes_per_second=_read("write_budget", write_budget, parse_write_budget),
+        max_unsaved_seconds=_read("max_unsaved_work", max_unsaved_work, parse_unsaved_work),
         every=_read("every", every, parse_every),
         mtbf_seconds=_read("mtbf", mtbf, parse_mtbf),
         ranks=_read("ranks", ranks, _ranks),
@@ -121,8 +126,8 @@ def _preview_settings(
         interval = None if every is None else parse_every(every)
     except ValueError as error:
         raise InvalidSetting("budget" if budget is not None else "every", str(error)) from None
-    present = job.budget or (paced.budget if paced else DEFAULT_BUDGET)
-    return PacingSettings(budget=chosen or present, policy=job.policy or "checkfreq", every=interval)
+    settings = settings_of(job, paced)
+    return replace(settings, budget=settings.budget if chosen is None else chosen, every=interval)
 
 
 async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:
@@ -173,8 +178,13 @@ def _failures(seen: ObservedFailures, paced: IntervalDecision | None, what_if: W
 
 
 def _settings(job: models.JobRecord, paced: IntervalDecision, what_if: WhatIf) -> PacingSettings:
-    budget = what_if.budget or job.budget or paced.budget or DEFAULT_BUDGET
-    return PacingSettings(budget=budget, policy=job.policy or paced.policy)
+    settings = settings_of(job, paced)
+    return replace(
+        settings,
+        budget=what_if.budget or settings.budget,
+        write_bytes_per_second=what_if.write_bytes_per_second or settings.write_bytes_per_second,
+        max_unsaved_seconds=what_if.max_unsaved_seconds or settings.max_unsaved_seconds,
+    )
 
 
 def _origins(seen: ObservedFailures, paced: IntervalDecision | None, what_if: WhatIf) -> dict[str, Origin]:
@@ -188,4 +198,6 @@ def _origins(seen: ObservedFailures, paced: IntervalDecision | None, what_if: Wh
         else ("measured" if seen.restarts else "assumed"),
         "world_size": "stated" if what_if.ranks else "measured",
         "budget": "stated" if what_if.budget else "set",
+        "write_bytes_per_second": "stated" if what_if.write_bytes_per_second else "set",
+        "max_unsaved_seconds": "stated" if what_if.max_unsaved_seconds else "set",
     }

@@ -73,6 +73,10 @@ class JobRecord(Base):
     # Desired state.
     version: Mapped[int] = mapped_column(default=0)
     budget: Mapped[float | None]
+    write_bytes_per_second: Mapped[float | None]
+    """The write budget."""
+    max_unsaved_seconds: Mapped[float | None]
+    """Work that a failure may lose, as far as both budgets allow."""
     policy: Mapped[str | None]
     every: Mapped[int | None]
     """Manually set interval in iterations."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET
@@ -13,7 +13,9 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.pacing import FixedInterval, parse_budget, parse_every, parse_policy
-from holdfast.pacing.policy import format_interval
+from holdfast.pacing.policy import duration, format_interval
+from holdfast.pacing.quantities import format_rate
+from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
 from holdfast.protocol.messages import (
     OPEN_ORDER_STATES,
@@ -40,11 +42,15 @@ LEAST_HELD_SECONDS, MOST_HELD_SECONDS = 60.0, 30 * 86400.0
 OPEN_VERIFICATIONS = ("requested", "reading")
 OVERRIDES_EVERY_SECONDS = 10.0
 
-Setting = Literal["budget", "policy", "interval", "checkpoints", "retention"]
+Setting = Literal["budget", "write budget", "unsaved work", "policy", "interval", "checkpoints", "retention"]
 """Settings, which can be edited and reverted."""
 Field = Setting | Literal["checkpoint", "data probe", "restore", "pin", "unpin", "verify"]
 """Settings, and requests for a single action."""
-SETTINGS: tuple[Setting, ...] = ("budget", "policy", "interval", "checkpoints", "retention")
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+CHANGED_BY: Mapping[Field, str] = {
+    "checkpoints": "paused", "write budget": "write_budget", "unsaved work": "max_unsaved_work",
+}  # fmt: skip
+"""Names of settings in `DesiredChanges`, where they differ."""
 EDITED: tuple[Field, ...] = (*SETTINGS, "checkpoint", "data probe")
 """Fields of the settings form; only versions that change one of them conflict with a form."""
 
@@ -199,13 +205,21 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
         known = paced.budget if paced and job.budget is None else None
         made.append(StoredChange(field="budget", before=job.budget, after=budget, script_budget=known))
         job.budget = budget
+    if changes.write_budget is not UNSET:
+        rate = _parsed("write_budget", parse_write_budget, changes.write_budget)
+        made.append(StoredChange(field="write budget", before=job.write_bytes_per_second, after=rate))
+        job.write_bytes_per_second = rate
+    if changes.max_unsaved_work is not UNSET:
+        seconds = _parsed("max_unsaved_work", parse_unsaved_work, changes.max_unsaved_work)
+        made.append(StoredChange(field="unsaved work", before=job.max_unsaved_seconds, after=seconds))
+        job.max_unsaved_seconds = seconds
     if changes.policy is not UNSET:
         policy = _parsed("policy", parse_policy, changes.policy)
         made.append(StoredChange(field="policy", before=job.policy, after=policy))
         job.policy = policy
     if changes.every is not UNSET:
-        seconds = None if changes.every_seconds is UNSET else changes.every_seconds
-        after = _interval(_parsed("every", parse_every, changes.every), seconds, now)
+        held = None if changes.every_seconds is UNSET else changes.every_seconds
+        after = _interval(_parsed("every", parse_every, changes.every), held, now)
         before = Interval(job.every, job.every_until, job.interval_seconds)
         made.append(StoredChange(field="interval", before=before, after=after))
         job.every, job.every_until, job.interval_seconds = after.every, after.until, after.seconds
@@ -227,7 +241,7 @@ def change(job: models.JobRecord, changes: DesiredChanges, *, now: float) -> lis
         made.append(StoredChange(field="data probe"))
         job.probe_request += 1
     if not made:
-        fields = "budget, policy, every, paused, retention, checkpoint_request, probe_request"
+        fields = ", ".join(name for name in DesiredChanges.__struct_fields__ if name != "every_seconds")
         raise InvalidSetting("", f"nothing to change: give at least one of {fields}")
     return [one for one in made if one.field not in SETTINGS or one.before != one.after]
 
@@ -272,7 +286,7 @@ def reverting_changes(row: models.SettingsVersionRecord, *, now: float) -> Desir
             else:
                 back["every"] = None
         elif made.field in SETTINGS:
-            back["paused" if made.field == "checkpoints" else made.field] = made.before
+            back[CHANGED_BY.get(made.field, made.field)] = made.before
         else:
             what = f"{made.field} {described(made).after}"
             raise InvalidSetting("edit", f"version {row.version} cannot be reverted: {what}")
@@ -351,7 +365,11 @@ def described(made: StoredChange) -> SettingChange:
 
 def _text(made: StoredChange, value: object, script_budget: float | None) -> str:
     match made.field, value:
-        case "budget" | "policy" | "retention", None:
+        case "write budget", float() | int():
+            return format_rate(value)
+        case "unsaved work", float() | int():
+            return duration(value)
+        case "budget" | "write budget" | "unsaved work" | "policy" | "retention", None:
             return SCRIPT if script_budget is None else f"{SCRIPT} ({_percent(script_budget)})"
         case "budget", float() | int():
             return _percent(value)

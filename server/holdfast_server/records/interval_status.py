@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import msgspec
 from sqlalchemy import Row
 
 from holdfast.pacing import FixedInterval, IntervalPlan, PacingSettings, Profile, plan, policies
+from holdfast.pacing.interval_cost import Limit, binding_limit
 from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.protocol.messages import IntervalDecision
 from holdfast_server import models
@@ -33,6 +35,26 @@ def profile_of(paced: IntervalDecision | None) -> Profile | None:
     return Profile(**known)  # type: ignore[arg-type]
 
 
+def settings_of(job: models.JobRecord | Row[Any], paced: IntervalDecision | None) -> PacingSettings:
+    """Return the settings of a job: those of operators, else those that the agent reported."""
+    own = PacingSettings() if paced is None else _reported(paced)
+    return PacingSettings(
+        budget=job.budget or own.budget,
+        policy=job.policy or own.policy,
+        write_bytes_per_second=job.write_bytes_per_second or own.write_bytes_per_second,
+        max_unsaved_seconds=job.max_unsaved_seconds or own.max_unsaved_seconds,
+    )
+
+
+def _reported(paced: IntervalDecision) -> PacingSettings:
+    """Return the settings that the agent reported with its interval."""
+    own = PacingSettings(
+        budget=paced.budget, policy=paced.policy, write_bytes_per_second=paced.write_bytes_per_second
+    )
+    unsaved_seconds = paced.max_unsaved_seconds
+    return own if unsaved_seconds is None else replace(own, max_unsaved_seconds=unsaved_seconds)
+
+
 def in_force(paced: IntervalDecision | None) -> IntervalPlan | None:
     """Return the plan for the current interval; None without an interval or a profile."""
     profile = profile_of(paced)
@@ -41,7 +63,15 @@ def in_force(paced: IntervalDecision | None) -> IntervalPlan | None:
     every: FixedInterval = paced.interval
     if paced.interval_seconds is not None:
         every = timedelta(seconds=paced.interval_seconds)
-    return plan(profile, PacingSettings(budget=paced.budget, every=every))
+    return plan(profile, replace(_reported(paced), every=every))
+
+
+def limit_of(paced: IntervalDecision | None) -> Limit | None:
+    """Return the limit that decides the current interval; `None` where the policy is free, or it is fixed."""
+    profile = profile_of(paced)
+    if paced is None or profile is None or paced.interval is None or paced.policy == FIXED:
+        return None
+    return binding_limit(profile, _reported(paced), paced.interval)
 
 
 def reason_of(paced: IntervalDecision | None) -> str:
@@ -65,7 +95,7 @@ def _reason_now(paced: IntervalDecision) -> str:
         return held.reason
     if paced.policy != CHECKFREQ:  # others depend on the history of the job, which the agent knows better
         return paced.reason
-    now = plan(profile, PacingSettings(budget=paced.budget, policy=paced.policy))
+    now = plan(profile, _reported(paced))
     if now.interval == held.interval:
         return now.reason
     price = f"a checkpoint costs {duration(held.cost_seconds)}"

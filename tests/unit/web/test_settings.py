@@ -33,7 +33,7 @@ def test_a_budget_is_saved_and_later_shown_as_applied(client: TestClient, agent:
     agent.send()
     page = client.get(JOB).text
     assert "saved v1 → applied at iteration 400" in page
-    assert "2 % in force" in page
+    assert "Ceiling of 2 %" in page or "2 % decides the" in page
 
 
 def test_with_htmx_the_answer_is_the_controls_alone(client: TestClient, agent: FakeAgent) -> None:
@@ -58,6 +58,44 @@ def test_a_refused_budget_is_shown_beside_the_field(
         f'name="budget" inputmode="decimal" autocomplete="off" value="{typed}" aria-invalid="true"' in answer.text
     )
     assert ("<html" in answer.text) is not bool(headers)
+    assert agent.desired().version == 0
+
+
+def test_a_policy_that_gains_training_time_is_advised_and_applied(client: TestClient, agent: FakeAgent) -> None:
+    page = client.get(JOB).text
+    (form,) = re.findall(r'<form class="advice".*?</form>', page, re.DOTALL)
+    assert "The policy goodput would gain" in re.sub(r"\s+", " ", form)
+    applied = client.post(
+        f"{JOB}/policy", data={"version": "0", "policy": "goodput", "mode": "automatic"}, headers=HTMX
+    )
+    assert applied.status_code == 200
+    assert agent.desired().policy == "goodput"
+
+
+def test_limits_are_saved_and_an_empty_field_is_the_scripts(client: TestClient, agent: FakeAgent) -> None:
+    typed = {"version": "0", "max_unsaved_work": "5 min", "write_budget": "1.5TB/day"}
+    answer = client.post(f"{JOB}/limits", data=typed, headers=HTMX)
+    assert answer.status_code == 200
+    assert 'name="max_unsaved_work" autocomplete="off" value="5 min"' in answer.text
+    assert 'name="write_budget" autocomplete="off" value="1.5TB/day"' in answer.text
+    assert agent.desired().max_unsaved_seconds == 300
+    again = client.post(f"{JOB}/limits", data=typed | {"version": "1"}, headers=HTMX)
+    assert version_in(again.text) == "1", "it changes nothing"
+    client.post(f"{JOB}/limits", data={"version": "1", "max_unsaved_work": "5 min", "write_budget": ""})
+    assert (agent.desired().write_bytes_per_second, agent.desired().max_unsaved_seconds) == (None, 300)
+    client.post(f"{JOB}/undo", data={"version": "2", "edit": "1"})
+    assert (agent.desired().write_bytes_per_second, agent.desired().max_unsaved_seconds) == (None, None)
+
+
+@pytest.mark.parametrize(("field", "typed"), [("max_unsaved_work", "soon"), ("write_budget", "2TB/moon")])
+def test_a_refused_limit_is_shown_beside_the_field(
+    client: TestClient, agent: FakeAgent, field: str, typed: str
+) -> None:
+    answer = client.post(f"{JOB}/limits", data={"version": "0", field: typed}, headers=HTMX)
+    assert answer.status_code == 422
+    shown = re.search(r'id="(?:unsaved-work|write-budget)-error" role="alert">([^<]*)<', answer.text)
+    assert shown
+    assert unescape(shown[1]).startswith(f"{field} {typed!r}")
     assert agent.desired().version == 0
 
 
@@ -427,7 +465,7 @@ def test_an_interval_that_the_script_fixes_is_said_to_be_so(client: TestClient, 
     assert '<p class="window">Fixed by the script</p>' in page
     assert '<p class="window">No effect: interval fixed</p>' in page
     assert '<option value="">Default: from the script</option>' in page
-    assert "% in force" not in page
+    assert "Ceiling of" not in page
     assert "within the budget" not in page
 
 

@@ -56,6 +56,7 @@ ACTIONS: dict[BulkAction, tuple[str, str]] = {
     "pause": ("Pause checkpoints of", "paused"),
     "resume": ("Resume checkpoints of", "resumed"),
     "budget": ("Set the budget of", "changed"),
+    "write_budget": ("Set the write budget of", "changed"),
     "acknowledge": ("Acknowledge the alerts of", "acknowledged"),
 }
 """The question before a bulk action, up to the number of jobs, and what the result says of that number."""
@@ -192,8 +193,8 @@ class BulkConfirmation(View):
     later: list[str]
     """Those of them that have ended, and apply a setting at their next start."""
     skipped: list[SkippedJobs]
-    budget: str
-    """The budget that was typed, in percent."""
+    value: str
+    """The budget that was typed, in percent, or the write budget."""
     back: str
     named: int = JOBS_NAMED
 
@@ -210,7 +211,7 @@ class BulkPage(View):
 
 
 def bulk_confirmation(
-    action: BulkAction, preview: BulkResult, ended: list[str], *, budget: str, back: str
+    action: BulkAction, preview: BulkResult, ended: list[str], *, value: str, back: str
 ) -> BulkConfirmation:
     """Return the question; `ended`: those of the jobs to change that are not running."""
     skipped: dict[str, list[str]] = {}
@@ -222,9 +223,9 @@ def bulk_confirmation(
         action=action,
         words=ACTIONS[action][0],
         jobs=[one.job for one in preview.outcomes if not one.refusal],
-        later=ended if action in ("pause", "resume", "budget") else [],
+        later=ended if action in ("pause", "resume", "budget", "write_budget") else [],
         skipped=[SkippedJobs(reason, jobs) for reason, jobs in skipped.items()],
-        budget=budget,
+        value=value,
         back=back,
     )
 

@@ -112,7 +112,7 @@ async def fleet_live(rows: Rows) -> Response:
 @router.post("/fleet/confirm")
 async def confirm(
     db: Db, now: Now, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
-    all_matching: Text = "", budget: Text = "", back: Text = "/",
+    all_matching: Text = "", budget: Text = "", write_budget: Text = "", back: Text = "/",
 ) -> Response:  # fmt: skip
     """Ask before one change of the selected jobs, or of all jobs that match the filter of `back`."""
     if action == "compare":
@@ -123,23 +123,33 @@ async def confirm(
         jobs=UNSET if all_matching else job or [],
         filter=_filter(back) if all_matching else UNSET,
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
+        write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
         preview=True,
     )
     preview = await bulk.change(db, selected, asker=asker, now=now)
     ended = await bulk.not_running(db, [one.job for one in preview.outcomes if not one.refusal], now=now)
-    shown = context.bulk_confirmation(selected.action, preview, ended, budget=budget.strip(), back=back)
+    value = (write_budget if action == "write_budget" else budget).strip()
+    shown = context.bulk_confirmation(selected.action, preview, ended, value=value, back=back)
     return shown.response()
 
 
 @router.post("/fleet/change")
 async def change(
-    db: Db, now: Now, asker: Asker, action: Text, jobs: Text, budget: Text = "", back: Text = "/"
+    db: Db,
+    now: Now,
+    asker: Asker,
+    action: Text,
+    jobs: Text,
+    budget: Text = "",
+    write_budget: Text = "",
+    back: Text = "/",
 ) -> Response:
     """Change the confirmed jobs; answer with the result for each."""
     wanted = BulkChange(
         action=_action(action),
         jobs=jobs.split(),
         budget=forms.budget_from_percent(budget) if action == "budget" else None,
+        write_budget=forms.write_budget(write_budget) if action == "write_budget" else None,
     )
     result = await bulk.change(db, wanted, asker=asker, now=now)
     words = context.ACTIONS[wanted.action][1]

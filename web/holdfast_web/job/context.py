@@ -1,4 +1,7 @@
-"""Views of the job page: its live parts, forms, dialogs and plan."""
+"""Views of the job page: its live parts, forms, dialogs and plan.
+
+One module, since the page, its live answer and the answers to its forms share their parts.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,11 @@ from typing import Any, ClassVar
 from msgspec import structs
 
 from holdfast.pacing import planner
+from holdfast.pacing.interval_cost import Limit
 from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
+from holdfast.pacing.settings import DAY
+from holdfast.pacing.what_if import Advice, advise
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
@@ -30,6 +36,7 @@ from holdfast_server.queries import attempts, exports, goodput, summaries, timel
 from holdfast_server.queries.goodput import GoodputShare
 from holdfast_server.queries.summaries import STALL_WINDOW_ITERATIONS
 from holdfast_server.records.desired_state import SETTINGS
+from holdfast_server.records.interval_status import limit_of
 from holdfast_server.records.last_good import LastGood
 from holdfast_web.alerts.context import SILENCES
 from holdfast_web.fleet.context import GOODPUT_WINDOW
@@ -46,7 +53,7 @@ OUTPUT_PENDING_SECONDS = 15.0
 """How long after a failure its output may still arrive."""
 FAILURES = ("failed", "expired")
 POLICY_WORDS = {
-    "checkfreq": "as often as the budget allows",
+    "checkfreq": "as often as the budgets allow",
     "goodput": "least lost time",
     "young-daly": "from the failure rate",
 }
@@ -100,6 +107,10 @@ class ControlsPart(View):
     template: ClassVar[str] = "job/_controls.html"
     job: JobSummary
     budget: FieldInput
+    limit: Limit | None
+    """What decides the interval; `None` where the policy is free, or it is fixed."""
+    write_budget: FieldInput
+    unsaved_work: FieldInput
     every: FieldInput
     retention: FieldInput
     conflict: VersionConflict | None
@@ -110,6 +121,8 @@ class ControlsPart(View):
     hold: str = ""
     """How long a fixed interval applies: a key of `holds`."""
     preview: PreviewPart
+    advice: Advice | None
+    """A change of policy or budget that gains training time, by the measurements of the job."""
     changes: dict[str, ChangeStatus]
     policies: dict[str, str] = field(default_factory=lambda: POLICIES)
     holds: tuple[tuple[str, str], ...] = HOLDS
@@ -401,7 +414,8 @@ def newest_changes(edits: list[Edit], job: JobSummary) -> dict[str, ChangeStatus
         delivered = edit.version <= job.delivered_version
         status = ChangeStatus(edit=edit, alive=job.alive, delivered=delivered, undoable=undoable)
         for change in edit.changes:
-            newest.setdefault(change.field, status)
+            form = "limits" if change.field in ("write budget", "unsaved work") else change.field
+            newest.setdefault(form, status)
     return newest
 
 
@@ -410,20 +424,42 @@ def preview_part(job: JobSummary, answer: SettingsPreview) -> PreviewPart:
 
 
 async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatus], *, now: float) -> ControlsPart:
-    budget = job.desired.budget if job.desired.budget is not None else job.budget
+    desired = job.desired
+    rate, seconds = desired.write_bytes_per_second, desired.max_unsaved_seconds
+    budget = desired.budget if desired.budget is not None else job.budget
     every = job.fixed_interval or job.interval_in_force
     return ControlsPart(
         job=job,
         budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
+        limit=limit_of(job.paced),
+        write_budget=FieldInput(value="" if rate is None else _exact_rate(rate)),
+        unsaved_work=FieldInput(value="" if seconds is None else format_interval(timedelta(seconds=seconds))),
         every=FieldInput(value=format_interval(every) if isinstance(every, timedelta) else str(every or "")),
         retention=FieldInput(value=job.desired.retention or ""),
         conflict=None,
         conflict_form="",
         policy=job.desired.policy,
         preview=preview_part(job, await plans.preview_settings(db, job.job, budget=None, every=None, now=now)),
+        advice=await _advice(db, job),
         changes=changes,
         now=now,
     )
+
+
+async def _advice(db: Database, job: JobSummary) -> Advice | None:
+    """Return advice once the cost of a checkpoint is measured, unless the script fixes the interval."""
+    is_measured = job.paced is not None and "cost_seconds" in job.paced.profile
+    if not (job.alive and is_measured) or (job.policy == "fixed" and job.fixed_interval is None):
+        return None
+    comparison = (await plans.plan_job(db, job.job)).comparison
+    return None if comparison is None else advise(comparison)
+
+
+def _exact_rate(bytes_per_second: float) -> str:
+    """Format an amount per day as a form repeats it, so that sending it again changes nothing."""
+    a_day = bytes_per_second * DAY
+    unit, size = next((each for each in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if a_day >= each[1]), ("B", 1.0))
+    return f"{a_day / size:.12g}{unit}/day"
 
 
 async def controls_of(db: Database, name: str, *, now: float) -> ControlsPart:
@@ -440,6 +476,14 @@ def refused_controls(
     error = "" if conflict else str(refusal)
     if form == "budget":
         return replace(answer, budget=FieldInput(value=typed, error=error))
+    if form == "limits":
+        field = isinstance(refusal, InvalidSetting) and refusal.field
+        rate, _, unsaved = typed.partition("\n")
+        return replace(
+            answer,
+            write_budget=FieldInput(value=rate, error=error if field == "write_budget" else ""),
+            unsaved_work=FieldInput(value=unsaved, error=error if field == "max_unsaved_work" else ""),
+        )
     if form == "interval":
         return replace(answer, every=FieldInput(value=typed, error=error), hold=hold)
     if form == "retention":

@@ -110,6 +110,18 @@ def _budget_of_plan(text: str) -> float | UnsetType:
     return forms.budget_from_percent(text) if text else UNSET
 
 
+@router.post("/jobs/{job}/limits")
+async def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text = "") -> Response:
+    """Set the write budget and the unsaved work; an empty field returns to the script's setting."""
+
+    def changes() -> DesiredChanges:
+        return DesiredChanges(
+            write_budget=forms.write_budget(write_budget), max_unsaved_work=forms.unsaved_work(max_unsaved_work)
+        )
+
+    return await form.change("limits", changes, typed=f"{write_budget}\n{max_unsaved_work}")
+
+
 @router.post("/jobs/{job}/interval")
 async def set_interval(
     form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "", budget: Text = ""

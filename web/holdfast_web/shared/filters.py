@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from holdfast.pacing import FixedInterval
 from holdfast.pacing.policy import format_interval
+from holdfast.pacing.quantities import format_rate
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.protocol.questions import category_of
@@ -255,6 +256,6 @@ FILTERS = {
     for function in (
         age, amount, browser, category_of, checkpoint_iteration, clock, count, day, duration, facts, gpu_hours,
         interval, iso, iterations, metric, percent, pin_reason, plural, polyline, rate, share, size, spaced, speed,
-        stamp,
+        stamp, format_rate,
     )
 }  # fmt: skip

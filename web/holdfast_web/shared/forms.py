@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from urllib.parse import urlencode
 
 from holdfast.pacing.quantities import parse_seconds
-from holdfast.pacing.settings import parse_budget, parse_every
+from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
 from holdfast_server.core.errors import InvalidSetting
 
 MAX_SHOWN = 40
@@ -19,6 +20,26 @@ def budget_from_percent(text: str) -> float:
         return parse_budget(_cut(text).replace(",", "."), bare="percent")
     except ValueError as error:
         raise InvalidSetting("budget", _shortened(error)) from None
+
+
+def write_budget(text: str) -> str | None:
+    """Return a valid amount per time as it was entered; `None` without one: the script's own."""
+    return _as_entered("write_budget", text, parse_write_budget)
+
+
+def unsaved_work(text: str) -> str | None:
+    """Return a valid time as it was entered; `None` without one: the script's own."""
+    return _as_entered("max_unsaved_work", text, parse_unsaved_work)
+
+
+def _as_entered(field: str, text: str, parse: Callable[[str], float]) -> str | None:
+    if not text.strip():
+        return None
+    try:
+        parse(_cut(text))
+    except ValueError as error:
+        raise InvalidSetting(field, str(error)) from None
+    return text.strip()
 
 
 def interval(text: str) -> str:

@@ -60,6 +60,18 @@ def test_each_selected_job_takes_it_and_no_other(jobs):
     }
 
 
+def test_a_write_budget_is_set_for_the_selected_jobs(jobs):
+    asked = ask(jobs, "write_budget", "one", "three", write_budget="500GB/h")
+    assert "Set the write budget of 2 jobs to 500GB/h?" in words(asked.text)
+    data = {"action": "write_budget", "jobs": "one three", "write_budget": "500GB/h"}
+    assert "2 jobs changed" in words(jobs.post("/fleet/change", data=data).text)
+    rates = [jobs.get(f"/api/v1/jobs/{name}/desired").json()["write_bytes_per_second"] for name in ("one", "two")]
+    assert rates == [pytest.approx(5e11 / 3600), None]
+    again = ask(jobs, "write_budget", "one", write_budget="500GB/h")
+    assert "it has this write budget already" in words(again.text)
+    assert ask(jobs, "write_budget", "one", write_budget="lots").status_code == 422
+
+
 def test_what_one_refuses_is_told_and_the_others_take_it(jobs):
     done = set_budget(jobs, "one", "missing", "one")
     assert "1 job changed, 1 job not changed" in words(done.text)

@@ -38,6 +38,19 @@ def test_an_edit_makes_a_version(job, client):
     assert (reply.json()["version"], reply.json()["budget"], reply.json()["every"]) == (1, 0.02, 50)
 
 
+def test_limits_are_edited_as_text_or_numbers(job, client):
+    desired = edit(client, 0, write_budget="500GB/h", max_unsaved_work="5min").json()
+    assert desired["write_bytes_per_second"] == pytest.approx(5e11 / 3600)
+    assert desired["max_unsaved_seconds"] == 300.0
+    summary = client.get(f"{JOB}/edits").json()["edits"][0]["summary"]
+    assert summary == "write budget script default → 12 TB/day, unsaved work script default → 5 min"
+    numbers = edit(client, 1, write_budget=1e9, max_unsaved_work=60).json()
+    assert (numbers["write_bytes_per_second"], numbers["max_unsaved_seconds"]) == (1e9, 60.0)
+    for field, value in (("write_budget", "lots"), ("write_budget", 0), ("max_unsaved_work", "-1s")):
+        refused = edit(client, 2, **{field: value})
+        assert (refused.status_code, refused.json()["field"]) == (422, field)
+
+
 def test_an_edit_that_changes_no_value_makes_no_version(job, client):
     settings = {"budget": "2%", "policy": "goodput", "every": 50, "retention": "last 3", "paused": True}
     for version, (field, value) in enumerate(settings.items()):
