@@ -33,6 +33,10 @@ based on. An error is `{"error": "code", "message": "what and how to go on"}`, s
 | 409, 412, 428 | the state does not allow it: read it again. 428: `If-Match` is missing |
 | 421 | unknown host name: [host names](server.md#serve-other-machines) |
 | 429, 503, 507 | too many requests, or no room: try again after `Retry-After` |
+
+The `status` of a job is one of [these](operating.md#job-status). While `holdfast run` starts a script again, it is
+`restarting`, and `supervisor` has the number of the start, the limit and the reason. A checkpoint that retention deleted
+has the state `missing` and a `reason` that begins with `deleted by retention`.
 """
 TITLES = {"system": "Health and metrics"}
 METHODS = ("get", "post", "put", "patch", "delete")
