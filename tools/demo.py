@@ -224,22 +224,22 @@ def lower_budget(demo: Demo, ticker: Ticker) -> tuple[float | None, int]:
 
 
 def kill_trainer(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:
-    """Kill the trainer shortly before a checkpoint is due, and again if nothing was lost."""
+    """Kill the trainer shortly before a checkpoint is due, and again if nothing that was reported was lost."""
     fixed = _interval(demo) < SHORTEST_INTERVAL
     if fixed:
         ticker.say(f"Interval fixed at {KILL_INTERVAL} iterations, so that the kill has something to lose.")
         demo.client.edit(JOB, every=KILL_INTERVAL)
         ticker.watch(lambda: _interval(demo) == KILL_INTERVAL, "the interval to be applied", 60)
-    for _ in range(MOST_KILLS):
-        if kill_once(demo, ticker, story):
+    for left in reversed(range(MOST_KILLS)):
+        if kill_once(demo, ticker, story) or not left:
             break
-        ticker.say("Nothing was lost: a snapshot had just been taken. Killing it once more.")
+        ticker.say("No iteration that was reported is repeated, so none can be compared. Killing it once more.")
     if fixed:
         demo.client.edit(JOB, every=None)
 
 
 def kill_once(demo: Demo, ticker: Ticker, story: DemoEvents) -> int:
-    """Kill the trainer, wait for its restart, and return the number of iterations that were lost."""
+    """Kill the trainer, wait for its restart, and return how many lost iterations had been reported."""
     patience = time.monotonic() + 15
     ticker.watch(
         lambda: _nearly_due(demo.job()) or (time.monotonic() > patience and _exposed(demo.job())),
@@ -261,7 +261,7 @@ def kill_once(demo: Demo, ticker: Ticker, story: DemoEvents) -> int:
     ticker.say(
         f"Restarted by `holdfast run` at iteration {resumed}: {lost} lost and repeated, now past {last} again."
     )
-    return lost
+    return sum(resumed < iteration <= last for _, iteration in story.losses_before_kill)
 
 
 def restore_earlier(demo: Demo, ticker: Ticker, story: DemoEvents) -> None:

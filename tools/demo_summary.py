@@ -113,7 +113,10 @@ def _after_kill(timeline: dict[str, Any], story: DemoEvents) -> Iterator[tuple[s
     yield "kill to new iteration", f"{_first_new_at(timeline, story) - story.killed_at_time:.1f} s"
     repeated = range(second["iteration"] + 1, story.killed_at + 1)
     before = {key: loss for key, loss in story.losses_before_kill.items() if key[1] in repeated}
-    yield "losses repeated", _compared(before, _losses(timeline), "the kill")
+    if before or not lost:
+        yield "losses repeated", _compared(before, _losses(timeline), "the kill")
+    else:
+        yield "losses repeated", "not compared: the server had no report of them before the kill"
 
 
 def _after_restore(timeline: dict[str, Any], story: DemoEvents) -> Iterator[tuple[str, str]]:

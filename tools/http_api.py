@@ -35,8 +35,8 @@ based on. An error is `{"error": "code", "message": "what and how to go on"}`, s
 | 429, 503, 507 | too many requests, or no room: try again after `Retry-After` |
 
 The `status` of a job is one of [these](operating.md#job-status). While `holdfast run` starts a script again, it is
-`restarting`, and `supervisor` has the number of the start, the limit and the reason. A checkpoint that retention deleted
-has the state `missing` and a `reason` that begins with `deleted by retention`.
+`restarting`, and `supervisor` has the number of the start, the limit and the reason. A checkpoint that retention
+deleted has the state `missing` and a `reason` that begins with `deleted by retention`.
 """
 TITLES = {"system": "Health and metrics"}
 METHODS = ("get", "post", "put", "patch", "delete")

@@ -182,6 +182,10 @@ def test_a_loss_that_differs_after_the_kill_is_told(server: SummaryClient, event
 
 def test_nothing_to_compare_is_not_success(server: SummaryClient, events: DemoEvents) -> None:
     events.losses_before_kill = {}
+    assert rows(server, events)["losses repeated"] == [
+        "not compared: the server had no report of them before the kill"
+    ]
+    events.killed_at = 4  # where the next attempt resumed
     assert rows(server, events)["losses repeated"] == ["none were repeated after the kill"]
 
 
