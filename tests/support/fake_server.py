@@ -41,6 +41,7 @@ class FakeServer(ThreadingHTTPServer):
         """What is new among the checkpoints after a request, question by question; the last answer stays."""
         self.status = "running"
         self.status_reason = ""
+        self.output: list[str] = []
         self.order: dict[str, Any] | None = None
         self.last_order_state = "restored"
         self.order_seconds: float | None = 0.5
@@ -104,6 +105,8 @@ class FakeServer(ThreadingHTTPServer):
                 return 200, {"notices": self._notices()}
             case "GET", [_, "attempts"]:
                 return 200, {"attempts": [{"attempt": 3}]}
+            case "GET", [job, "attempts", attempt, "output"]:
+                return 200, {"job": job, "attempt": int(attempt), "first": 0, "lines": self.output}
             case "GET", [_, "attempts", attempt, "configuration"]:
                 return 200, self._configuration(int(attempt), path.partition("against=")[2])
             case "GET", [_, "plan"]:

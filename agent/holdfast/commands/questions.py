@@ -150,9 +150,11 @@ def logs(client: Client, job: JobName, attempt: AttemptNumber = None, json: Json
     found = client.output(job, _newest_attempt(client, job) if attempt is None else attempt)
     if json:
         print_json(found)
-    else:
-        for line in found.lines:
-            say(line)
+        return
+    for line in found.lines:
+        say(line)
+    if not found.lines:
+        say(f"attempt {found.attempt} of {job} has no output here: holdfast run sends it", error=True)
 
 
 def _newest_attempt(client: Client, job: str) -> int:

@@ -55,6 +55,17 @@ def test_show_names_the_orders_that_the_job_does_not_act_on_yet(holdfast: Holdfa
     assert late == ["version 3: budget 3.5% → 2%, by ann"]
 
 
+def test_logs_prints_the_lines_of_an_attempt_or_says_that_there_are_none(
+    holdfast: Holdfast, server: FakeServer
+) -> None:
+    result = holdfast("logs", "gpt")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "attempt 3 of gpt has no output here: holdfast run sends it" in result.stderr
+    server.output = ["one", "two"]
+    result = holdfast("logs", "gpt", "--attempt", "2")
+    assert (result.stdout, result.stderr) == ("one\ntwo\n", "")
+
+
 def test_show_names_the_restore_that_is_under_way(holdfast: Holdfast, server: FakeServer) -> None:
     server.order = {"id": "o7", "job": "gpt", "checkpoint": "x", "iteration": 200, "state": "delivered"}
     server.order["who"] = "bo"
