@@ -352,8 +352,12 @@ def test_a_job_that_its_supervisor_restarts_says_so_and_offers_no_command(
     for hint in ("Start the script again", "holdfast fork", "train.py"):
         assert hint not in client.get(JOB).text
     agent.crash(10, "exit status 1")
+    started, agent.events = agent.events, [OutputReport(at=agent.at, first=0, lines=["importing torch"])]
     agent.send()
-    assert "has started the script again" in card()
+    assert "holdfast run</code> has started the script again" in card()  # its host is not known yet
+    agent.events = started
+    agent.send()
+    assert "node-3</bdi> has started the script again" in card()
     agent.train(20)
     agent.send()
     assert '<section class="panel outcome"' not in client.get(JOB).text
