@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 MASK = "<hidden>"
 LEAST_SECRET_CHARACTERS = 8
@@ -143,10 +143,11 @@ _LIST = re.compile(
     r"[\[({](?=\s{0,3}[bru]?[\"'])[^\])}]{1,2000}"
 )
 _NAMED_VALUE = re.compile(
-    rf"(?<![\w.-])([A-Za-z_][\w.-]{{0,60}})({_AFTER}(?i:{_OPENS})[\"']?)"
+    rf"(?<![\w.-])(-{{0,2}}[A-Za-z_][\w.-]{{0,60}})({_AFTER}(?i:{_OPENS})[\"']?)"
     r"(?![\d.,+-]{1,40}(?:[\s\"',;&<)\]]|$))(?=[^\s\"',;&<]{0,200}\d)([^\s\"',;&<]{6,})"
 )
 """A name and its value, in which a digit is: words are mostly ordinary text."""
+_URL_PASSWORD = re.compile(r"://[^\s:/@]{0,100}:([^\s/@]{1,200})@")
 
 
 def is_secret(name: str, value: str = "") -> bool:
@@ -223,8 +224,10 @@ def _masked_words(words: Iterable[str]) -> Iterator[str]:
 
 @functools.cache
 def _secrets_of_environment() -> tuple[str, ...]:
-    """Return the values of secret variables, each line of them, and how they are written in a URL."""
+    """Return the values of secret variables, each line of them, passwords in URLs, and how a URL has them."""
     values = [value for name, value in os.environ.items() if is_secret(name, value) and not _is_place(value)]
+    passwords = (unquote(found) for value in os.environ.values() for found in _URL_PASSWORD.findall(value))
+    values += [each for each in passwords if not each.isalpha()]  # "postgres" occurs in ordinary text
     lines = {line.strip() for value in values for line in (value, *value.splitlines())}
     found = {
         form for line in lines if len(line) >= LEAST_SECRET_CHARACTERS for form in (line, quote(line, safe=""))

@@ -85,6 +85,7 @@ SECRETS_IN_TEXT = {
     "dckr_pat_abcdefghij0123456789": MASK,
     "hvs.abcdefghij0123456789": MASK,
     "train.py --hub-token abcdefgh --lr 1": f"train.py --hub-token {MASK} --lr 1",
+    "train.py --wandb.key=abcdefg1 --lr=0.000125": f"train.py --wandb.key={MASK} --lr=0.000125",
 }
 ORDINARY_TEXT = [
     "loss 0.31, seconds per token: 0.004213",
@@ -151,6 +152,13 @@ def test_the_value_of_a_secret_variable_is_masked_wherever_it_occurs(environment
     assert mask_text("first line") == mask_text("second line") == MASK
     assert mask_text("postgres-secret /looks/like/a/path") == f"{MASK} {MASK}"
     assert mask_text("in-this-folder /run/agent /etc/hostname") == "in-this-folder /run/agent /etc/hostname"
+
+
+def test_the_password_in_a_url_of_a_variable_is_masked_wherever_it_occurs(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("DATABASE_URL", "postgresql://ada:s3cr3t%2Fpw@db/jobs")
+    environment.setenv("CACHE", "redis://:postgres@cache:6379/0")
+    assert mask_text("user ada, password s3cr3t/pw or s3cr3t%2Fpw") == f"user ada, password {MASK} or {MASK}"
+    assert mask_text("postgres is ready") == "postgres is ready"
 
 
 @pytest.mark.parametrize(
