@@ -5,6 +5,7 @@ A script may change its working directory with each start, so that a relative st
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +88,12 @@ def open_store_of_start(job: str, given: str | os.PathLike[str]) -> tuple[Store,
     place, opened = supervisor_channel.opened_stores(job)
     known = earlier.stores.get(job, [])
     before = known[place] if place < len(known) else None
-    is_moved = before is not None and store.url not in known and _is_relative(given)
-    start = EarlierStart(job, earlier, before, opened, store.url, is_moved)
-    if is_moved and before is not None:
-        store = open_store(before)
+    moved: Store | None = None
+    if before is not None and store.url not in known and _is_relative(given):
+        with contextlib.suppress(ValueError):  # what is there now is no store: named as missing history
+            moved = open_store(before)
+    start = EarlierStart(job, earlier, before, opened, store.url, moved is not None)
+    store = moved or store
     supervisor_channel.publish_store(rank, job, store.url, earlier)
     return store, start
 

@@ -134,7 +134,7 @@ def main(folder: str, attempt_json: str, end: str, dead: str) -> None:
         saved = rescue(Path(folder), trained, dead.split(","))
     except Fenced:
         return
-    except (OSError, HoldfastError) as error:
+    except (OSError, ValueError, HoldfastError) as error:  # ValueError: what is there now is no store
         log_line(f"the snapshot in memory was not saved: {error}", logging.WARNING)
         return
     if saved is not None:

@@ -127,6 +127,21 @@ def test_a_store_that_was_deleted_is_named(starts: Starts) -> None:
     assert f"trained to iteration 3 in store {store}, which has no record of it: was the store deleted?" in warning
 
 
+def test_a_store_that_has_become_a_file_is_named_and_the_own_one_is_used(starts: Starts) -> None:
+    starts.begin()
+    starts.train(3)
+    starts.end()
+    first = starts.directory / "checkpoints"
+    shutil.rmtree(first)
+    first.write_text("")
+    starts.begin()
+    assert starts.train(2) == 0
+    (warning,) = starts.warnings
+    assert "has no history of the job: the last start trained to iteration 3" in warning
+    assert str(first) in warning
+    assert (starts.directory / "checkpoints" / "job").is_dir()
+
+
 def test_another_job_name_is_named(starts: Starts) -> None:
     store = starts.top / "store"
     for number in (1, 2):
