@@ -170,6 +170,8 @@ class Session:
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
         """The last error that `step` reported: a repeated one is logged once."""
+        self._limitations: set[str] = set()
+        """What was said about loaders: a script may make one in each epoch."""
         try:
             kept = {keyword: names for keyword, names in keep_settings.items() if names is not None}
             self.keep(*(keep_settings.keys() - kept.keys()), **kept)
@@ -262,7 +264,9 @@ class Session:
         """
         self.resume()
         number, cursor = self._training.cursor_for(loader)
-        if cursor.limitation and (epochs is None or cursor.epoch < epochs):
+        is_known = cursor.limitation in self._limitations
+        if cursor.limitation and not is_known and (epochs is None or cursor.epoch < epochs):
+            self._limitations.add(cursor.limitation)
             self._reporter.notice("warning", "loader", cursor.limitation)
         return self._drawn_from(number, cursor, epochs)
 

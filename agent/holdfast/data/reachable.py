@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from holdfast.state.references import CONTAINERS, attributes, entries, length, slots, walk
+from holdfast.state.references import CONTAINERS, attributes, entries, entry_name, length, slots, walk
 from holdfast.state.rng import is_generator
 from holdfast.torch_internals import kept_iterator
 
@@ -109,7 +109,7 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         frame = item.gi_frame
         yield from ((f".{name}", value) for name, value in (frame.f_locals.items() if frame else ()))
     elif isinstance(item, CONTAINERS) and length(item) <= MOST_ENTRIES:
-        yield from ((f"[{key!r}]", value) for key, value in tuple(entries(item)))
+        yield from ((entry_name(key), value) for key, value in tuple(entries(item)))
     elif type(item).__module__ in ("builtins", "itertools") and hasattr(type(item), "__next__"):
         # zip, map, enumerate, cycle and others have no attributes
         yield from ((f"[{number}]", value) for number, value in enumerate(gc.get_referents(item)))

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from holdfast.state.references import CONTAINERS, attributes, container_type, entries, length, slots
+from holdfast.state.references import CONTAINERS, attributes, container_type, entries, entry_name, length, slots
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class AttributeWalk:
                 for key, entry in _entries(value, count):
                     if len(parts) >= MOST_PARTS:
                         return
-                    yield from self._value(path, f"{within}[{key!r}]", entry, parts, depth, levels - 1)
+                    yield from self._value(path, f"{within}{entry_name(key)}", entry, parts, depth, levels - 1)
                     yield
         elif depth and is_walked(kind) and id(value) not in self._seen:
             if within == "":

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holdfast.data.loader import DataLoader
-from holdfast.state.references import attributes, entries, length, walk
+from holdfast.state.references import attributes, entries, entry_name, length, walk
 from holdfast.state.rng import is_generator
 from holdfast.state.variables import Variables
 from holdfast.state.wrappers import has_no_state_dict, has_unseen_steps, is_accelerator, optimizers_in, unwrapped
@@ -199,7 +199,7 @@ def _parts(item: Any) -> Iterator[tuple[str, Any]]:
         return  # its parameters are reported as such; the state of a loader includes what it reaches
     elif isinstance(item, (dict, list, tuple)):
         if length(item) <= MOST_ENTRIES:
-            yield from ((f"[{key!r}]", value) for key, value in entries(item))
+            yield from ((entry_name(key), value) for key, value in entries(item))
     else:
         yield from _named("", attributes(item))
 

@@ -42,9 +42,16 @@ def walk(
         if level == depth or len(seen) > most:
             continue
         for name, value in parts(item):
-            if value is not None and not isinstance(value, _LEAVES) and id(value) not in seen:
+            if id(value) not in seen and not _is_leaf(value):
                 seen.add(id(value))
                 left.append((path + name, value, level + 1))
+
+
+def _is_leaf(value: Any) -> bool:
+    try:
+        return value is None or isinstance(value, _LEAVES)
+    except Exception:  # the class of a proxy that has no object yet
+        return True
 
 
 def attributes(item: Any) -> Mapping[str, Any]:
@@ -86,3 +93,11 @@ def entries(container: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the keys or numbers of a container's entries, and the entries."""
     kind = container_type(container)
     return iter(dict.items(container)) if kind is dict else enumerate(kind.__iter__(container))
+
+
+def entry_name(key: Any) -> str:
+    """Return how a path names an entry."""
+    try:
+        return f"[{key!r}]"
+    except Exception:  # code of the script
+        return f"[{type(key).__name__} {id(key):x}]"

@@ -192,6 +192,34 @@ def test_a_finished_job_is_not_warned_of_how_its_data_is_read_again(tmp_path, ca
     assert caplog.text.count("generator cannot continue from a position") == 1
 
 
+def test_how_data_is_read_again_is_said_once_for_loaders_of_one_kind(tmp_path, caplog):
+    model, optimizer, session = session_of(tmp_path)
+    with session:
+        for number in range(5):
+            for _batch in session.batches([number]):
+                iterate(model, optimizer, session)
+    assert caplog.text.count("list cannot continue from a position") == 1
+
+
+def test_no_code_of_what_attributes_refer_to_ends_a_start(tmp_path):
+    class Proxy:
+        @property
+        def __class__(self):
+            raise RuntimeError("working outside of a context")
+
+        def __repr__(self):
+            raise RuntimeError("working outside of a context")
+
+    model, optimizer, session = session_of(tmp_path)
+    model.__dict__["request"] = Proxy()
+    model.by_proxy = {Proxy(): 1}
+    with session:
+        session.resume()
+        for _ in range(12):
+            iterate(model, optimizer, session)
+    assert session.iteration == 12
+
+
 def test_state_that_cannot_be_stored_is_one_warning(tmp_path, caplog):
     model = torch.nn.Linear(4, 1)
     optimizer = KeepsObjects(model.parameters())
