@@ -166,7 +166,7 @@ def remedy_after_giving_up(attempt: models.AttemptRecord | None) -> str:
 def record_supervisor(attempt: models.AttemptRecord, report: SupervisorReport, *, now: float) -> None:
     """Store what the supervisor does after the attempt has ended."""
     attempt.supervisor, attempt.supervisor_report = report.state, msgspec.msgpack.encode(report)
-    until = now + report.delay_seconds + SUPERVISOR_PATIENCE_SECONDS
+    until = now + min(report.delay_seconds, SUPERVISOR_PATIENCE_SECONDS) + SUPERVISOR_PATIENCE_SECONDS
     attempt.supervisor_until = until if report.state == "restarting" else None
 
 

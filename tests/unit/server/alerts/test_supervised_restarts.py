@@ -89,6 +89,16 @@ def supervised(client: TestClient, clock: FakeClock, agent: ScriptedAgent) -> Su
     return SupervisedJob(client, clock, agent, added.json()["id"])
 
 
+def test_a_delay_that_a_report_names_holds_an_alert_back_for_minutes_at_most(supervised: SupervisedJob) -> None:
+    supervised.crash()
+    supervised.report("restarting", start=1, limit=5, delay_seconds=1e10)
+    supervised.evaluate(1)
+    assert supervised.status[0] == "restarting"
+    supervised.evaluate(2 * SUPERVISOR_PATIENCE_SECONDS)
+    assert supervised.status[0] == "failed"
+    assert supervised.alerts
+
+
 def test_six_starts_of_a_crash_loop_send_one_message(supervised: SupervisedJob) -> None:
     for start in range(1, 6):
         supervised.crash()
