@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.engine.attribute_walk import (
+    CONTAINER_DEPTH,
     NUMBERS,
     Attribute,
     AttributeWalk,
@@ -307,7 +308,10 @@ def _entries(path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int]) -> bool:
     """Whether a state has the value of an attribute: under a similar name, or one that cannot be a coincidence."""
     value, name = current_value(change.attribute), change.attribute.name
-    if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in storages:
+    if all(
+        isinstance(each, torch.Tensor) and each.untyped_storage().data_ptr() in storages
+        for each in _leaves(value, CONTAINER_DEPTH)
+    ):
         return True
     describe = describer_of(type(value))
     described = describe(value) if describe is not None else None
@@ -321,6 +325,15 @@ def _is_held(change: Change, entries: list[tuple[str, Any]], storages: set[int])
         if is_equal and not may_coincide and (type(value) is not int or path.startswith(f".{keyword}.")):
             return True
     return False
+
+
+def _leaves(value: Any, depth: int) -> Iterator[Any]:
+    """Yield what a list or dict consists of; the value itself if it is none, or empty."""
+    within = [entry for _, entry in children(value)] if depth else []
+    if not within:
+        yield value
+    for entry in within:
+        yield from _leaves(entry, depth - 1)
 
 
 def _is_filled_by_step(attribute: Attribute) -> bool:

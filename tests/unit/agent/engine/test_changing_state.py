@@ -266,6 +266,32 @@ def test_what_a_state_dict_has_is_not_named(named, tmp_path):
     assert named(loop, change) == []
 
 
+class Average:
+    """Averages of weights in a plain dict, which is all that its state has."""
+
+    def __init__(self, model):
+        self.shadow = {name: value.clone() for name, value in model.state_dict().items()}
+        self.updates = 0
+
+    def update(self, model):
+        self.updates += 1
+        for name, value in model.state_dict().items():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * value + 0.01
+
+    def state_dict(self):
+        return self.shadow
+
+    def load_state_dict(self, state_dict):
+        self.shadow = dict(state_dict)
+
+
+def test_a_dict_of_tensors_that_a_state_dict_returns_is_not_named(named, tmp_path):
+    model = torch.nn.Linear(4, 1)
+    average = Average(model)
+    (report,) = named(Loop(tmp_path, model, average=average), lambda _: average.update(model))
+    assert report.startswith("average.updates (")
+
+
 def test_what_variables_have_is_not_named(named, tmp_path):
     loop_state = holdfast.Variables(temperature=1.0)
     loop = Loop(tmp_path, loop=loop_state)
