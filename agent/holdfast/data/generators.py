@@ -1,4 +1,7 @@
-"""Random generators that a loader reaches: in its dataset, transforms, collate function and samplers."""
+"""Random generators that a loader reaches: in its dataset, transforms, collate function and samplers.
+
+The numbers that a sampler counts, such as its iterations, belong to them: its order may follow from them.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +9,79 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from holdfast.data.reachable import is_global_generator, reachable
 from holdfast.state.rng import StatefulGenerator, is_generator
 
 logger = logging.getLogger("holdfast")
 
 
+SAMPLERS = ("sampler", "batch_sampler")
+"""Attributes of a loader that are samplers, of any class."""
+
+
+class SamplerCounters:
+    """The whole numbers of a sampler that change while it is used, such as `self.round += 1` in its `__iter__`.
+
+    Numbers that do not change are settings of the script, which no checkpoint replaces.
+    """
+
+    kind = "counters"
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler, self._first = sampler, self._numbers(sampler)
+
+    @staticmethod
+    def _numbers(sampler: Any) -> dict[str, int]:
+        # `set_epoch` sets the epoch: the session or the script calls it
+        left_out = "epoch" if hasattr(sampler, "set_epoch") else None
+        attributes = getattr(sampler, "__dict__", {}).items()
+        return {name: value for name, value in attributes if type(value) is int and name != left_out}
+
+    def state_dict(self) -> dict[str, Any]:
+        changed = {name: n for name, n in self._numbers(self._sampler).items() if self._first.get(name, n) != n}
+        return {"kind": self.kind, "numbers": changed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        now = self._numbers(self._sampler)
+        numbers = {name: n for name, n in (self._first | state["numbers"]).items() if name in now}
+        self._sampler.__dict__.update(numbers)
+
+
 class GeneratorStates:
-    """The generators that are reachable from the parts of a loader, by path, and their states."""
+    """The generators and counters that are reachable from the parts of a loader, by path, and their states."""
 
     def __init__(self, **parts: Any) -> None:
         self._parts = {name: part for name, part in parts.items() if part is not None}
-        self._known: dict[str, StatefulGenerator] | None = None
+        self._known: dict[str, StatefulGenerator | SamplerCounters] | None = None
         self._at_position: Mapping[str, Any] | None = None
         """States to set when the loader gets to its position."""
 
-    def _search(self) -> dict[str, StatefulGenerator]:
-        return {
-            path: StatefulGenerator(item)
-            for name, part in self._parts.items()
-            for path, item in reachable(name, part)
-            if is_generator(item) and not is_global_generator(item)
-        }
+    def _search(self) -> dict[str, StatefulGenerator | SamplerCounters]:
+        found: dict[str, StatefulGenerator | SamplerCounters] = {}
+        for name, part in self._parts.items():
+            for path, item in reachable(name, part):
+                if is_generator(item) and not is_global_generator(item):
+                    found[path] = StatefulGenerator(item)
+                elif _is_sampler_of_script(item, path):
+                    found[path] = SamplerCounters(item)
+        return found
 
     @property
-    def _found(self) -> dict[str, StatefulGenerator]:
+    def _found(self) -> dict[str, StatefulGenerator | SamplerCounters]:
         if self._known is None:
             self._known = self._search()
         return self._known
 
     @property
     def paths(self) -> list[str]:
-        return list(self._found)
+        """Paths of the generators."""
+        return [path for path, each in self._found.items() if isinstance(each, StatefulGenerator)]
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the states at the position, which the loader may have yet to reach."""
-        return self._at_position or {path: generator.state_dict() for path, generator in self._found.items()}
+        return self._at_position or {path: each.state_dict() for path, each in self._found.items()}
 
     def load_at_position(self, states: Mapping[str, Any] | None) -> None:
         """Set these states when `reach` is called; `None` cancels an earlier call."""
@@ -50,12 +90,18 @@ class GeneratorStates:
     def reach(self) -> None:
         """Set the states of the position, which the loader has reached."""
         states, self._at_position = self._at_position, None
-        self.load_state_dict(states or {})
+        self.load_state_dict(states or {}, counters=False)
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Set the states. What the objects do not have any more, or not yet, is reported."""
+    def load_state_dict(self, states: Mapping[str, Any], *, counters: bool = True) -> None:
+        """Set the states. What the objects do not have any more, or not yet, is reported.
+
+        Without `counters`, those stay: a sampler that is read again from its start counts again.
+        """
         if any(path not in self._found for path in states):
-            self._known = self._search()
+            counted = {path: each for path, each in self._found.items() if isinstance(each, SamplerCounters)}
+            self._known = {**self._search(), **counted}
+        if not counters:
+            states = {path: state for path, state in states.items() if state["kind"] != SamplerCounters.kind}
         missing = [path for path, state in states.items() if not self._load(path, state)]
         if missing:
             logger.warning(
@@ -70,6 +116,13 @@ class GeneratorStates:
             return False
         generator.load_state_dict(dict(state))
         return True
+
+
+def _is_sampler_of_script(item: Any, path: str) -> bool:
+    """Whether an object is a sampler that is not one of torch and does not save its position itself."""
+    is_own = type(item).__module__.partition(".")[0] not in ("torch", "torchdata", "builtins", "holdfast")
+    is_sampler = isinstance(item, torch.utils.data.Sampler) or path in SAMPLERS
+    return is_own and is_sampler and not hasattr(item, "state_dict")
 
 
 class LoaderGenerators:

@@ -151,6 +151,57 @@ def test_generators_of_other_loaders_continue_after_a_resume(loader, kind, place
     assert values(seen) + values(epochs(after)) == whole
 
 
+class Counting(torch.utils.data.Sampler):
+    """Derives its order from the number of its iterations, which it counts at their start or at their end."""
+
+    def __init__(self, size=16, at_start=True):
+        self.size, self.at_start, self.epoch = size, at_start, 0
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        order = random.Random(self.epoch).sample(range(self.size), self.size)
+        self.epoch += self.at_start
+        yield from order
+        self.epoch += not self.at_start
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 6])
+@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize("loader", [holdfast.DataLoader, torch.utils.data.DataLoader, StatefulDataLoader])
+@pytest.mark.parametrize("as_batch_sampler", [True, False])
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_sampler_that_counts_its_iterations_resumes_exactly(loader, at_start, stop, as_batch_sampler):
+    def make():
+        sampler = Counting(at_start=at_start)
+        if as_batch_sampler:
+            options = {"batch_sampler": BatchSampler(sampler, 4, drop_last=False)}
+        else:
+            options = {"batch_size": 4, "sampler": sampler}
+        return cursor_over(loader(Numbers(), **options))
+
+    def epochs(cursor, count):
+        while cursor.epoch < count:
+            yield from cursor.batches()
+
+    whole = values(epochs(make(), 4))
+    cursor, seen = make(), []
+    for count in (stop, stop, None):  # three starts
+        source = epochs(cursor, 4)
+        seen += [next(source) for _ in range(count)] if count else source
+        state, cursor = cursor.state_dict(), make()
+        cursor.load_state_dict(state)
+    assert values(seen) == whole
+
+
+def test_a_setting_of_a_sampler_is_that_of_the_script():
+    before, after = (holdfast.DataLoader(Numbers(), batch_size=4, sampler=Counting(size)) for size in (16, 12))
+    seen = len(list(before))
+    after.load_state_dict(before.state_dict())
+    assert (seen, len(list(after)), after.sampler.epoch) == (4, 3, 2)
+
+
 def test_a_generator_argument_of_a_loader_of_torch_is_part_of_its_position():
     def make():
         own = torch.Generator().manual_seed(4)
