@@ -285,6 +285,9 @@ class _CountingCursor(_LoaderCursor):
             return f"{text}, in an order that may differ"
         if self._has_persistent_workers:
             text += ", and random augmentation in its persistent workers may differ"
+        if self.shared_iterator is not None:
+            # an order drawn from the global generators follows from training, which is not repeated
+            text += ". It keeps one iterator for all epochs: from the second on, the order may differ"
         return f"{text}. holdfast.DataLoader takes the same arguments and continues at once"
 
     @property

@@ -1,4 +1,5 @@
 import functools
+import itertools
 import random
 
 import numpy
@@ -69,10 +70,22 @@ def test_nobody_knows_what_is_left_of_a_loader_without_a_length():
         holdfast.DataLoader(RandomNumberDataset(8), batch_sampler=iter([[1], [2]])).batches_left(2)
 
 
+class Infinite(torch.utils.data.DataLoader):
+    """Keeps one iterator for all epochs, so that its workers live on."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.iterator = iter(lambda: next(super(Infinite, self).__iter__()), None)
+
+    def __iter__(self):
+        return itertools.islice(self.iterator, len(self))
+
+
 @pytest.mark.parametrize(
     ("make", "promise"),
     [
         (lambda: holdfast.DataLoader(RandomNumberDataset(8), batch_size=2), None),
+        (lambda: Infinite(RandomNumberDataset(8), batch_size=2), "from the second on, the order may differ"),
         (lambda: plain(), "read again from the start up to the position. holdfast.DataLoader"),
         (lambda: plain(generator=torch.Generator()), "read again from the start up to the position. holdfast."),
         (lambda: plain(num_workers=1, persistent_workers=True), "random augmentation in its persistent workers"),
