@@ -337,22 +337,36 @@ def _leaves(value: Any, depth: int) -> Iterator[Any]:
 
 
 def _is_filled_by_step(attribute: Attribute) -> bool:
-    """Whether a scalar tensor of an optimizer has the value of one of its settings or counts.
+    """Whether a scalar tensor of an optimizer has the value of one of its settings or counts, or follows from one.
 
-    A step fills such a tensor for a compiled function, which a number would compile anew.
+    A step fills such tensors for a compiled function, which a number would compile anew.
     """
     optimizer, value = attribute.holder(), current_value(attribute)
-    if not isinstance(optimizer, torch.optim.Optimizer) or not isinstance(value, torch.Tensor):
+    if not isinstance(optimizer, torch.optim.Optimizer) or not _is_scalar_tensor(value):
         return False
-    if value.dim() or value.device.type != "cpu":
-        return False
+    groups, state = (list(_numbers_in("", vars(optimizer).get(part), 3)) for part in ("param_groups", "state"))
+    if _is_among(attribute.name, value, groups + state):
+        return True
+    # a multiple of a setting: its name says which one, and others of the optimizer are filled
+    is_named = any(name and words_of(name) <= words_of(attribute.name) for name, _ in groups)
+    return is_named and any(
+        _is_scalar_tensor(other) and _is_among(name, other, groups + state)
+        for name, other in vars(optimizer).items()
+    )
+
+
+def _is_scalar_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.dim() and value.device.type == "cpu"
+
+
+def _is_among(name: str, value: torch.Tensor, numbers: list[tuple[str, float]]) -> bool:
+    """Whether a scalar tensor is one of some numbers; a whole number may be a coincidence, unless named alike."""
     scalar = value.item()
     tolerance = torch.finfo(value.dtype).eps if value.dtype.is_floating_point else 0.0
     return any(
         math.isclose(scalar, number, rel_tol=tolerance)
-        and (scalar != round(scalar) or words_of(name) <= words_of(attribute.name))
-        for part in ("param_groups", "state")
-        for name, number in _numbers_in("", vars(optimizer).get(part), 3)
+        and (scalar != round(scalar) or words_of(key) <= words_of(name))
+        for key, number in numbers
     )
 
 

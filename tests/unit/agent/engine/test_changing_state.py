@@ -172,7 +172,7 @@ class Fused(torch.optim.SGD):
 
     def __init__(self, parameters):
         super().__init__(parameters, lr=0.1)
-        self._lr_t, self._step_t, self._scale_t = torch.tensor(0.0), torch.tensor(0.0), torch.tensor(0.0)
+        self._lr_t, self._step_t, self._scale_t, self._scaled_lr_t = (torch.tensor(0.0) for _ in range(4))
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -181,6 +181,7 @@ class Fused(torch.optim.SGD):
                 state["step"] = state.get("step", 0) + 1
                 self._step_t.fill_(state["step"])
             self._lr_t.fill_(group["lr"])
+            self._scaled_lr_t.fill_(group["lr"] * 0.7)
         self._scale_t += 1  # is carried on, although the number of steps is equal
 
 
