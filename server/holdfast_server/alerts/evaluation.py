@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,6 +24,8 @@ AT_REST_EVERY_SECONDS = 120.0
 is found damaged, can still concern one."""
 JOBS_AT_ONCE = 500
 """Jobs per read transaction, so that none takes long."""
+LOSSES_AT_ONCE = 10
+"""Jobs whose losses are in memory at once: with their chunks, those of a fleet would take hundreds of MB."""
 WRITES_AT_ONCE = 8
 """They share a commit if a thousand jobs fall silent at once, and do not delay the storage of reports."""
 RULE_DISABLED = "the rule was disabled, or no longer applies to this job"
@@ -59,15 +61,10 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
             spike_rules = {
                 name: [rule for rule in found if KINDS[rule.kind].window] for name, found in by_project.items()
             }
-            asked = [
-                job for job in known if any(rules.applies(each, job.job) for each in spike_rules[job.project])
-            ]
-            losses = await facts.read_losses(session, asked)
         due = []
-        for job in known:
+        async for job in _with_losses(db, known, spike_rules):
             found = open_alerts.get(job.job, {})
-            if job.job in losses:  # off the event loop: medians of many windows
-                job = replace(job, losses=losses[job.job])
+            if job.losses is not None:  # off the event loop: medians of many windows
                 checks = await asyncio.to_thread(_check, job, by_project[job.project], open_spikes)
             else:
                 checks = _check(job, by_project[job.project], open_spikes)
@@ -77,6 +74,19 @@ async def evaluate(db: Database, now: float, *, at_rest: bool = False) -> None:
         for begin in range(0, len(due), WRITES_AT_ONCE):
             some = due[begin : begin + WRITES_AT_ONCE]
             await asyncio.gather(*(db.write(update, job=name) for name, update in some))
+
+
+async def _with_losses(
+    db: Database, known: list[JobFacts], spike_rules: dict[str, list[AlertRule]]
+) -> AsyncIterator[JobFacts]:
+    """Yield the jobs, those that a rule over a window applies to with their losses."""
+    for start in range(0, len(known), LOSSES_AT_ONCE):
+        some = known[start : start + LOSSES_AT_ONCE]
+        asked = [job for job in some if any(rules.applies(each, job.job) for each in spike_rules[job.project])]
+        async with db.read() as session:
+            losses = await facts.read_losses(session, asked)
+        for job in some:
+            yield replace(job, losses=losses[job.job]) if job.job in losses else job
 
 
 async def _open_alerts(session: AsyncSession, jobs: list[str]) -> tuple[_OpenAlerts, set[str]]:

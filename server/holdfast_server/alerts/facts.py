@@ -41,8 +41,6 @@ MAX_SPIKE_ITERATIONS = 5000
 SPIKE_CONTEXT_ITERATIONS = 2000
 """Iterations before those that are read as well, to compare them with."""
 MAX_EXCEPTION = 300
-JOBS_PER_QUERY = 50
-"""Jobs whose losses are read in one query."""
 
 _Losses = tuple[NDArray[np.int64], Floats, Floats]
 _NO_LOSSES: _Losses = (np.empty(0, np.int64), np.empty(0), np.empty(0))
@@ -244,26 +242,26 @@ async def _ended_orders(session: AsyncSession, names: Sequence[str], *, now: flo
 
 
 async def read_losses(session: AsyncSession, jobs: Sequence[JobFacts]) -> dict[str, LossHistory]:
-    """Read the newest losses of the jobs that train and report one."""
+    """Read the newest losses of the jobs that train and report one; of few jobs at once, as each takes memory."""
     reads = {job.job: _first_iteration(job) for job in jobs if job.status == "running" and job.loss is not None}
     if not reads:
         return {}
     replayed = await _replayed_until(session, list(reads))
     lineages, starts = {job.job: job.lineage for job in jobs}, {job.job: job.start_loss for job in jobs}
     rows = models.ChunkRecord
-    chunks: dict[str, list[tuple[int, bytes]]] = {}
-    names = list(reads)
-    for start in range(0, len(names), JOBS_PER_QUERY):
-        wanted = or_(
-            *(
-                and_(rows.job == name, rows.lineage == lineages[name], rows.last_iteration >= reads[name])
-                for name in names[start : start + JOBS_PER_QUERY]
-            )
+    wanted = or_(
+        *(
+            and_(rows.job == name, rows.lineage == lineages[name], rows.last_iteration >= first)
+            for name, first in reads.items()
         )
-        query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
-        for name, attempt, columns in await session.execute(query):
-            chunks.setdefault(name, []).append((attempt, columns))
-    made = await asyncio.to_thread(lambda: {name: _join_chunks(found) for name, found in chunks.items()})
+    )
+    query = select(rows.job, rows.attempt, rows.columns).where(rows.rank == 0, wanted).order_by(rows.id)
+    chunks: dict[str, list[tuple[int, bytes]]] = {}
+    for name, attempt, columns in await session.execute(query):
+        chunks.setdefault(name, []).append((attempt, columns))
+    made = await asyncio.to_thread(
+        lambda: {name: _join_chunks(found, reads[name]) for name, found in chunks.items()}
+    )
     return {
         name: LossHistory(*columns, replayed_until=replayed.get(name, 0), start=starts[name])
         for name, columns in made.items()
@@ -285,7 +283,7 @@ async def read_open_spikes(
             rows.last_iteration >= first, rows.first_iteration < alert.iteration,
         )  # fmt: skip
         contents = list(await session.scalars(query))
-        joined = await asyncio.to_thread(_join_losses, contents)
+        joined = await asyncio.to_thread(_join_losses, contents, first)
         iterations, losses, _ = _NO_LOSSES if joined is None else joined
         found[alert.job, alert.rule] = OpenSpike(
             subject=alert.subject,
@@ -304,21 +302,30 @@ def _first_iteration(job: JobFacts) -> int:
     return job.iteration - SPIKE_CONTEXT_ITERATIONS - newest
 
 
-def _join_chunks(chunks: list[tuple[int, bytes]]) -> _Losses | None:
+def _join_chunks(chunks: list[tuple[int, bytes]], first: int) -> _Losses | None:
     """Return the losses of the newest attempt."""
     newest = max(attempt for attempt, _ in chunks)
-    return _join_losses([columns for attempt, columns in chunks if attempt == newest])
+    return _join_losses([columns for attempt, columns in chunks if attempt == newest], first)
 
 
-def _join_losses(contents: list[bytes]) -> _Losses | None:
-    """Return iterations, losses and times, ascending by iteration."""
-    tables = [sample_codec.unpack(columns) for columns in contents]
-    parts = [(table.iteration, loss, table.at) for table in tables if (loss := table.metric(LOSS)) is not None]
+def _join_losses(contents: list[bytes], first: int) -> _Losses | None:
+    """Return iterations, losses and times, ascending by iteration, from an iteration on."""
+    parts = [part for columns in contents if (part := _losses_of(columns, first)) is not None]
     if not parts:
         return None
     iterations, losses, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     order = np.argsort(iterations, kind="stable")
     return iterations[order], losses[order], at[order]
+
+
+def _losses_of(columns: bytes, first: int) -> _Losses | None:
+    """Return those of a chunk as copies: it may have many metrics and iterations, which nothing keeps then."""
+    table = sample_codec.unpack(columns)
+    since = slice(int(np.searchsorted(table.iteration, first)), None)
+    loss = table.metric(LOSS)
+    if loss is None:
+        return None
+    return table.iteration[since].copy(), loss[since].copy(), table.at[since].copy()
 
 
 async def _replayed_until(session: AsyncSession, names: list[str]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, checkpoint_id
 from holdfast.protocol.questions import SAME_LOSSES
 from holdfast_server import models
-from holdfast_server.alerts import evaluation
+from holdfast_server.alerts import evaluation, facts
 from holdfast_server.alerts.conditions import KINDS
 from holdfast_server.alerts.loss_spikes import LEAST_SAMPLES, LossHistory, find_spikes
+from holdfast_server.samples import sample_codec
 from holdfast_server.samples.limits import START_LOSSES, RecentSamples, latest
 
 LIMIT, WINDOW = KINDS["loss_spike"].limit, KINDS["loss_spike"].window
@@ -158,6 +160,46 @@ def test_a_spike_raises_one_alert_that_names_the_last_good_checkpoint(trained, c
         checkpoint_id(250, 1),
         False,
     )
+
+
+def test_a_fleet_is_checked_with_the_losses_of_few_jobs_in_memory(client, fresh_agent, look, monkeypatch):
+    monkeypatch.setattr(evaluation, "LOSSES_AT_ONCE", 2)
+    held = []
+
+    async def read_losses(*asked):
+        found = await facts_read_losses(*asked)
+        held.append(sorted(found))
+        return found
+
+    facts_read_losses = facts.read_losses
+    monkeypatch.setattr(facts, "read_losses", read_losses)
+    for number in range(5):
+        agent = fresh_agent(client, job=f"job-{number}")
+        agent.start()
+        agent.train(300, loss=noisy(300).tolist())
+        agent.train(1, loss=9.0)
+    look(1)
+    assert held == [["job-0", "job-1"], ["job-2", "job-3"], ["job-4"]]
+    assert sorted(alert["job"] for alert in alerts(client, "loss_spike")) == [f"job-{n}" for n in range(5)]
+
+
+def test_of_many_chunks_only_the_losses_asked_for_are_in_memory():
+    metrics, rows, chunks, first = ("loss", *(f"metric {number}" for number in range(60))), 1000, 20, 15_001
+    values = np.random.default_rng(0).random((len(sample_codec.BUILT_IN) + len(metrics), rows))
+    of_chunk = [
+        sample_codec.pack(sample_codec.Table(np.arange(rows) + 1 + rows * number, metrics, values))
+        for number in range(chunks)
+    ]
+    tracemalloc.start()
+    try:
+        iterations, losses, at = facts._join_losses(of_chunk, first)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (iterations[0], iterations[-1]) == (first, rows * chunks)
+    assert np.array_equal(losses, np.tile(values[len(sample_codec.BUILT_IN)], 5))
+    assert np.array_equal(at, np.tile(values[0], 5))
+    assert peak < chunks * values.nbytes / 2
 
 
 @pytest.fixture
