@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import resource
@@ -17,7 +18,7 @@ import pytest
 import uvicorn
 
 from holdfast_server.core.settings import database_url
-from holdfast_server.serve import _HttpProtocol
+from holdfast_server.serve import ARENAS, _HttpProtocol
 from tests.support.fork_server import PATIENCE_SECONDS
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE
 
@@ -183,6 +184,24 @@ def test_it_has_room_for_more_connections_than_a_process_begins_with(serve):
     finally:
         for connection in held:
             connection.close()
+
+
+def test_its_threads_share_two_arenas_of_the_allocator(serve):
+    server = serve()
+    with server.client() as client:
+        assert client.get("/readyz").status_code == 200  # by then a reader and the writer have run
+    assert len(arenas_of_threads(server.pid)) == ARENAS - 1  # the first one is the heap
+
+
+def arenas_of_threads(pid):
+    """Addresses of glibc's arenas but the first: 64 MiB at a multiple of it, of which the begin is in use."""
+    size, found = 64 << 20, []
+    mapped = [line.split()[:2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    for (used, mode), (free, after) in itertools.pairwise(mapped):
+        (begin, end), (after_begin, after_end) = ([int(at, 16) for at in each.split("-")] for each in (used, free))
+        if (mode, after) == ("rw-p", "---p") and end == after_begin and begin % size == 0 == after_end % size:
+            found.append(begin)
+    return found
 
 
 @ON_SQLITE
