@@ -285,8 +285,10 @@ def _share_arenas() -> None:
     """Make all threads allocate from two arenas of glibc.
 
     By default each thread has an arena of its own, which keeps the memory of the largest read that ran in it, and
-    reads take turns between threads.
+    reads take turns between threads. An operator's own MALLOC_ARENA_MAX stays in force.
     """
+    if "MALLOC_ARENA_MAX" in os.environ:
+        return
     with suppress(AttributeError):  # other C libraries have no arenas
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
