@@ -26,7 +26,7 @@ from holdfast.pacing.interval_cost import (
 from holdfast.pacing.planner import plan, policy_names
 from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
 from holdfast.pacing.profile import Profile
-from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.pacing.settings import MAX_BUDGET, MAX_INTERVAL, PacingSettings
 
 POINTS = 60
 """Points of the curve, evenly spaced on a logarithmic scale."""
@@ -154,8 +154,9 @@ def advise(comparison: IntervalComparison) -> Advice | None:
         for each in comparison.policies
         if each.interval is not None and each.ettr is not None and not each.decided_by
     ]
-    if best.interval is not None and best.ettr is not None and not best.within_budget:
-        budget = math.ceil((best.overhead or 0.0) * 1000) / 1000
+    overhead = best.overhead or 0.0
+    if best.interval is not None and best.ettr is not None and comparison.budget < overhead <= MAX_BUDGET:
+        budget = math.ceil(overhead * 1000) / 1000
         gain = best.ettr - current.ettr
         choices.append(Advice(policy="goodput", budget=budget, interval=best.interval, ettr=best.ettr, gain=gain))
     # the first of equals: a budget is raised only where no policy gains as much within the present one

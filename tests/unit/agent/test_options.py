@@ -77,7 +77,11 @@ def test_keep_is_a_rule_of_retention_and_a_rule_comes_before_it(monkeypatch):
 
 def test_the_session_takes_every_setting_by_keyword_and_nothing_else():
     parameters = inspect.signature(holdfast.Session.__init__).parameters.values()
-    taken = [each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name != "state"]
+    taken = [
+        each
+        for each in parameters
+        if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name not in ("state", "keep_settings")
+    ]
     assert sorted(each.name for each in taken) == sorted(SETTINGS)
     assert {each.default for each in taken} == {None}
 

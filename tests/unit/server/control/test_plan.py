@@ -71,12 +71,16 @@ def test_a_job_is_weighed_by_its_own_figures(job, client):
     assert (answer["failures"], answer["running_seconds"], answer["held_by_hand"]) == (0, 30, False)
     assert answer["origins"] == {
         "mtbf_seconds": "assumed", "restart_seconds": "assumed", "world_size": "measured", "budget": "set",
+        "write_bytes_per_second": "set", "max_unsaved_seconds": "set",
     }  # fmt: skip
 
 
 def test_what_is_asked_takes_the_place_of_what_is(job, client):
-    answer = plan(client, budget="2%", every="500", mtbf="3h", ranks="16384", restart="5min")
+    limits = {"write_budget": "1TB/day", "max_unsaved_work": "5min"}
+    answer = plan(client, budget="2%", every="500", mtbf="3h", ranks="16384", restart="5min", **limits)
     found = answer["comparison"]
+    assert found["write_bytes_per_second"] == pytest.approx(1e12 / 86400)
+    assert found["max_unsaved_seconds"] == 300
     assert (found["budget"], found["world_size"], found["restart_seconds"]) == (0.02, 16384, 300)
     assert found["mtbf_seconds"] == pytest.approx(3 * 3600)
     assert [each["interval"] for each in found["requested"]] == [500]
@@ -199,7 +203,7 @@ def test_the_plan_is_in_the_api_s_description(client):
     assert {"curve", "best", "current", "policies"} <= set(fields["IntervalComparison"]["properties"])
     assert "wasted_gpu_hours_per_day" in fields["IntervalForecast"]["properties"]
     assert {each["name"] for each in operation["parameters"]} == {
-        "job", "budget", "every", "mtbf", "ranks", "restart",
+        "job", "budget", "write_budget", "max_unsaved_work", "every", "mtbf", "ranks", "restart",
     }  # fmt: skip
     assert "IntervalForecast" in client.get("/docs").text
 
