@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 from holdfast.format.parity_file import ParityCode, parse_parity
-from holdfast.pacing import FixedInterval, PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
 from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     DEFAULT_POLICY,
@@ -27,7 +27,8 @@ from holdfast.pacing.settings import (
     parse_write_budget,
 )
 from holdfast.protocol.messages import MAX_LABELS
-from holdfast.protocol.retention import Retention, parse_retention
+from holdfast.retention import Retention, parse_retention
+from holdfast.units import FixedInterval
 
 DEFAULT_STORE = "checkpoints"
 DEFAULT_KEEP = 12

@@ -33,9 +33,9 @@ from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import Controller, parse_every
-from holdfast.protocol import messages
+from holdfast.protocol import ids
 from holdfast.protocol.messages import StallKind
-from holdfast.protocol.retention import Retention
+from holdfast.retention import Retention
 from holdfast.snapshot.checkpoint_run import CheckpointOutcome, RunListener
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
@@ -128,7 +128,7 @@ class Session:
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name in SETTINGS}
         try:
-            self.job = messages.validate_job(job)
+            self.job = ids.validate_job(job)
             options = Config.from_arguments_and_environment(**arguments)
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import open_store
 
 from .contender import Contender

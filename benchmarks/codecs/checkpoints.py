@@ -23,7 +23,7 @@ from holdfast.checkpoint import restore
 from holdfast.format import manifest as fmt
 from holdfast.persist.task import Task
 from holdfast.persist.writer import write_checkpoint
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store import open_store
 

@@ -11,7 +11,8 @@ from functools import partial
 import msgspec
 
 from holdfast.protocol import messages
-from holdfast.protocol.messages import Batch, Samples, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import Batch, Samples
 
 JOB = "million"
 STEP_SECONDS = 0.25

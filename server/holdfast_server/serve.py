@@ -22,8 +22,8 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast.units import format_bytes
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.accounts import people, server_address
 from holdfast_server.accounts.auth_backends import AccountsAuth

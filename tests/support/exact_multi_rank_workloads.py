@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import coordination, training
 from holdfast.format import manifest as fmt
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from tests.support.exact_job import ScriptError, seed_of_start
 from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local

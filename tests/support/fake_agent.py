@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.protocol import messages
-from holdfast.protocol.messages import Batch, Desired, Samples, checkpoint_id
+from holdfast.protocol import ids, messages
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import Batch, Desired, Samples
 
 Ask = Callable[..., bytes]
 """Sends a path, and a body if there is one; answers with the body of the answer."""
@@ -252,7 +253,7 @@ class FakeAgent:
         )  # fmt: skip
 
     def restore(self, order: messages.RestoreOrder) -> None:
-        iteration, _ = messages.parse_checkpoint_id(order.checkpoint)
+        iteration, _ = ids.parse_checkpoint_id(order.checkpoint)
         self.report_order(order.id, "restoring")
         safety = self._checkpoint("safety")
         self.open.clear()

@@ -13,11 +13,11 @@ from urllib.parse import parse_qs
 from msgspec import inspect
 from typer.testing import Result
 
-from holdfast.pacing.quantities import parse_seconds
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import CheckpointInfo, Edit, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import Goodput, JobPlan, RestorePreview
+from holdfast.units import parse_seconds
 
 Holdfast = Callable[..., Result]
 """The command line, as a function of its arguments."""

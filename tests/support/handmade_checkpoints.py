@@ -10,7 +10,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.parity_file import build_parity
 from holdfast.persist.writer import write_manifest_copies
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.state.registry import Registry
 from holdfast.store import open_store
 

@@ -30,7 +30,7 @@ from holdfast.engine.coordination import DistributedCoordinator
 from holdfast.engine.in_place_restore import InPlaceRestore
 from holdfast.engine.training import Training
 from holdfast.persist.persister import Persister
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import Lineage, local, open_store
 from holdfast.system.files import Files
 from holdfast.torch_internals import default_store

@@ -20,6 +20,7 @@ from holdfast.engine.orders import Orders
 from holdfast.engine.startup import ordered
 from holdfast.errors import Fenced
 from holdfast.pacing import PacingSettings
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.messages import (
     AttemptStarted,
@@ -29,10 +30,8 @@ from holdfast.protocol.messages import (
     Event,
     LineageStarted,
     RestoreOrder,
-    checkpoint_id,
-    parse_checkpoint_id,
 )
-from holdfast.protocol.retention import Retention
+from holdfast.retention import Retention
 from holdfast.store import Lineage
 from holdfast.store.local import LocalStore
 from holdfast.system.files import Files

@@ -12,7 +12,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.resharding import Region
 from holdfast.format.shards import RankShard, merge_ranks
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.store import open_store
 from tests.support.handmade_checkpoints import CommittedCheckpoint
 

@@ -13,7 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.persist.task import Task
 from holdfast.persist.writer import write_checkpoint
-from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store import Lineage, Store, open_store
 

@@ -16,7 +16,7 @@ import torch._dynamo
 import holdfast
 import holdfast.engine.startup
 import holdfast.session
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import open_store
 from holdfast.system import io_pool
 from tests.support import private_mounts, store_invariants

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.protocol.retention import Retention, checkpoints_to_delete
+from holdfast.retention import Retention, checkpoints_to_delete
 from holdfast.store import Attempt, Lineage, Store, newest_attempt, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
 from holdfast.system import processes

@@ -19,9 +19,8 @@ from holdfast.commands.console import (
     with_client,
 )
 from holdfast.commands.options import DEFAULT_SERVER, Json, OnlyJob, Server, Token
-from holdfast.pacing.policy import duration
-from holdfast.pacing.quantities import parse_positive_seconds
 from holdfast.protocol.administration import Alert
+from holdfast.units import duration, parse_positive_seconds
 
 Number = Annotated[
     int, typer.Argument(metavar="ALERT", help="The alert's number, as in `holdfast alerts`.", min=1)

@@ -13,11 +13,10 @@ import typer
 from holdfast.client import Client, JobSummary, ServerError
 from holdfast.commands.console import EXIT_USAGE, complain, fail, parsed, percent, print_or_json, say, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
-from holdfast.pacing.policy import duration, format_interval
-from holdfast.pacing.quantities import format_rate, parse_positive_seconds
 from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, Desired
-from holdfast.protocol.retention import parse_retention
+from holdfast.retention import parse_retention
+from holdfast.units import duration, format_interval, format_rate, parse_positive_seconds
 
 ACKNOWLEDGED_WITHIN_SECONDS = 15.0
 POLL_SECONDS = 0.25

@@ -17,6 +17,7 @@ from holdfast.commands.options import Json, StoreJob, StoreOption, Token
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Fenced
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
@@ -25,7 +26,6 @@ from holdfast.protocol.messages import (
     Event,
     Inventory,
     LineageStarted,
-    parse_checkpoint_id,
 )
 from holdfast.server_link.http_client import send_once
 from holdfast.store import Store

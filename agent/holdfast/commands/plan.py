@@ -16,10 +16,9 @@ from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOp
 from holdfast.commands.plan_simulation import TraceOptions, with_simulation
 from holdfast.pacing import interval_iterations, parse_budget, parse_every, policies
 from holdfast.pacing import plan as decide
-from holdfast.pacing.policy import duration
-from holdfast.pacing.quantities import format_rate, parse_seconds
 from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import IntervalComparison, compare_intervals
+from holdfast.units import duration, format_rate, parse_seconds
 
 MAX_RANKS = 10_000_000
 _JOB, _CLUSTER, _CHOICE, _TRACE = "The job", "The cluster", "The choice", "A recorded fault trace"

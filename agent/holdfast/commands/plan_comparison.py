@@ -12,9 +12,9 @@ from rich.text import Text
 
 from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
-from holdfast.pacing.policy import duration, format_iterations
 from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry, advise
 from holdfast.simulation import SimulatedPolicy
+from holdfast.units import duration, format_iterations
 
 MIN_USEFUL_ETTR = 0.01
 """ETTR below which no interval is worth a recommendation."""

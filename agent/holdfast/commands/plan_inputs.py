@@ -10,7 +10,6 @@ from holdfast.format.parity_file import StripeLayout, parse_parity
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,
-    FixedInterval,
     PacingSettings,
     Profile,
     parse_budget,
@@ -24,8 +23,15 @@ from holdfast.pacing.failures import (
     FailureEstimate,
 )
 from holdfast.pacing.interval_cost import write_budget
-from holdfast.pacing.policy import duration
-from holdfast.pacing.quantities import (
+from holdfast.pacing.settings import (
+    DEFAULT_UNSAVED_SECONDS,
+    parse_mtbf,
+    parse_unsaved_work,
+    parse_write_budget,
+)
+from holdfast.units import (
+    FixedInterval,
+    duration,
     format_bytes,
     format_rate,
     parse_bytes,
@@ -33,12 +39,6 @@ from holdfast.pacing.quantities import (
     parse_positive_seconds,
     parse_seconds,
     parse_speed,
-)
-from holdfast.pacing.settings import (
-    DEFAULT_UNSAVED_SECONDS,
-    parse_mtbf,
-    parse_unsaved_work,
-    parse_write_budget,
 )
 
 BYTES_PER_PARAMETER = 14.0

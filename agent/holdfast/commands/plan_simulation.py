@@ -9,7 +9,6 @@ from pathlib import Path
 from holdfast.commands.console import counted
 from holdfast.commands.plan_comparison import PlanReport
 from holdfast.pacing import FailureEstimate, FailureHistory, PacingSettings, Profile
-from holdfast.pacing.policy import duration
 from holdfast.simulation import (
     FORESEEN_FAILURES,
     RUNS,
@@ -20,6 +19,7 @@ from holdfast.simulation import (
     parse_trace,
 )
 from holdfast.simulation.trace import DAY
+from holdfast.units import duration
 
 UNIT_SECONDS = {"days": DAY, "hours": 3600.0, "seconds": 1.0}
 GPUS_PER_NODE = 8

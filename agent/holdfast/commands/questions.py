@@ -12,10 +12,8 @@ import typer
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
 from holdfast.commands.console import counted, fail, percent, print_json, print_table, say, seconds, with_client
 from holdfast.commands.options import JobName, Json
-from holdfast.pacing import FixedInterval
-from holdfast.pacing.policy import format_interval
-from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.questions import category_of
+from holdfast.units import FixedInterval, format_bytes, format_interval
 
 AttemptNumber = Annotated[
     int | None, typer.Option("--attempt", min=0, metavar="N", help="Number of the attempt. Default: the newest.")

@@ -20,9 +20,9 @@ from holdfast.commands.control import (
     wait_until_applied,
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
-from holdfast.pacing.quantities import format_bytes, parse_positive_seconds
 from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
 from holdfast.protocol.questions import SAME_LOSSES
+from holdfast.units import format_bytes, parse_positive_seconds
 
 PROBE_CODE = "data"
 """The code of the notice with a probe's result."""

@@ -32,7 +32,7 @@ from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel

@@ -26,8 +26,9 @@ from holdfast.format.parity_file import ParityCode
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
-from holdfast.protocol.messages import CheckpointKind, checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import LoggedMetric, Retention
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.messages import CheckpointKind
+from holdfast.retention import LoggedMetric, Retention
 from holdfast.snapshot.checkpoint_run import (
     SETTLED,
     CheckpointOutcome,

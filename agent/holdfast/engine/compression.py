@@ -7,9 +7,9 @@ from dataclasses import replace
 from holdfast.pacing import Controller
 from holdfast.pacing.controller import MIN_CHANGE
 from holdfast.pacing.interval_cost import pipeline_interval
-from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.reporter import Reporter
+from holdfast.units import duration, format_iterations, percent
 
 OVER_BUDGET = 1.1
 """Measured overhead, in budgets, above which compression pauses; a smaller excess is noise."""

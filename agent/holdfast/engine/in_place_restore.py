@@ -15,7 +15,8 @@ from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
-from holdfast.protocol.messages import RestoreMode, RestoreOrder, parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.messages import RestoreMode, RestoreOrder
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 

@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import FixedInterval, PacingSettings, interval_time, parse_budget, parse_every, parse_policy
+from holdfast.pacing import PacingSettings, interval_time, parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.messages import Desired, RestoreOrder
-from holdfast.protocol.retention import Retention, parse_retention
+from holdfast.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
 from holdfast.telemetry.reporter import Reporter
+from holdfast.units import FixedInterval
 
 MAX_WITHHELD_SECONDS = 86400.0
 """Longest time that server settings can suppress checkpoints: then one is taken all the same."""

@@ -28,7 +28,8 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
-from holdfast.protocol.messages import RestoreOrder, parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory

@@ -9,7 +9,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine.attempt_fencing import describe_replacement
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.training import Training
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")

@@ -12,7 +12,7 @@ from holdfast.persist.completion_marker import CompletionMarker, markers_of
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import require_agreement
 from holdfast.persist.writer import manifest_of
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 
 
 @dataclass(frozen=True, slots=True)

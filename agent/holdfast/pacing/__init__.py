@@ -15,7 +15,6 @@ from holdfast.pacing.settings import (
     MAX_BUDGET,
     MAX_INTERVAL,
     MIN_BUDGET,
-    FixedInterval,
     PacingSettings,
     interval_iterations,
     interval_time,
@@ -23,6 +22,7 @@ from holdfast.pacing.settings import (
     parse_every,
     parse_mtbf,
 )
+from holdfast.units import FixedInterval
 
 __all__ = [
     "DEFAULT_BUDGET",

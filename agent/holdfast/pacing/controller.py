@@ -19,9 +19,9 @@ from holdfast.pacing.overhead_samples import (
     ProfileSamples,
 )
 from holdfast.pacing.planner import plan
-from holdfast.pacing.policy import format_iterations, percent
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
 from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_to_json
+from holdfast.units import format_iterations, percent
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""

@@ -24,18 +24,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.pacing.failures import FailureHistory
-from holdfast.pacing.policy import (
-    ceil,
-    duration,
-    estimate_failures,
-    format_iterations,
-    has_iteration_time,
-    known,
-    percent,
-)
+from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode
-from holdfast.pacing.quantities import format_rate
 from holdfast.pacing.settings import DAY, LEAST_WRITE_BUDGET, MAX_INTERVAL, STATES_A_DAY, PacingSettings
+from holdfast.units import duration, format_iterations, format_rate, percent
 
 TINY = 1e-6
 """λδ below which two terms of the expansion of the optimum are exact to 1e-6."""

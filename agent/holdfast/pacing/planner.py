@@ -33,20 +33,10 @@ from holdfast.pacing.interval_cost import (
     optimal_interval,
     write_budget,
 )
-from holdfast.pacing.policy import (
-    Policy,
-    describe_cost,
-    describe_failures,
-    duration,
-    estimate_failures,
-    format_interval,
-    format_iterations,
-    has_iteration_time,
-    percent,
-)
+from holdfast.pacing.policy import Policy, describe_cost, describe_failures, estimate_failures, has_iteration_time
 from holdfast.pacing.profile import IntervalPlan, Profile
-from holdfast.pacing.quantities import format_rate
-from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings, interval_iterations
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, interval_iterations
+from holdfast.units import FixedInterval, duration, format_interval, format_iterations, format_rate, percent
 
 GROUP = "holdfast.policies"
 

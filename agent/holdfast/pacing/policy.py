@@ -1,15 +1,15 @@
-"""The type of a policy, and what several policies share: failure estimates, rounding, figures as text."""
+"""The type of a policy, and what several policies share: failure estimates, rounding, reasons as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
 
 from holdfast.pacing.failures import FailureEstimate, FailureHistory
 from holdfast.pacing.profile import IntervalPlan, Profile
-from holdfast.pacing.settings import MAX_INTERVAL, FixedInterval, PacingSettings
+from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings
+from holdfast.units import duration
 
 Policy = Callable[[Profile, PacingSettings, FailureHistory], IntervalPlan]
 
@@ -52,33 +52,3 @@ def known(seconds: float) -> float:
 def ceil(number: float) -> int:
     """Round up, ignoring the rounding error of a division: 0.3 / 0.1 is 3, not 4."""
     return math.ceil(min(number, MAX_INTERVAL) * (1 - 1e-12))
-
-
-def percent(fraction: float) -> str:
-    return f"{fraction * 100:.3g}%"
-
-
-def duration(seconds: float) -> str:
-    """Format seconds with a suitable unit: `4.2 s`, `35 ms`, `12 min`."""
-    if seconds >= 7200:
-        return f"{seconds / 3600:.3g} h"
-    if seconds >= 120:
-        return f"{seconds / 60:.3g} min"
-    if seconds >= 1 or seconds == 0:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-
-
-def format_interval(every: FixedInterval) -> str:
-    """Format exactly: `50 iterations`, `2 h 30 min`. `parse_every` reads a time back."""
-    if isinstance(every, int):
-        return format_iterations(every)
-    minutes, seconds = divmod(every, timedelta(minutes=1))
-    parts = [f"{count} {unit}" for count, unit in zip(divmod(minutes, 60), ("h", "min"), strict=True) if count]
-    if seconds or not parts:
-        parts.append(f"{seconds.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
-    return " ".join(parts)
-
-
-def format_iterations(iterations: int) -> str:
-    return "1 iteration" if iterations == 1 else f"{iterations:,} iterations"

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from holdfast.pacing.quantities import MAX_SECONDS, parse_positive_seconds, parse_rate, parse_seconds
+from holdfast.units import MAX_SECONDS, FixedInterval, parse_positive_seconds, parse_rate, parse_seconds
 
 DEFAULT_BUDGET = 0.035
 DEFAULT_POLICY = "goodput"
@@ -20,8 +20,6 @@ STATES_A_DAY = 2000
 MIN_BUDGET, MAX_BUDGET = 0.0001, 1.0
 MAX_INTERVAL = 10**9
 MIN_INTERVAL_SECONDS = 0.001
-FixedInterval = int | timedelta
-"""An interval that overrides the policy: a number of iterations, or wall-clock time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard
 from holdfast.persist.task import Task
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
 from holdfast.system import io_pool
 

@@ -28,7 +28,7 @@ from holdfast.format import soundness
 from holdfast.format.manifest import File, Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.retention import LoggedMetric
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin, SnapshotContents
 from holdfast.store import Store, read_manifest
 

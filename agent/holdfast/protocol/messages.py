@@ -12,7 +12,6 @@ One module, since adjacent versions of agent and server must agree about all of 
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -74,42 +73,6 @@ INTENDED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched",
 """Intended ends, as attempts report them; any other is the exception that ended the attempt."""
 REQUESTED_EXITS = ("killed by SIGINT", "killed by SIGTERM", "exit status 143", "exit status 79", "exit status 0")
 """Exits, as supervisors report them, of attempts that were asked to end, mostly by a scheduler."""
-
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_CHECKPOINT = re.compile(r"([0-9]{12})-([0-9]{1,9})")
-
-
-def is_job_name(job: object) -> bool:
-    return isinstance(job, str) and _JOB.fullmatch(job) is not None
-
-
-def validate_job(job: str) -> str:
-    """Return `job` unchanged. ValueError: the name cannot be a directory and a URL segment."""
-    if not is_job_name(job):
-        raise ValueError(
-            f"job name {job!r}: use 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit"
-        )
-    return job
-
-
-def checkpoint_id(iteration: int, lineage: int) -> str:
-    """Return the id of a checkpoint, as in `000000001200-3`."""
-    return f"{iteration:012d}-{lineage}"
-
-
-def parse_checkpoint_id(checkpoint: str) -> tuple[int, int]:
-    """Return (iteration, lineage) of a checkpoint id. ValueError: it is not one."""
-    match = _CHECKPOINT.fullmatch(checkpoint)
-    if match is None:
-        raise ValueError(
-            f"checkpoint id {checkpoint!r}: expected <iteration, 12 digits>-<lineage>, as in 000000001200-3"
-        )
-    return int(match[1]), int(match[2])
-
-
-def is_checkpoint_id(name: str) -> bool:
-    """Return whether a name in a store is a checkpoint id."""
-    return _CHECKPOINT.fullmatch(name) is not None
 
 
 class Samples(msgspec.Struct, kw_only=True):
@@ -438,7 +401,7 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """A fixed interval in wall-clock time, instead of `every` in iterations."""
     paused: bool = False
     retention: str | None = None
-    """Retention rules, as `holdfast.protocol.retention` parses them."""
+    """Retention rules, as `holdfast.retention` parses them."""
     checkpoint_request: _Number = 0
     """Number of requests for a checkpoint so far."""
     probe_request: _Number = 0

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from holdfast.errors import HoldfastError
-from holdfast.pacing.quantities import parse_bytes
 from holdfast.series.autoencoder import Autoencoder
 from holdfast.series.blocks import StreamingPCA
 from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
 from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
 from holdfast.series.tiers import StoredPayload, Tiers
 from holdfast.torch_internals import never_compiled
+from holdfast.units import parse_bytes
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "raw": Raw, "half": Half, "zfp": Zfp, "sz3": Sz3, "pca": StreamingPCA, "autoencoder": Autoencoder,

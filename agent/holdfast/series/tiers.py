@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.pacing.quantities import format_bytes
 from holdfast.series.codecs import Payload
+from holdfast.units import format_bytes
 
 
 class SeriesStoreFull(HoldfastError):

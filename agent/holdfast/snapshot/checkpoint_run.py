@@ -22,8 +22,9 @@ import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.parity_file import ParityCode
-from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes, checkpoint_id
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes
+from holdfast.retention import LoggedMetric
 
 if TYPE_CHECKING:
     from holdfast.pacing.profile import SnapshotMode

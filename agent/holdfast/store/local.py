@@ -23,15 +23,8 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced, StoreFull
 from holdfast.format.manifest import MANIFEST
-from holdfast.pacing.quantities import format_bytes
-from holdfast.protocol.messages import (
-    MAX_ATTEMPT,
-    checkpoint_id,
-    is_checkpoint_id,
-    is_job_name,
-    parse_checkpoint_id,
-    validate_job,
-)
+from holdfast.protocol.ids import checkpoint_id, is_checkpoint_id, is_job_name, parse_checkpoint_id, validate_job
+from holdfast.protocol.messages import MAX_ATTEMPT
 from holdfast.store.base import Leftover, Pace, Store
 from holdfast.store.local_reader import LocalReader
 from holdfast.store.local_writer import (
@@ -46,6 +39,7 @@ from holdfast.store.local_writer import (
 )
 from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, require_number
 from holdfast.system.files import LINK, RECORD_BYTES, Files
+from holdfast.units import format_bytes
 
 HEADROOM = 1.2
 """Free space that a checkpoint requires before it is begun, as a multiple of its size."""

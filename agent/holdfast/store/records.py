@@ -24,6 +24,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from holdfast.errors import Fenced
+from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.messages import (
     INTENDED_ENDS,
     MAX_ATTEMPT,
@@ -31,8 +32,6 @@ from holdfast.protocol.messages import (
     MAX_LINEAGE,
     REQUESTED_EXITS,
     Origin,
-    is_checkpoint_id,
-    parse_checkpoint_id,
 )
 
 logger = logging.getLogger("holdfast")

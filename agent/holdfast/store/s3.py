@@ -17,7 +17,8 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format.manifest import MANIFEST
-from holdfast.protocol.messages import MAX_ATTEMPT, checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
+from holdfast.protocol.messages import MAX_ATTEMPT
 from holdfast.store import s3_connection
 from holdfast.store import s3_keys as keys
 from holdfast.store.base import FileReader, Leftover, Pace, Store

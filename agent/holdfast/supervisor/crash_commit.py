@@ -25,7 +25,7 @@ from holdfast.persist.completion_marker import mapped, verify
 from holdfast.persist.task import Task, Written
 from holdfast.persist.two_phase_commit import NotPrepared, commit_alone
 from holdfast.persist.writer import write_checkpoint
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SharedBuffer
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import msgspec
 
 from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.snapshot.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress

@@ -9,17 +9,18 @@ import time
 
 from holdfast.distributed.error_transport import printable
 from holdfast.format.parity_file import ParityCode, StripeLayout
-from holdfast.pacing.quantities import format_bytes
 from holdfast.persist.task import is_worth_sharing
 from holdfast.protocol import messages
-from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState, checkpoint_id
-from holdfast.protocol.retention import Retention
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
+from holdfast.retention import Retention
 from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.state.registry import CapturedState
 from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
+from holdfast.units import format_bytes
 
 logger = logging.getLogger("holdfast")
 

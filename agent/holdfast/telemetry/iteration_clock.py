@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from holdfast.protocol.messages import StallKind
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.retention import LoggedMetric
 
 logger = logging.getLogger("holdfast")
 

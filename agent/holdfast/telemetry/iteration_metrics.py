@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.pacing import Controller, Observation, Profile
 from holdfast.protocol import messages
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader

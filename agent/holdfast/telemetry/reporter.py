@@ -17,18 +17,19 @@ from typing import Any, Literal
 
 from holdfast.distributed.error_transport import printable
 from holdfast.pacing import Controller, IntervalPlan
-from holdfast.pacing.policy import duration, format_interval, percent
 from holdfast.pacing.profile import to_json
 from holdfast.protocol import messages
 from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, ConfigurationSection
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
-from holdfast.protocol.messages import OrderState, RestoreMode, StallKind, parse_checkpoint_id
+from holdfast.protocol.messages import OrderState, RestoreMode, StallKind
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.masking import escaped
 from holdfast.telemetry import configuration, fingerprint
 from holdfast.telemetry.iteration_clock import Iteration
+from holdfast.units import duration, format_interval, percent
 
 logger = logging.getLogger("holdfast")
 

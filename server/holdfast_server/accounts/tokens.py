@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.administration import Token
-from holdfast.protocol.messages import validate_job
+from holdfast.protocol.ids import validate_job
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project
 from holdfast_server.accounts.secrets import TOKEN_MARK, digest, new_token, prefix_of

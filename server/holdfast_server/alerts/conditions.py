@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import get_args
 
-from holdfast.pacing.policy import duration, format_interval, format_iterations
-from holdfast.pacing.quantities import format_bytes
 from holdfast.protocol.administration import LimitUnit, Severity
+from holdfast.units import duration, format_bytes, format_interval, format_iterations
 from holdfast_server.alerts.facts import JobFacts
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, OpenSpike
 from holdfast_server.records.last_good import ENDED

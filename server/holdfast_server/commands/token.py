@@ -7,7 +7,7 @@ from typing import Annotated, cast
 
 import typer
 
-from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.units import parse_positive_seconds
 from holdfast_server.accounts import tokens
 from holdfast_server.accounts.secrets import PREFIX_CHARACTERS
 from holdfast_server.commands.database import (

@@ -6,22 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from holdfast.pacing import (
-    FailureHistory,
-    FixedInterval,
-    PacingSettings,
-    interval_iterations,
-    parse_budget,
-    parse_every,
-    plan,
-)
+from holdfast.pacing import FailureHistory, PacingSettings, interval_iterations, parse_budget, parse_every, plan
 from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, FailureEstimate
 from holdfast.pacing.policy import has_iteration_time
-from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import at_world_size, compare_intervals
 from holdfast.protocol.messages import IntervalDecision
 from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
+from holdfast.units import FixedInterval, parse_seconds
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database

@@ -85,7 +85,7 @@ class JobRecord(Base):
     every_until: Mapped[float | None]
     """When the manually set interval ends, and the policy decides again; `None`: when an operator ends it."""
     retention: Mapped[str | None]
-    """Retention rule as `holdfast.protocol.retention` writes it; `None`: the script's own."""
+    """Retention rule as `holdfast.retention` writes it; `None`: the script's own."""
     paused: Mapped[bool] = mapped_column(default=False)
     paused_version: Mapped[int] = mapped_column(default=0)
     """Version that last changed `paused`."""

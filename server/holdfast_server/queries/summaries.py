@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Select, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import (
     CheckpointInfo,
     ForkFamily,
@@ -19,7 +20,6 @@ from holdfast.protocol.jobs import (
     JobSummary,
     LongestStall,
 )
-from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import UnknownJob

@@ -11,8 +11,9 @@ import msgspec
 from sqlalchemy import bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
-from holdfast.protocol.messages import MOST_RANK_SPANS, parse_checkpoint_id
+from holdfast.protocol.messages import MOST_RANK_SPANS
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import (
     AttemptInfo,

@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.timeline import LineageInfo
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import ids, messages
 from holdfast.protocol.jobs import DELETED_BY_RETENTION, CheckpointInfo, RecentFailures
 from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
@@ -61,7 +61,7 @@ async def find(session: AsyncSession, job: models.JobRecord, checkpoint: str) ->
     if row is not None:
         return row
     try:
-        iteration, _ = messages.parse_checkpoint_id(checkpoint)
+        iteration, _ = ids.parse_checkpoint_id(checkpoint)
     except ValueError as error:
         raise InvalidSetting("checkpoint", str(error)) from None
     ancestry = await ancestry_of(session, job)
@@ -259,7 +259,7 @@ async def take_inventory(
         if state != row.state and (row.attempt, row.sequence) <= (attempt, sequence):
             row.state, row.reason, row.attempt, row.sequence = state, reason, attempt, sequence
     for checkpoint in listed - known.keys():
-        iteration, lineage = messages.parse_checkpoint_id(checkpoint)
+        iteration, lineage = ids.parse_checkpoint_id(checkpoint)
         session.add(
             models.CheckpointRecord(
                 job=job,

@@ -12,9 +12,7 @@ from msgspec import UNSET
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.pacing import FixedInterval, parse_budget, parse_every, parse_policy
-from holdfast.pacing.policy import duration, format_interval
-from holdfast.pacing.quantities import format_rate
+from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
 from holdfast.protocol.messages import (
@@ -23,7 +21,8 @@ from holdfast.protocol.messages import (
     RestoreOrder,
     VerifyRequest,
 )
-from holdfast.protocol.retention import parse_retention
+from holdfast.retention import parse_retention
+from holdfast.units import FixedInterval, duration, format_interval, format_rate
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, VersionConflict

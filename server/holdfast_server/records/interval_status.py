@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from sqlalchemy import Row
 
-from holdfast.pacing import FixedInterval, IntervalPlan, PacingSettings, Profile, plan, policies
+from holdfast.pacing import IntervalPlan, PacingSettings, Profile, plan, policies
 from holdfast.pacing.interval_cost import Limit, binding_limit
-from holdfast.pacing.policy import duration, format_iterations, percent
 from holdfast.protocol.messages import IntervalDecision
+from holdfast.units import FixedInterval, duration, format_iterations, percent
 from holdfast_server import models
 
 CHECKFREQ, FIXED = "checkfreq", "fixed"

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 import msgspec
 
-from holdfast.protocol import messages
+from holdfast.protocol import ids, messages
 from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES
 from holdfast.protocol.messages import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, Event
 from holdfast_server.core.errors import RequestRefused
@@ -134,7 +134,7 @@ def _validate(batch: messages.Batch) -> None:
         raise ValueError(
             f"protocol {batch.protocol} is newer than this server's {messages.PROTOCOL}: update the server"
         )
-    messages.validate_job(batch.job)
+    ids.validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
         raise ValueError(f"uid must have 1 to {MAX_UID} characters")
     _require_within(batch, "rank", "sequence")
@@ -207,14 +207,14 @@ def _validate_event(event: messages.Event) -> None:
     if isinstance(event, messages.IntervalDecision):
         # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
-    if isinstance(event, messages.Checkpoint) and messages.parse_checkpoint_id(event.id) != (
+    if isinstance(event, messages.Checkpoint) and ids.parse_checkpoint_id(event.id) != (
         event.iteration,
         event.lineage,
     ):
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
     if isinstance(event, messages.LineageStarted) and event.origin is not None:
-        messages.validate_job(event.origin.job)
-        messages.parse_checkpoint_id(event.origin.checkpoint)
+        ids.validate_job(event.origin.job)
+        ids.parse_checkpoint_id(event.origin.checkpoint)
         event.origin = msgspec.structs.replace(event.origin, digest=event.origin.digest[:MAX_LABEL])
     names = [getattr(event, "parent", None), getattr(event, "left", None)]
     if isinstance(event, messages.Inventory):
@@ -225,7 +225,7 @@ def _validate_event(event: messages.Event) -> None:
         names = [event.checkpoint, event.against]
     for name in names:
         if name is not None:
-            messages.parse_checkpoint_id(name)
+            ids.parse_checkpoint_id(name)
 
 
 def _correct_times(event: messages.Event, *, ahead: float, latest: float) -> None:

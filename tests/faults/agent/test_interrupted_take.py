@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from holdfast.engine.checkpointer import Checkpointer
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from tests.support.small_session import iterate, session_of
 
 CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpointer.py", "persister.py", "snapshotter.py")

@@ -16,7 +16,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.persist.task import Task
 from holdfast.persist.writer import write_checkpoint
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import (

@@ -13,7 +13,7 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import Attempt, Lineage
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import (

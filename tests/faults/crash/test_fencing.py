@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from tests.support.crash_scenario import CrashScenario
 from tests.support.fork_server import ForkedProcess, ForkServer
 from tests.support.store_invariants import leftovers, violations

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Float, Integer, select
 
-from holdfast.protocol import messages
+from holdfast.protocol import ids
 from holdfast.protocol.messages import (
     MAX_ATTEMPT,
     MAX_INTEGER,
@@ -249,7 +249,7 @@ def out_of_bounds(client):
                     most = largest
             return lambda value: least <= value <= most
         if name in ("checkpoint", "parent", "against", "from_checkpoint"):
-            return messages.is_checkpoint_id
+            return ids.is_checkpoint_id
         return lambda _: True
 
     return client.portal.call(look)

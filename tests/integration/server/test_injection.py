@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 from sqlalchemy import String, bindparam, delete, update
 
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import (
     AttemptFinished,
     AttemptStarted,
@@ -16,7 +17,6 @@ from holdfast.protocol.messages import (
     IntervalDecision,
     Notice,
     Samples,
-    checkpoint_id,
 )
 from holdfast_server import models
 from holdfast_server.accounts import policy, sign_ins

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import ConfigurationReport, LineageStarted, Origin, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import ConfigurationReport, LineageStarted, Origin
 from holdfast_server.queries.comparison import MOST_JOBS
 from holdfast_web.comparison import plot
 from tests.support.fake_agent import FakeAgent, over_client

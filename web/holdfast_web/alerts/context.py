@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from holdfast.pacing.policy import duration
 from holdfast.protocol.administration import Alert, AlertChannel, AlertDelivery, AlertFilter, AlertRule
+from holdfast.units import duration
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES, RuleKind
 from holdfast_server.core.alert_settings import AlertSettings

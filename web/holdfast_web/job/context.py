@@ -14,7 +14,6 @@ from msgspec import structs
 
 from holdfast.pacing import planner
 from holdfast.pacing.interval_cost import Limit
-from holdfast.pacing.policy import format_interval
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.pacing.settings import DAY
 from holdfast.pacing.what_if import Advice, advise
@@ -22,6 +21,7 @@ from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
+from holdfast.units import format_interval
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.pacing.quantities import parse_positive_seconds
+from holdfast.units import parse_positive_seconds
 from holdfast_server.accounts import people, projects, sign_ins, tokens
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
 from holdfast_server.core.errors import InvalidSetting, NotPossible, RequestRefused

@@ -7,12 +7,10 @@ import math
 import re
 from datetime import UTC, datetime
 
-from holdfast.pacing import FixedInterval
-from holdfast.pacing.policy import format_interval
-from holdfast.pacing.quantities import format_rate
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo
-from holdfast.protocol.messages import parse_checkpoint_id
 from holdfast.protocol.questions import category_of
+from holdfast.units import FixedInterval, format_interval, format_rate
 from holdfast_server.samples.limits import is_time
 
 NONE = "–"

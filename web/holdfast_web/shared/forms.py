@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from urllib.parse import urlencode
 
-from holdfast.pacing.quantities import parse_seconds
 from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
+from holdfast.units import parse_seconds
 from holdfast_server.core.errors import InvalidSetting
 
 MAX_SHOWN = 40

@@ -10,7 +10,7 @@ from typing import TypeVar
 from holdfast.checkpoint import restore
 from holdfast.commands.console import EXIT_USAGE, complain, fail
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
-from holdfast.protocol.messages import is_checkpoint_id, parse_checkpoint_id
+from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
 from holdfast.store import Store, open_store
 
 T = TypeVar("T")

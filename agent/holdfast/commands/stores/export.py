@@ -14,7 +14,7 @@ import typer
 from holdfast.commands.console import counted, fail, print_json, progress_bar, say
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
-from holdfast.pacing.quantities import format_bytes
+from holdfast.units import format_bytes
 
 As = Literal["safetensors", "torch", "dcp"]
 

@@ -26,9 +26,9 @@ from holdfast.commands.options import DryRun, Json, OnlyJob, StorePath, Token, Y
 from holdfast.commands.stores.arguments import for_each_job, jobs_of, opened, reason
 from holdfast.config import Config
 from holdfast.errors import HoldfastError
-from holdfast.pacing.quantities import format_bytes
-from holdfast.protocol.retention import Retention
+from holdfast.retention import Retention
 from holdfast.store import Store
+from holdfast.units import format_bytes
 
 _KEEP = (
     "Approximate number of checkpoints to keep per job, as in holdfast.Session(keep=...): 12, or HOLDFAST_KEEP."

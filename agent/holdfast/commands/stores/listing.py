@@ -12,9 +12,9 @@ from holdfast.commands.console import EXIT_REFUSED, EXIT_USAGE, fail, print_json
 from holdfast.commands.options import Json, OnlyJob, StorePath
 from holdfast.commands.stores.arguments import chosen, for_each_job, opened, reason
 from holdfast.errors import DamagedCheckpoint, HoldfastError
-from holdfast.pacing.quantities import format_bytes
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import Store
+from holdfast.units import format_bytes
 
 
 class ListedCheckpoint(msgspec.Struct, kw_only=True):

@@ -26,8 +26,8 @@ from holdfast.commands.console import (
 from holdfast.commands.options import Json, OnlyJob, StorePath, Token
 from holdfast.commands.stores.arguments import opened
 from holdfast.commands.stores.listing import named
-from holdfast.pacing.quantities import format_bytes, parse_speed
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
+from holdfast.units import format_bytes, parse_speed
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
 _RATE = "Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows."

@@ -20,9 +20,9 @@ from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest, Tensor, raw_bytes, reused_bytes
 from holdfast.format.shards import is_module, state_for, tensors_for
-from holdfast.pacing.quantities import format_bytes
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.retention import LoggedMetric
 from holdfast.store import Store
+from holdfast.units import format_bytes
 
 if TYPE_CHECKING:
     import torch

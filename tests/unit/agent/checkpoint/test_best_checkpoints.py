@@ -15,7 +15,7 @@ import holdfast
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.garbage_collection import plan
 from holdfast.cli import app
-from holdfast.protocol.retention import LoggedMetric, parse_retention
+from holdfast.retention import LoggedMetric, parse_retention
 from holdfast.store import Store, open_store
 
 ACCURACIES = {3: 0.2, 6: 0.7, 9: 0.9, 12: 0.4, 15: 0.8, 18: 0.1}

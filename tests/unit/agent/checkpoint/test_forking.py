@@ -16,8 +16,8 @@ from holdfast.checkpoint.garbage_collection import carry_out, plan
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format.parity_file import ParityCode
-from holdfast.protocol.messages import checkpoint_id
-from holdfast.protocol.retention import parse_retention
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.retention import parse_retention
 from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Store, open_store
 from holdfast.system.files import Files
 from tests.support.handmade_checkpoints import commit

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.checkpoint import garbage_collection, restore
 from holdfast.format import manifest as fmt
-from holdfast.protocol.retention import Retention
+from holdfast.retention import Retention
 from holdfast.store import open_store
 from tests.support import handmade_checkpoints
 from tests.support.edited_manifests import fields_of, sealed

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from holdfast.format.parity_file import ParityCode
-from holdfast.pacing.quantities import format_bytes
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.store.local import LocalStore
 from holdfast.store.local_reader import LocalReader
+from holdfast.units import format_bytes
 from tests.support import handmade_checkpoints, sharded_checkpoints
 from tests.support.fake_server import Holdfast
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from holdfast.format.parity_file import ParityCode
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from tests.support import handmade_checkpoints
 from tests.support.fake_server import Holdfast
 

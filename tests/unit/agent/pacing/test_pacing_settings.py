@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.pacing import PacingSettings, interval_iterations, interval_time, parse_every, parse_mtbf
-from holdfast.pacing.policy import format_interval
 from holdfast.pacing.settings import settings_to_json
+from holdfast.units import format_interval
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from holdfast.format.parity_file import ParityCode
 from holdfast.persist.task import Task
 from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
 from holdfast.persist.writer import write_checkpoint
-from holdfast.protocol.messages import checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.snapshot.checkpoint_run import RunOrigin
 from holdfast.store import LocalStore
 from holdfast.system.files import Files

@@ -12,7 +12,7 @@ import torch
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.format import manifest as fmt
-from holdfast.protocol.retention import Retention
+from holdfast.retention import Retention
 from holdfast.store import open_store, read_manifest
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.faulty_store import hear, tell

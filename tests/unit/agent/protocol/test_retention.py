@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol.messages import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.retention import (
+from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
+from holdfast.retention import (
     BestRule,
     LoggedMetric,
     Retention,

@@ -5,11 +5,13 @@ import torch
 
 from holdfast.checkpoint import restore
 from holdfast.engine.compression import FIRST_PAUSE, Compression
-from holdfast.pacing import Controller, FixedInterval, PacingSettings
-from holdfast.protocol.messages import Checkpoint, checkpoint_id
+from holdfast.pacing import Controller, PacingSettings
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import Checkpoint
 from holdfast.snapshot.checkpoint_run import RunState, WriteResult
 from holdfast.store import open_store
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from holdfast.units import FixedInterval
 from tests.support.persist_job import empty_run
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store

@@ -18,8 +18,9 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.engine import checkpointer, orders, startup
 from holdfast.format import manifest as fmt
 from holdfast.protocol import messages as protocol
-from holdfast.protocol.messages import Desired, RestoreOrder, checkpoint_id
-from holdfast.protocol.retention import parse_retention
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.retention import parse_retention
 from holdfast.server_link.http_client import RequestFailed
 from holdfast.snapshot.copying import HostCopies
 from holdfast.snapshot.snapshotter import Snapshotter

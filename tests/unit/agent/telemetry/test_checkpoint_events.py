@@ -10,7 +10,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint import restore
-from holdfast.protocol.retention import parse_retention
+from holdfast.retention import parse_retention
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files

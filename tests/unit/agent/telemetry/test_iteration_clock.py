@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holdfast.protocol.retention import LoggedMetric
+from holdfast.retention import LoggedMetric
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 
 

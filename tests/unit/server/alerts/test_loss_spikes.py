@@ -9,7 +9,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted
 from holdfast.protocol.questions import SAME_LOSSES
 from holdfast_server import models
 from holdfast_server.alerts import evaluation, facts

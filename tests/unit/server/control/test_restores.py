@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from holdfast.protocol import messages
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderStateChange, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderStateChange
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
 from tests.support.postgres import ON_SQLITE

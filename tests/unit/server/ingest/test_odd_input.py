@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from holdfast.protocol.messages import IntervalDecision, Inventory, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import IntervalDecision, Inventory
 from holdfast_server import models
 from holdfast_web.shared import filters
 

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, LineageStarted, Stall, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, LineageStarted, Stall
 from tests.support import database_queries
 
 JOB = "/api/v1/jobs/char-gpt"

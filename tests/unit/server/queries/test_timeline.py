@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import (
     AttemptFinished,
     Checkpoint,
@@ -17,7 +18,6 @@ from holdfast.protocol.messages import (
     Notice,
     Samples,
     Stall,
-    checkpoint_id,
 )
 from holdfast_server.core.compression import decompress
 from holdfast_server.queries import timeline

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import event
 
-from holdfast.protocol.messages import AttemptFinished, Checkpoint, Inventory, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Checkpoint, Inventory
 from holdfast_server import models
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -8,7 +8,8 @@ from dataclasses import replace
 import httpx2
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin
 from holdfast_server.core.principal import Role
 from tests.support.accounts_server import OTHER, OWN
 

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from holdfast.protocol.messages import MAX_PINS, DesiredStateApplied, Inventory, checkpoint_id
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import MAX_PINS, DesiredStateApplied, Inventory
 from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -7,13 +7,13 @@ import math
 import msgspec
 import pytest
 
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import (
     MAX_OPEN_VERIFICATIONS,
     DesiredStateApplied,
     Inventory,
     TensorNorms,
     VerificationReport,
-    checkpoint_id,
 )
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.pacing.quantities import (
+from holdfast.pacing.settings import parse_write_budget
+from holdfast.units import (
     format_rate,
     parse_bytes,
     parse_count,
@@ -13,7 +14,6 @@ from holdfast.pacing.quantities import (
     parse_seconds,
     parse_speed,
 )
-from holdfast.pacing.settings import parse_write_budget
 
 
 @pytest.mark.parametrize(

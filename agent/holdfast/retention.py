@@ -13,8 +13,8 @@ from typing import Self
 
 import msgspec
 
-from holdfast.pacing.quantities import parse_bytes
-from holdfast.protocol.messages import parse_checkpoint_id
+from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.units import parse_bytes
 
 PER_LINEAGE = "per lineage"
 MOST_CHARACTERS = 100

@@ -1,4 +1,4 @@
-"""Parsers and a format for sizes, speeds, counts and times such as `6.5GB`, `2 GB/s`, `405B`, `2h30min`.
+"""Parsers and formats of sizes, rates, counts, shares, times and intervals: `6.5GB`, `2TB/day`, `405B`, `2h30min`.
 
 Each parser takes the name of the value, and raises a ValueError with that name, the text and what to write.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import timedelta
 
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\D*?)\s*")
 _TIMES = {
@@ -27,6 +28,8 @@ _SIZES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()} | {
 _COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 MAX_SECONDS = 100 * 365 * 86400.0
 MAX_BYTES = 1e18
+FixedInterval = int | timedelta
+"""An interval that overrides the policy: a number of iterations, or wall-clock time."""
 
 
 def parse_seconds(text: str, name: str) -> float:
@@ -108,3 +111,33 @@ def _positive(value: float, text: str, name: str) -> float:
     if not math.isfinite(value) or value > MAX_BYTES:
         raise ValueError(f"{name} {text!r} is too large")
     return value
+
+
+def percent(fraction: float) -> str:
+    return f"{fraction * 100:.3g}%"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds with a suitable unit: `4.2 s`, `35 ms`, `12 min`."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:.3g} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.3g} min"
+    if seconds >= 1 or seconds == 0:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+
+
+def format_interval(every: FixedInterval) -> str:
+    """Format exactly: `50 iterations`, `2 h 30 min`. `parse_every` reads a time back."""
+    if isinstance(every, int):
+        return format_iterations(every)
+    minutes, seconds = divmod(every, timedelta(minutes=1))
+    parts = [f"{count} {unit}" for count, unit in zip(divmod(minutes, 60), ("h", "min"), strict=True) if count]
+    if seconds or not parts:
+        parts.append(f"{seconds.total_seconds():.6f}".rstrip("0").rstrip(".") + " s")
+    return " ".join(parts)
+
+
+def format_iterations(iterations: int) -> str:
+    return "1 iteration" if iterations == 1 else f"{iterations:,} iterations"
