@@ -59,7 +59,7 @@ def parse_bytes(text: str, name: str) -> float:
 def format_bytes(size_bytes: int) -> str:
     """Format a size with three digits and a suitable unit."""
     value, unit = float(size_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
         if value < 999.5:
             break
         value, unit = value / 1000, larger

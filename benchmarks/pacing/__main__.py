@@ -14,6 +14,7 @@ from benchmarks.checkpoint.calling import ROOT
 from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, policies
 from holdfast.pacing.failures import FailureEstimate
 
+from . import shapes
 from .agreement import ettr_max_error
 from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, SIMULATED_JOBS, BudgetRecord, noisy_training, simulated_noise
 from .paired import OverheadResult, overhead
@@ -44,6 +45,7 @@ def main() -> None:
         f"  everything 30 % slower: the interval becomes {figures['outside_slowdown_k_ratio']:.2f} of the old one"
     )
     figures |= _simulated_noise()
+    figures |= shapes.figures()
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)
