@@ -78,3 +78,18 @@ def test_files_that_an_internals_page_names_exist(source: Path) -> None:
     named = set(re.findall(rf"`({full}|{short})`", source.read_text()))
     places = [ROOT, *(ROOT / package for package in PACKAGES)]
     assert [name for name in sorted(named) if not any((place / name).exists() for place in places)] == []
+
+
+def test_what_the_guide_to_extensions_names_exists() -> None:
+    page = (DOCS / "internals" / "extending.md").read_text()
+    sources = [
+        path for package in PACKAGES for path in (ROOT / package).rglob("*") if path.suffix in (".py", ".html")
+    ]
+    sources += [ROOT / "pyproject.toml", ROOT / "Makefile", *(ROOT / "tools").glob("*.py")]
+    known = {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    spans = re.findall(r"`([^`\n]+)`", page)
+    names = {span.partition("(")[0].split(".")[-1] for span in spans if re.fullmatch(r"[\w.]+(\(.*\))?", span)}
+    files = {span for span in spans if re.fullmatch(r"[\w.-]+(/[\w.{}-]+)+/?", span)}
+    assert names - known - {"py", "md", "toml"} == set()
+    roots = ROOT, ROOT / "agent" / "holdfast", ROOT / "server" / "holdfast_server", ROOT / "web" / "holdfast_web"
+    assert {name for name in files if not any((root / name).exists() for root in roots)} == set()
