@@ -344,13 +344,14 @@ class Client(Administration):
         return next((edit.applied_iteration for edit in self.edits(job) if edit.version == version), None)
 
     def edit(self, job: str, *, version: int | None = None, **changes: float | int | str | bool | None) -> Desired:
-        """Change budget, write_budget, max_unsaved_work, policy, every, paused, retention, …
+        """Change settings of a job, or request a checkpoint or a probe.
 
         Args:
             job: name of the job.
             version: version that the change is based on. `None`: the newest.
-            changes: new values by setting; `None` returns to the script's setting. `budget` may be text such as
-                "2%", and `every` text such as "10min". `every_seconds` limits how long `every` holds.
+            changes: `budget`, `write_budget`, `max_unsaved_work`, `policy`, `every`, `paused`, `retention`, as numbers
+                or as text ("2%", "2TB/day", "10min"); `None` returns to the script's setting. `every_seconds` limits
+                how long `every` holds. `checkpoint_request` or `probe_request`: True requests one now.
 
         Raises:
             NotFound, Invalid.
