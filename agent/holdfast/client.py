@@ -349,9 +349,10 @@ class Client(Administration):
         Args:
             job: name of the job.
             version: version that the change is based on. `None`: the newest.
-            changes: `budget`, `write_budget`, `max_unsaved_work`, `policy`, `every`, `paused`, `retention`, as numbers
-                or as text ("2%", "2TB/day", "10min"); `None` returns to the script's setting. `every_seconds` limits
-                how long `every` holds. `checkpoint_request` or `probe_request`: True requests one now.
+            changes: `budget`, `write_budget`, `max_unsaved_work`, `policy`, `every`, `paused`, `retention`, as
+                numbers or as text ("2%", "2TB/day", "10min"); `None` returns to the script's setting.
+                `every_seconds` limits how long `every` holds. `checkpoint_request` or `probe_request`: True
+                requests one now.
 
         Raises:
             NotFound, Invalid.
