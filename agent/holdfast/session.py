@@ -377,9 +377,8 @@ class Session:
         Raises:
             TimeoutError: a checkpoint is still under way.
         """
-        started = time.perf_counter()
-        settled = self._checkpoints.wait_settled(timeout)
-        self._meter.clock.stall("snapshot_wait", time.perf_counter() - started)
+        with self._meter.clock.stalled("snapshot_wait"):
+            settled = self._checkpoints.wait_settled(timeout)
         if not settled:
             raise TimeoutError(f"session.wait: a checkpoint is still under way after {timeout:g} s")
         return self._checkpoints.outcomes()

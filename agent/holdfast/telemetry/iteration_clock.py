@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,15 @@ class IterationClock:
         self._stalls[kind] = self._stalls.get(kind, 0.0) + seconds
         if self.on_stall is not None:
             self.on_stall(kind, seconds)
+
+    @contextlib.contextmanager
+    def stalled(self, kind: StallKind) -> Iterator[None]:
+        """Count the time of the `with` block as a stall."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self.stall(kind, self._clock() - began)
 
     def restart(self) -> None:
         """Begin the next iteration now: what passed since the last one was a restore, not training."""
