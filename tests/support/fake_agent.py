@@ -174,6 +174,7 @@ class FakeAgent:
                 measured_overhead=max(0.001, overhead + self.random.gauss(0, 0.0016)),
                 measured_window_iterations=min(240, self.iteration),
                 reason=f"a checkpoint costs {cost * 1e3:.0f} ms: every {self.interval} keeps the budget",
+                write_bytes_per_second=20e12 / 86400,
                 profile={
                     "iteration_seconds": ITERATION_SECONDS, "update_seconds": 0.02, "snapshot_seconds": 0.14,
                     "persist_seconds": 1.2, "checkpoint_bytes": CHECKPOINT_BYTES, "cost_seconds": cost,

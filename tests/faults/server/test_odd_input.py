@@ -87,8 +87,8 @@ def test_every_query_is_tried(client):
         "action", "admin", "against", "alert", "all_matching", "back", "budget", "checkpoint", "code", "edit",
         "enabled", "every", "expires", "for_seconds", "hold", "iteration", "job", "jobs", "key", "kind", "label",
         "least_severity", "limit", "max_unsaved_work", "mode", "name", "next", "password", "paused", "person",
-        "pinned", "policy", "present", "project", "retention", "role", "scopes", "seconds", "severity", "target", "text", "token",
-        "version", "window", "write_budget",
+        "pinned", "policy", "present", "project", "retention", "role", "scopes", "seconds", "severity", "target",
+        "text", "token", "version", "window", "write_budget",
     }  # fmt: skip
 
 

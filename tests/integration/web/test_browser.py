@@ -257,7 +257,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
         each.train(2)
         each.send()
     page = open_page("/?search=bulk-", width=390)
-    button = page.get_by_role("button", name="Set…")
+    button = page.get_by_role("button", name="Set…").first
     expect(button).to_be_hidden()
     for name in ("bulk-0", "bulk-2"):
         page.get_by_label(f"Select {name}").focus()
@@ -266,7 +266,7 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
     agents[0].send()
     expect(page.locator("#job-bulk-0 td[data-label='Iteration']")).to_contain_text("7")
     expect(page.get_by_label("Select bulk-0")).to_be_checked()  # the news takes no tick away
-    page.get_by_role("textbox", name="Budget").fill("2")
+    page.get_by_role("textbox", name="Budget", exact=True).fill("2")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Set the budget of 2 jobs").click()
     expect(page.get_by_role("status")).to_contain_text("2 jobs changed")
@@ -274,6 +274,12 @@ def test_several_jobs_are_given_one_budget_with_the_keyboard(open_page: Open, se
     page.get_by_role("link", name="Back to the fleet").click()
     expect(page).to_have_url(f"{served.url}/?search=bulk-")
     assert [each.desired().budget for each in agents] == [0.02, None, 0.02]
+    page.get_by_label("Select bulk-1").check()
+    page.get_by_role("textbox", name="Write budget").fill("1GB/s")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Set the write budget of 1 job").click()
+    expect(page.get_by_role("status")).to_contain_text("1 job changed")
+    assert [each.desired().write_bytes_per_second for each in agents] == [None, 1e9, None]
 
 
 def test_while_the_server_is_down_a_selection_stays_and_so_does_the_focus_of_a_search(

@@ -60,7 +60,7 @@ def test_keys_lead_everywhere(open_page: Open, served: Served) -> None:
 def test_j_and_k_go_through_every_list(open_page: Open, served: Served, path: str) -> None:
     reported(served, "listed")
     with Client(served.url) as client:
-        for budget in (0.02, 0.03):
+        for budget in (0.02, 0.03, 0.04):
             client.edit("listed", budget=budget)
     page = open_page(path)
     rows = page.locator(".rows tbody tr, .rule")

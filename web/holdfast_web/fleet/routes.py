@@ -117,6 +117,8 @@ async def confirm(
     """Ask before one change of the selected jobs, or of all jobs that match the filter of `back`."""
     if action == "compare":
         return RedirectResponse(f"/compare?{urlencode({'job': job or []}, doseq=True)}", 303)
+    if action == "budget" and not budget.strip() and write_budget.strip():
+        action = "write_budget"  # Enter in the field of the write budget presses the first button of the form
     back = local_path(back)
     selected = BulkChange(
         action=_action(action),
