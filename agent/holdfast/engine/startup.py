@@ -29,7 +29,6 @@ from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint
 from holdfast.protocol import messages
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.messages import RestoreOrder
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
@@ -309,7 +308,7 @@ class Startup:
     def _start_from_order(self) -> Start | None:
         """Restore what an open order requests; `None` where none is open or possible now."""
         try:
-            order = self._ask_store(self._orders.restore_at_start, RestoreOrder | None)
+            order = self._ask_store(self._orders.restore_at_start, messages.RestoreOrder | None)
             return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
@@ -317,7 +316,7 @@ class Startup:
             self._reporter.notice("warning", "restore", what)
             return None
 
-    def _restore_for_order(self, order: RestoreOrder) -> Start | None:
+    def _restore_for_order(self, order: messages.RestoreOrder) -> Start | None:
         loaded, left = None, None
         try:
             left = self._ask_store(self._head, str | None)

@@ -245,7 +245,7 @@ def test_checkpoints_that_the_server_does_not_know_are_described_from_their_mani
     trainer.crash()
     assert sorted(found) == expected
     for iteration, reported in found.items():
-        read = restore.manifest(open_store(store), "job", protocol.checkpoint_id(iteration, 1))
+        read = restore.manifest(open_store(store), "job", checkpoint_id(iteration, 1))
         assert (reported.at, reported.kind, reported.state) == (read.created_at, read.kind, "durable")
         assert reported.payload_bytes == sum(file.size_bytes for file in read.files) > 0
 
@@ -380,7 +380,7 @@ def test_a_restore_where_there_is_no_checkpoint_names_the_nearest_and_does_nothi
 
 
 def order(trainer, iteration, *, version=2, fence=1, lineage=1, name="order-1", **more):
-    checkpoint = protocol.checkpoint_id(iteration, lineage)
+    checkpoint = checkpoint_id(iteration, lineage)
     trainer.link.desired = Desired(
         version=version, restore=RestoreOrder(id=name, checkpoint=checkpoint, fence=fence, **more)
     )
@@ -426,7 +426,7 @@ def test_a_restore_is_carried_out_once_even_if_the_trainer_dies_right_after_noti
     moves = [
         (e.state, e.iteration, e.lineage, e.safety_checkpoint) for e in again.link.of(protocol.OrderStateChange)
     ]
-    safety = protocol.checkpoint_id(9, 1)
+    safety = checkpoint_id(9, 1)
     assert moves == [("restored", 3, 2, safety)]
     assert [e.left for e in again.link.of(protocol.LineageStarted)] == [safety]
     again.crash()
@@ -913,7 +913,7 @@ def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatc
 
 def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked):
     def operator(trainer):
-        order = RestoreOrder(id="a", checkpoint=protocol.checkpoint_id(2, 1), fence=9)  # for a later attempt
+        order = RestoreOrder(id="a", checkpoint=checkpoint_id(2, 1), fence=9)  # for a later attempt
         if trainer.session.iteration in (2, 12):
             trainer.link.desired = Desired(
                 version=trainer.session.iteration, restore=order if trainer.session.iteration == 2 else None
@@ -936,7 +936,7 @@ def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, 
 
 
 def pin(link, *iterations, version=2):
-    link.desired = Desired(version=version, pins=tuple(protocol.checkpoint_id(each, 1) for each in iterations))
+    link.desired = Desired(version=version, pins=tuple(checkpoint_id(each, 1) for each in iterations))
     link.on_desired(link.desired)
 
 
