@@ -41,6 +41,7 @@ session = holdfast.Session(job, model=torch.nn.Linear(1, 1), every=1)
 session.resume()
 while session.iteration < 3:
     session.step()
+session.wait(60)  # lines of the log from other threads would come between those of the traceback
 raise RuntimeError("CUDA out of memory, said the script")
 """
 """Trains three iterations once; later starts wait for a file before they fail again."""
