@@ -92,6 +92,13 @@ def format_rate(bytes_per_second: float) -> str:
     return f"{format_bytes(round(bytes_per_second * _TIMES['day']))}/day"
 
 
+def format_exact_rate(bytes_per_second: float) -> str:
+    """Format an amount per day so that `parse_rate` reads the same back."""
+    a_day = bytes_per_second * _TIMES["day"]
+    unit, size = next((each for each in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if a_day >= each[1]), ("B", 1.0))
+    return f"{a_day / size:.12g}{unit}/day"
+
+
 def parse_count(text: str, name: str) -> float:
     """Parse a number greater than 0, such as `405B`, `124M` or `16384`."""
     return _positive(_parse(text, name, _COUNTS, "a number: write 124M, 7B or 405e9"), text, name)

@@ -208,7 +208,7 @@ class LoadableObjects:
         for keyword, state in reversed(before):
             try:
                 self._adapters[keyword].put_back(state)
-            except Exception as error:
+            except Exception as error:  # any error of an object of the script
                 raise RestoreFailed(
                     f"{message}; and {keyword} could not be put back ({_text(error)}): start the script again"
                 ) from error

@@ -36,11 +36,15 @@ def profile_of(paced: IntervalDecision | None) -> Profile | None:
 
 
 def settings_of(job: models.JobRecord | Row[Any], paced: IntervalDecision | None) -> PacingSettings:
-    """Return the settings of a job: those of operators, else those that the agent reported."""
+    """Return the settings of a job: those of operators, else those that the agent reported.
+
+    While an interval is fixed, the agent reports no other policy; the default stands for it.
+    """
     own = PacingSettings() if paced is None else _reported(paced)
+    policy = PacingSettings().policy if own.policy == FIXED else own.policy
     return PacingSettings(
         budget=job.budget or own.budget,
-        policy=job.policy or own.policy,
+        policy=job.policy or policy,
         write_bytes_per_second=job.write_bytes_per_second or own.write_bytes_per_second,
         max_unsaved_seconds=job.max_unsaved_seconds or own.max_unsaved_seconds,
     )

@@ -32,6 +32,6 @@ def test_one_save_after_another_on_a_disk_of_two_and_a_half_checkpoints(
     assert all(newest >= 1 and sound >= 1 for _, newest, sound, _ in after)
     assert child.all("losses ") == ["are the same"]
     full = child.told[: child.told.index("room again")]
-    assert all(newest == number for number, newest, *_ in after), child.told
+    assert all(newest == number for number, newest, *_ in after), "what is kept makes way for it"
     assert any(line.startswith("notice ") and "is full" in line for line in full) == (keep >= TIMES), full[-9:]
     assert after[-1][1] == saves + 1, "with room again, the next checkpoint is durable"

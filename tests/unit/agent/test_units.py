@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.pacing.settings import parse_write_budget
 from holdfast.units import (
+    format_exact_rate,
     format_rate,
     parse_bytes,
     parse_count,
@@ -85,6 +86,11 @@ def test_what_is_no_rate_is_refused_with_the_way_out(text: str) -> None:
 def test_a_rate_is_written_by_the_day_or_the_second(rate: float, shown: str) -> None:
     assert format_rate(rate) == shown
     assert parse_rate(shown, "x") == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize("rate", [2e12 / 86400, 1.2345678e6, 5e11 / 3600, 0.5, 3e9])
+def test_an_exact_rate_is_read_back_as_it_was(rate: float) -> None:
+    assert parse_rate(format_exact_rate(rate), "x") == pytest.approx(rate, rel=1e-11)
 
 
 @pytest.mark.parametrize("rate", [23148148.148148146, 1.5, 1e12, 3])

@@ -9,7 +9,7 @@ from html import unescape
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.pacing import MAX_BUDGET, MIN_BUDGET
+from holdfast.pacing import MAX_BUDGET, MIN_BUDGET, PacingSettings
 from holdfast.protocol.messages import IntervalDecision
 from holdfast_server.records import desired_state
 from tests.support.clock import FakeClock
@@ -34,6 +34,21 @@ def test_a_budget_is_saved_and_later_shown_as_applied(client: TestClient, agent:
     page = client.get(JOB).text
     assert "saved v1 → applied at iteration 400" in page
     assert "Ceiling of 2 %" in page or "2 % decides the" in page
+
+
+def test_the_scripts_own_budget_applied_as_it_is_makes_no_version(client: TestClient, agent: FakeAgent) -> None:
+    client.post(f"{JOB}/budget", data={"version": "0", "budget": "3.5"})
+    assert agent.desired().version == 0
+    client.post(f"{JOB}/budget", data={"version": "0", "budget": "2"})
+    assert (agent.desired().version, agent.desired().budget) == (1, 0.02)
+
+
+def test_while_an_interval_is_fixed_the_preview_is_of_the_default_policy(
+    client: TestClient, agent: FakeAgent
+) -> None:
+    fixed(agent)
+    plan = client.get("/api/v1/jobs/char-gpt/preview?budget=0.02").json()["plan"]
+    assert plan["policy"] == PacingSettings().policy
 
 
 def test_with_htmx_the_answer_is_the_controls_alone(client: TestClient, agent: FakeAgent) -> None:

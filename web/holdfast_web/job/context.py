@@ -15,13 +15,12 @@ from msgspec import structs
 from holdfast.pacing import planner
 from holdfast.pacing.interval_cost import Limit
 from holdfast.pacing.profile import IntervalPlan
-from holdfast.pacing.settings import DAY
 from holdfast.pacing.what_if import Advice, advise
 from holdfast.protocol.administration import Alert
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
 from holdfast.protocol.questions import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
-from holdfast.units import format_interval
+from holdfast.units import format_exact_rate, format_interval
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, iteration_annotations, plans, previews
 from holdfast_server.core.errors import (
@@ -432,7 +431,7 @@ async def controls(db: Database, job: JobSummary, changes: dict[str, ChangeStatu
         job=job,
         budget=FieldInput(value="" if budget is None else f"{budget * 100:.6g}"),
         limit=limit_of(job.paced),
-        write_budget=FieldInput(value="" if rate is None else _exact_rate(rate)),
+        write_budget=FieldInput(value="" if rate is None else format_exact_rate(rate)),
         unsaved_work=FieldInput(value="" if seconds is None else format_interval(timedelta(seconds=seconds))),
         every=FieldInput(value=format_interval(every) if isinstance(every, timedelta) else str(every or "")),
         retention=FieldInput(value=job.desired.retention or ""),
@@ -453,13 +452,6 @@ async def _advice(db: Database, job: JobSummary) -> Advice | None:
         return None
     comparison = (await plans.plan_job(db, job.job)).comparison
     return None if comparison is None else advise(comparison)
-
-
-def _exact_rate(bytes_per_second: float) -> str:
-    """Format an amount per day as a form repeats it, so that sending it again changes nothing."""
-    a_day = bytes_per_second * DAY
-    unit, size = next((each for each in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if a_day >= each[1]), ("B", 1.0))
-    return f"{a_day / size:.12g}{unit}/day"
 
 
 async def controls_of(db: Database, name: str, *, now: float) -> ControlsPart:

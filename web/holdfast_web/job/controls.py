@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -101,9 +102,15 @@ Form = Annotated[_ControlForm, Depends()]
 
 @router.post("/jobs/{job}/budget")
 async def set_budget(form: Form, budget: Text = "") -> Response:
-    return await form.change(
-        "budget", lambda: DesiredChanges(budget=forms.budget_from_percent(budget)), typed=budget
-    )
+    """Set the budget; that of the script, as the page shows it, stays the script's."""
+    shown = await summaries.job_summary(form.db, form.job, now=form.now)
+
+    def changes() -> DesiredChanges:
+        wanted = forms.budget_from_percent(budget)
+        is_same = shown.desired.budget is None and math.isclose(wanted, shown.budget or 0.0, rel_tol=1e-5)
+        return DesiredChanges(budget=None if is_same else wanted)
+
+    return await form.change("budget", changes, typed=budget)
 
 
 def _budget_of_plan(text: str) -> float | UnsetType:
