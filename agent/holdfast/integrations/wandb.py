@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import struct
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from holdfast.session import Session
 
 BLOCK_BYTES = 32768
 """Size of a block in the file of an offline run, which has the log format of LevelDB after a header of 7 bytes."""
-IN_USE_SECONDS, RETRY_SECONDS = 30.0, 0.2
 
 
 class WandbRun(LoggerRun):
@@ -83,15 +82,20 @@ class WandbRun(LoggerRun):
 
 
 def _init(arguments: dict[str, Any]) -> Any:
-    """Call `wandb.init`, again while a service of W&B that outlives a killed process still has its run in use."""
-    until = time.monotonic() + IN_USE_SECONDS
-    while True:
-        try:
-            return wandb.init(**arguments)
-        except Exception as error:  # of a private type
-            if "is in use" not in str(error) or time.monotonic() >= until:
-                raise
-            time.sleep(RETRY_SECONDS)
+    """Call `wandb.init`; once more with a service of this process where that of another one has the run in use.
+
+    A process that was started by another one with W&B, as in a sweep, uses that one's service (`WANDB_SERVICE`),
+    which keeps the run of a killed process in use for ever.
+    """
+    try:
+        return wandb.init(**arguments)
+    except Exception as error:  # of a private type
+        _, _, started_by = os.environ.get("WANDB_SERVICE", "").partition("-")
+        if "is in use" not in str(error) or not started_by or started_by.startswith(f"{os.getpid()}-"):
+            raise
+    wandb.teardown()
+    os.environ.pop("WANDB_SERVICE", None)
+    return wandb.init(**arguments)
 
 
 def last_step(file: Path) -> int:
