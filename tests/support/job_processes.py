@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -49,7 +50,7 @@ def read_ledger(path: Path) -> list[LedgerStep]:
 
 def environment(store: Path, server: str = "") -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
-    return kept | {"HOLDFAST_STORE": str(store), "HOLDFAST_SERVER": server}
+    return kept | {"HOLDFAST_STORE": str(store), "HOLDFAST_SERVER": server, "PYTHONFAULTHANDLER": "1"}
 
 
 @contextmanager
@@ -58,14 +59,18 @@ def spawned(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A process whose output goes to `log`; terminated, and its log shown on failure, at the end.
 
-    `group`: its process group, 0 for one of its own.
+    `group`: its process group, 0 for one of its own. Where a test fails while it still runs, its log ends with the
+    stacks of all threads of the group.
     """
     with open(log, "ab") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env, process_group=group)
     try:
         yield process
     except BaseException:  # whatever went wrong, what the process said explains it
-        print(f"--- {log.name}\n{log.read_text()[-4000:]}")
+        if process.poll() is None and group == 0:
+            os.killpg(process.pid, signal.SIGABRT)  # PYTHONFAULTHANDLER
+            process.wait(PATIENCE_SECONDS)
+        print(f"--- {log.name}\n{log.read_text()[-12000:]}")
         raise
     finally:
         if process.poll() is None:
