@@ -10,6 +10,7 @@ from typing import Any
 from holdfast.pacing.estimator import Observation, OverheadEstimate, SlowdownEstimate
 from holdfast.pacing.failures import FailureHistory, JobHistory
 from holdfast.pacing.interval_cost import pipeline_interval, predicted_stall, write_budget, write_interval
+from holdfast.pacing.low_windows import LowWindows
 from holdfast.pacing.overhead_samples import (
     CLEAR_ERRORS,
     PROBE_IDLE,
@@ -21,7 +22,7 @@ from holdfast.pacing.overhead_samples import (
 from holdfast.pacing.planner import plan
 from holdfast.pacing.profile import IntervalPlan, Profile, SnapshotMode, from_json, to_json
 from holdfast.pacing.settings import MAX_INTERVAL, PacingSettings, settings_to_json
-from holdfast.units import format_iterations, percent
+from holdfast.units import duration, format_iterations, percent
 
 SETTLING_CHECKPOINTS = 3
 """The first checkpoints allocate memory and files; each of so many sets a new interval without hysteresis."""
@@ -40,8 +41,8 @@ MIN_CHANGE = 0.1
 """Minimum relative change of the interval for any other reason."""
 RAISE_EARLY_FACTOR = 1.5
 """Increase of the interval for which two expensive checkpoints in a row suffice."""
-LOW_WINDOWS = 3
-"""Windows in a row below half the budget after which the interval falls."""
+LEAST_RAISE = 0.25
+"""Relative increase of an interval that grows, at least: room for noise, so that it rarely grows again."""
 OVER_CHECKPOINTS, LONG_OVER_CHECKPOINTS = 3, 6
 """Checkpoints in a row over the budget, within noise, after which the typical one sets the interval; and the mean
 one, if there are more of them than a window holds."""
@@ -75,7 +76,8 @@ class Controller:
         self.max_in_flight = max(1, max_in_flight)
         self._measured = ProfileSamples(self._samples, self.max_in_flight)
         self._probe = BaselineProbe(self._samples)
-        self._over_checkpoints = self._low_windows = self._long_run_windows = 0
+        self._over_checkpoints = self._long_run_windows = 0
+        self._low_windows = LowWindows()
         self._settled = 0
         """Number of measured checkpoints that the plan takes into account."""
         self._plan: IntervalPlan | None = None
@@ -316,7 +318,7 @@ class Controller:
 
         It grows if the newest window is over the budget beyond its noise, if it is over it for three checkpoints,
         if it remains so for longer than a window, or if the long-run average has been over it for some time. It
-        falls if three windows in a row are clearly below half the budget.
+        falls if windows in a row are clearly below half the budget: see `LowWindows`.
         """
         budget = self._settings.budget
         is_over = recent.overhead > budget
@@ -338,9 +340,7 @@ class Controller:
         low = min(each.overhead + CLEAR_ERRORS * each.error for each in (recent, settled)) < budget / 2
         lowered = self._wanted(recent.upper_cost_seconds)
         is_low = low and lowered <= interval * (1 - MIN_CHANGE) and recent.iterations >= WINDOW_ITERATIONS
-        self._low_windows = self._low_windows + 1 if is_low else 0
-        self._low_windows %= LOW_WINDOWS  # each fall needs as many
-        return lowered if is_low and self._low_windows == 0 else interval
+        return self._low_windows.add(lowered if is_low else None, self.trained_seconds) or interval
 
     def _explain_wait(self, recent: OverheadEstimate) -> str:
         """Return what a change of the interval waits for; empty if none is due."""
@@ -355,8 +355,9 @@ class Controller:
             left = max(1, needed - self._over_checkpoints)
             return f"{measured} is over the budget: the interval grows if it still is after {_more(left)}"
         if self._low_windows:
-            left = (LOW_WINDOWS - self._low_windows) * max(1, self._samples.open_checkpoints)
-            return f"{measured} is below half the budget: the interval falls if it still is after {_more(left)}"
+            windows, seconds = self._low_windows.left(self.trained_seconds)
+            wait = duration(seconds) if seconds else _more(max(1, windows * self._samples.open_checkpoints))
+            return f"{measured} is below half the budget: the interval falls if it still is after {wait}"
         return ""
 
     def _set_pending(self, pending: str) -> None:
@@ -367,12 +368,14 @@ class Controller:
 
     def _move(self, decided: int, recent: OverheadEstimate) -> None:
         assert self._plan is not None
-        assert self._plan.interval is not None
-        if decided == self._plan.interval:
+        if self._plan.interval is None or decided == self._plan.interval:
             return
         if (better := self._planned(recent.cost_seconds)) is not None:
             self._measured.cost_seconds = better.cost_seconds
-        if decided > self._plan.interval:
+        grows = decided > self._plan.interval
+        self._low_windows.moved(self.trained_seconds, grows=grows)
+        if grows:
+            decided = max(decided, math.ceil(self._plan.interval * (1 + LEAST_RAISE)))
             self._restart_judging()
         self._judged_at = None
         self._set_interval(decided, "")
@@ -398,10 +401,8 @@ class Controller:
         settings = self._settings
         if settings.policy in COST_ONLY_POLICIES or settings.every is not None or settings.paused:
             return
-        then, now = (
-            self._planned(self._measured.cost_seconds, each)
-            for each in (self._planned_with, self.job_history.history)
-        )
+        cost = self._measured.cost_seconds
+        then, now = self._planned(cost, self._planned_with), self._planned(cost)
         before, after = then and then.interval, now and now.interval
         if before == after or (before and after and abs(after - before) <= FAILURE_RATE_CHANGE * before):
             return
@@ -429,7 +430,8 @@ class Controller:
     def _restart_judging(self) -> None:
         """Judge a new interval by what is measured from here on."""
         self._samples.forget()
-        self._over_checkpoints = self._low_windows = self._long_run_windows = 0
+        self._over_checkpoints = self._long_run_windows = 0
+        self._low_windows.clear()
         self._judged_at = None
 
 

@@ -37,8 +37,8 @@ MOST_MARKS = 2000
 """Marks that an attempt reports: a script may mark every iteration."""
 PER_RANK_NOTICES = ("internal", "ranks", "repaired")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
-LOGGED_RATIO = 2.0
-"""Change of the interval, as a factor, from which it is logged at INFO."""
+LOGGED_RATIO = 1.2
+"""Factor above which a change of the interval is logged at INFO; the first checkpoints may change it less."""
 DURABLE_EVERY_SECONDS = 60.0
 """Least time between two INFO lines about durable checkpoints."""
 LOG_FORMAT = "%(asctime)s %(levelname)s holdfast: %(message)s"
@@ -237,7 +237,7 @@ class Reporter:
         self._interval_reported_at = now
         plan, profile = controller.plan, controller.profile
         if changed and plan is not None and self._logs_intervals:
-            self._log_interval(plan, controller.settings.budget)
+            self._log_interval(plan, controller)
         self.event(
             messages.IntervalDecision(
                 **self._here(),
@@ -258,11 +258,12 @@ class Reporter:
             )
         )
 
-    def _log_interval(self, plan: IntervalPlan, budget: float) -> None:
+    def _log_interval(self, plan: IntervalPlan, controller: Controller) -> None:
         """Log a new interval, and once for each why it stays although it is over the budget."""
-        seconds = plan.interval_seconds
+        seconds, budget = plan.interval_seconds, controller.settings.budget
         before, now = self._logged_interval, (plan.interval if seconds is None else None, seconds)
-        explains = bool(plan.pending) and self._pending_logged_at != now
+        is_over = (controller.measured_overhead or 0.0) > budget
+        explains = is_over and bool(plan.pending) and self._pending_logged_at != now
         if before == now and not explains:
             return
         if explains:

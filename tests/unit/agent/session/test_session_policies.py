@@ -55,14 +55,14 @@ def test_the_log_says_when_checkpoints_are_taken_and_why(tmp_path, caplog):
     model, optimizer, session = begun(tmp_path, policy="fixed", every=5)
     with session:
         train(model, optimizer, session, iterations=2)
-        session.every(7)
+        session.every(6)
         session.every(20)
     logged = [
         (record.levelname, record.message) for record in caplog.records if "interval: every" in record.message
     ]
     assert logged == [
         ("INFO", "job: checkpoint interval: every 5 iterations (policy fixed)"),
-        ("DEBUG", "job: checkpoint interval: every 7 iterations (policy fixed)"),
+        ("DEBUG", "job: checkpoint interval: every 6 iterations (policy fixed)"),
         ("INFO", "job: checkpoint interval: every 20 iterations (policy fixed)"),
     ]
     assert "job: checkpoint interval: set to every 5 iterations; cost not known yet" in caplog.messages
