@@ -136,6 +136,12 @@ class Config:
         parse_unsaved_work,
         shown="`10min`",
     )
+    total: int | None = setting(
+        None,
+        "iterations that the job is to have; [`coci`](pacing.md#coci) spreads its checkpoints over them",
+        _count("total", "iterations"),
+        shown="unknown",
+    )
     policy: str = setting(DEFAULT_POLICY, "what [chooses the interval](pacing.md)", parse_policy)
     every: FixedInterval | None = setting(
         None,

@@ -65,6 +65,8 @@ class Session:
             "2h30min". Default: HOLDFAST_EVERY.
         mtbf: the mean time between failures of the whole job, in seconds or as "3.1h"; failures of the job
             correct it. Default: HOLDFAST_MTBF, else as clusters report it.
+        total: iterations that the job is to have; the policy "coci" spreads its checkpoints over them. Default:
+            HOLDFAST_TOTAL, else unknown.
         keep: about how many checkpoints retention leaves. Default: HOLDFAST_KEEP, else 12.
         retention: rules in the place of `keep`, any of "last 5, every 1000, spaced 12, best 3 by val_loss,
             size 200GB, per lineage". Default: HOLDFAST_RETENTION.
@@ -112,6 +114,7 @@ class Session:
         policy: str | None = None,
         every: int | str | timedelta | None = None,
         mtbf: float | str | None = None,
+        total: int | None = None,
         keep: int | None = None,
         retention: str | Retention | None = None,
         max_in_flight: int | None = None,
@@ -147,8 +150,9 @@ class Session:
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
-            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.max_in_flight
-        )
+            options.pacing, world_size=self._ranks.world_size, max_in_flight=options.max_in_flight,
+            total_iterations=options.total,
+        )  # fmt: skip
         self._training = Training(
             objects, self._position, self._controller, self._ranks, restorable_in_place=options.restorable_in_place
         )

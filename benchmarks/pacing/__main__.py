@@ -14,7 +14,7 @@ from benchmarks.checkpoint.calling import ROOT
 from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, policies
 from holdfast.pacing.failures import FailureEstimate
 
-from . import shapes
+from . import convergence, shapes
 from .agreement import ettr_max_error
 from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, SIMULATED_JOBS, BudgetRecord, noisy_training, simulated_noise
 from .paired import OverheadResult, overhead
@@ -46,6 +46,7 @@ def main() -> None:
     )
     figures |= _simulated_noise()
     figures |= shapes.figures()
+    figures |= convergence.figures()
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)

@@ -35,6 +35,10 @@ MIN_CHECKPOINTS = 2
 """Checkpoints since the last change from which the interval is judged."""
 COST_ONLY_POLICIES = frozenset({"checkfreq", "fixed"})
 """Policies that ignore failures."""
+UNAWARE_POLICIES = COST_ONLY_POLICIES | {"goodput", "young-daly"}
+"""Policies that ignore the progress of training: no loss is read for them."""
+SPREAD_POLICIES = frozenset({"coci"})
+"""Policies that keep the write budget over the whole job, not at each time."""
 FAILURE_RATE_CHANGE = 0.2
 """Minimum relative change of the interval for which a new failure rate counts: the optimum is flat."""
 MIN_CHANGE = 0.1
@@ -59,12 +63,18 @@ class Controller:
         *,
         world_size: int = 1,
         max_in_flight: int = 1,
+        total_iterations: int | None = None,
         warmup_iterations: int = 5,
         profile_iterations: int = 15,
     ) -> None:
-        """`max_in_flight`: how many checkpoints may be under way at the same time."""
+        """Begin without measurements.
+
+        Args:
+            max_in_flight: how many checkpoints may be under way at the same time.
+            total_iterations: how many iterations the job is to have; `None` if unknown.
+        """
         self._settings = settings
-        self.job_history = JobHistory(world_size)
+        self.job_history = JobHistory(world_size, total_iterations)
         self._planned_with = self.job_history.history
         """The failure history from which the interval was chosen."""
         self._warmup_left = warmup_iterations
@@ -130,6 +140,11 @@ class Controller:
     def measured_window_iterations(self) -> int:
         return self._newest.iterations if self._newest else 0
 
+    @property
+    def follows_losses(self) -> bool:
+        """Whether the policy may use the losses that the script logs."""
+        return self._settings.policy not in UNAWARE_POLICIES
+
     def change(self, settings: PacingSettings) -> None:
         """Apply an operator's settings: in force at the next `due`, announced by the next `observe`."""
         if settings == self._settings:
@@ -144,7 +159,7 @@ class Controller:
         """Account for a finished iteration; return the plan if it changed."""
         self._iteration, self._iteration_seconds = seen.iteration, None
         self._busy = seen.in_flight
-        self.job_history.trained(seen.seconds)
+        self.job_history.trained(seen.iteration, seen.seconds)
         if self._last_started is None:
             self._last_started = seen.iteration - 1
         if math.isfinite(seen.seconds) and seen.seconds > 0:
@@ -184,6 +199,7 @@ class Controller:
         self._first_retry = iteration + max(self._profile_iterations, 2 * (iteration - (self._last_started or 0)))
         self._last_started = iteration
         self._has_started = True
+        self.job_history.began_checkpoint()
         self._judged_at = None
         if self._warmup_left == 0:  # during warm-up there is no baseline to compare its cost with
             self._samples.started()
@@ -290,7 +306,8 @@ class Controller:
         if since < (interval or WINDOW_ITERATIONS) or not self._samples.complete or self._probe.is_active:
             return
         self._judged_at = self._iteration
-        self._follow_failures()
+        self._follow_history()
+        interval = self._plan.interval
         slowdown = self._samples.slowdown()
         recent = self._newest = self._samples.recent(slowdown)
         if self._samples.spans == 0:
@@ -307,7 +324,9 @@ class Controller:
         profile = self.profile
         assert profile is not None
         pipeline = pipeline_interval(replace(profile, cost_seconds=recent.cautious_cost_seconds))
-        shortest = max(pipeline, write_interval(profile, self._settings))
+        is_spread = self._settings.policy in SPREAD_POLICIES
+        written = 1 if is_spread else write_interval(profile, self._settings)
+        shortest = max(pipeline, written)
         if shortest > interval * (1 + MIN_CHANGE):
             self._move(shortest, recent)
         elif not self._probe.start_if_needed(interval, self._settings.budget, slowdown):
@@ -396,14 +415,16 @@ class Controller:
         history = history or self.job_history.history
         return plan(replace(profile, cost_seconds=cost_seconds), self._settings, history)
 
-    def _follow_failures(self) -> None:
-        """Plan anew if failures, or their absence, have changed the interval that the policy wants."""
+    def _follow_history(self) -> None:
+        """Plan anew if failures, their absence, or the loss have changed the interval that the policy wants."""
         settings = self._settings
         if settings.policy in COST_ONLY_POLICIES or settings.every is not None or settings.paused:
             return
         cost = self._measured.cost_seconds
         then, now = self._planned(cost, self._planned_with), self._planned(cost)
         before, after = then and then.interval, now and now.interval
+        if settings.policy in SPREAD_POLICIES and after:
+            self._plan = now  # each distance is planned; larger changes are announced below
         if before == after or (before and after and abs(after - before) <= FAILURE_RATE_CHANGE * before):
             return
         self._replan()

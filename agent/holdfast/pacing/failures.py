@@ -11,7 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+if TYPE_CHECKING:
+    from holdfast.pacing.loss_curve import LossCurve, LossRecord
 
 GPU_HOURS_BETWEEN_FAILURES = 50_000.0
 JOB_HOURS_BETWEEN_FAILURES = 200.0
@@ -35,6 +38,8 @@ class FailureEstimate:
     world_size: int = 1
     mean_seconds: float | None = None
     """MTBF from the settings; it replaces the mean of the prior."""
+    rank_seconds: float = 0.0
+    """Running time of all ranks in `exposure_seconds`; a job may have had other numbers of ranks."""
 
     @property
     def stated(self) -> bool:
@@ -47,8 +52,14 @@ class FailureEstimate:
         if self.stated:
             assert self.mean_seconds is not None
             return self.mean_seconds
-        an_hour = max(1, self.world_size) / GPU_HOURS_BETWEEN_FAILURES + 1 / JOB_HOURS_BETWEEN_FAILURES
-        return 3600.0 / an_hour
+        return 1 / _published_rate(self.world_size)
+
+    @property
+    def relative_rate(self) -> float:
+        """The published rate for the ranks of now, relative to that for the ranks that the job usually has."""
+        if not 0 < self.exposure_seconds <= self.rank_seconds < math.inf:
+            return 1.0
+        return _published_rate(self.world_size) / _published_rate(self.rank_seconds / self.exposure_seconds)
 
     @property
     def rate(self) -> float:
@@ -66,6 +77,7 @@ class FailureEstimate:
             self,
             count=self.count * kept + failures,
             exposure_seconds=self.exposure_seconds * kept + gained,
+            rank_seconds=self.rank_seconds * kept + gained * max(1, self.world_size),
         )
 
     def credible_interval(self, share: float = 0.9) -> tuple[float, float]:
@@ -88,25 +100,51 @@ class FailureEstimate:
         return PRIOR_FAILURES * self.prior_seconds + self.exposure_seconds
 
 
+def _published_rate(world_size: float) -> float:
+    """Return failures per second of a job with so many ranks, as clusters report them."""
+    an_hour = max(1.0, world_size) / GPU_HOURS_BETWEEN_FAILURES + 1 / JOB_HOURS_BETWEEN_FAILURES
+    return an_hour / 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgress:
+    """How far a job is, and how fast it learns."""
+
+    iteration: int
+    total_iterations: int | None = None
+    """Iterations that the job is to have; `None`: unknown."""
+    checkpoints: int = 0
+    """Checkpoints begun so far, by all attempts."""
+    curve: LossCurve | None = None
+    """The loss that the script logs; `None` where it shows no falling curve."""
+    why_no_curve: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureHistory:
-    """What a policy knows in addition to the profile: the failure rate and the cost of a restart."""
+    """What a policy knows in addition to the profile: failures, the cost of a restart, progress."""
 
     failures: FailureEstimate = field(default_factory=FailureEstimate)
     restart_seconds: float = ASSUMED_RESTART_SECONDS
     """Time from a failure until training continues: detection, start, loading."""
+    progress: TrainingProgress | None = None
+    """`None` where only failures are known, as in a plan before the start."""
 
 
 class JobHistory:
-    """Failures and running time of a job over all of its attempts; kept in its checkpoints."""
+    """Failures, running time and progress of a job over all of its attempts; kept in its checkpoints."""
 
-    def __init__(self, world_size: int = 1) -> None:
+    def __init__(self, world_size: int = 1, total_iterations: int | None = None) -> None:
         self._failures = FailureEstimate(world_size=world_size)
         """As of the start of this attempt."""
         self._failed = 0
         self._ran_seconds = 0.0
+        self._total_iterations = total_iterations
+        self._iteration = self._checkpoints = 0
+        self._losses: LossRecord | None = None
 
-    def trained(self, seconds: float) -> None:
+    def trained(self, iteration: int, seconds: float) -> None:
+        self._iteration = iteration
         if math.isfinite(seconds) and seconds > 0:
             self._ran_seconds += seconds
 
@@ -114,23 +152,63 @@ class JobHistory:
         """Add attempts that failed since the checkpoint from which this one resumed."""
         self._failed += times
 
+    def began_checkpoint(self) -> None:
+        self._checkpoints += 1
+
+    def lost(self, iteration: int, loss: float) -> None:
+        """Add the loss of an iteration, for a policy that follows it."""
+        self._losses = self._losses or _new_losses()
+        self._losses.add(iteration, loss)
+
     @property
     def history(self) -> FailureHistory:
-        return FailureHistory(failures=self._failures.after(self._ran_seconds, failures=self._failed))
+        losses = self._losses
+        progress = TrainingProgress(
+            iteration=self._iteration,
+            total_iterations=self._total_iterations,
+            checkpoints=self._checkpoints,
+            curve=losses.curve if losses is not None else None,
+            why_no_curve=losses.why_none if losses is not None else "no loss is logged",
+        )
+        return FailureHistory(
+            failures=self._failures.after(self._ran_seconds, failures=self._failed), progress=progress
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history as JSON types."""
         failures = self.history.failures
-        return {"failures": failures.count, "exposure_seconds": failures.exposure_seconds}
+        saved = {
+            "failures": failures.count,
+            "exposure_seconds": failures.exposure_seconds,
+            "rank_seconds": failures.rank_seconds,
+            "checkpoints": self._checkpoints,
+        }
+        return saved if self._losses is None else saved | {"losses": self._losses.state_dict()}
 
     def load_state_dict(self, state: object) -> None:
         """Continue the history of earlier attempts; an invalid state is ignored."""
         if not isinstance(state, dict):
             return
-        count, seconds = state.get("failures"), state.get("exposure_seconds")
+        count, seconds, of_ranks = (state.get(name) for name in ("failures", "exposure_seconds", "rank_seconds"))
         if _is_amount(count) and _is_amount(seconds):
-            self._failures = replace(self._failures, count=count, exposure_seconds=seconds)
+            self._failures = replace(
+                self._failures,
+                count=count,
+                exposure_seconds=seconds,
+                rank_seconds=of_ranks if _is_amount(of_ranks) else seconds * max(1, self._failures.world_size),
+            )
             self._ran_seconds = 0.0
+        if _is_amount(taken := state.get("checkpoints")):
+            self._checkpoints = int(taken)
+        if "losses" in state:
+            self._losses = _new_losses()
+            self._losses.load_state_dict(state["losses"])
+
+
+def _new_losses() -> LossRecord:
+    from holdfast.pacing.loss_curve import LossRecord  # few policies need it
+
+    return LossRecord()
 
 
 def gamma_quantile(shape: float, probability: float) -> float:

@@ -6,6 +6,7 @@ checkfreq: the shortest interval within the ceilings, which spends a budget in f
     A. Phanishayee, V. Chidambaram, "CheckFreq: Frequent, Fine-Grained DNN Checkpointing", FAST'21, section 4.2.
 young-daly: √(2δM) - δ, the first-order rule of Young (1974) and Daly (2006).
 fixed: the interval from the script or an operator, at any cost.
+coci: within the write budget, dense where training learns fast (see `coci`).
 
 Other packages add policies as entry points of the group `holdfast.policies`:
 
@@ -182,6 +183,11 @@ def policy_names() -> list[str]:
     return sorted({*policies, *installed()})
 
 
+def comparable_policies() -> list[str]:
+    """Return the names of the policies whose interval does not depend on the progress of a job."""
+    return [name for name in policy_names() if name != COCI.name]
+
+
 def parse_policy(value: str) -> str:
     """Parse the name of a policy; ValueError with the existing names otherwise."""
     text = str(value).strip().lower()
@@ -189,10 +195,14 @@ def parse_policy(value: str) -> str:
     return text
 
 
+COCI = EntryPoint("coci", "holdfast.pacing.coci:coci", GROUP)
+"""Loaded when it is chosen."""
+
+
 @cache
 def installed() -> dict[str, EntryPoint]:
-    """Return the policies of other packages, by name in lower case."""
-    return {entry.name.lower(): entry for entry in entry_points(group=GROUP)}
+    """Return the policies that are loaded when needed, by name in lower case: coci, those of other packages."""
+    return {entry.name.lower(): entry for entry in (*entry_points(group=GROUP), COCI)}
 
 
 @cache

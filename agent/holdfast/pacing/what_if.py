@@ -23,7 +23,7 @@ from holdfast.pacing.interval_cost import (
     write_interval,
     written_bytes,
 )
-from holdfast.pacing.planner import plan, policy_names
+from holdfast.pacing.planner import comparable_policies, plan
 from holdfast.pacing.policy import ceil, estimate_failures, has_iteration_time, known
 from holdfast.pacing.profile import Profile
 from holdfast.pacing.settings import MAX_BUDGET, MAX_INTERVAL, PacingSettings
@@ -200,7 +200,7 @@ def compare_intervals(
             if 1 <= interval <= MAX_INTERVAL
         ),
         requested=tuple(forecaster.forecast(f"every {each:,}", each) for each in requested),
-        policies=tuple(forecaster.forecast_policy(name) for name in policy_names()),
+        policies=tuple(forecaster.forecast_policy(name) for name in comparable_policies()),
         budget=settings.budget,
         write_bytes_per_second=write_budget(profile, settings),
         written_bytes=written_bytes(profile),

@@ -18,6 +18,8 @@ from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
 
+LOSS = "loss"
+"""The metric that policies follow."""
 BATCH_ITERATIONS = 16
 RECENT_ITERATIONS = 64
 BATCH_SECONDS = 1.0
@@ -118,6 +120,8 @@ class IterationMetrics:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""
         for measured, metrics in self._metrics.ready(wait=wait):
             self._reporter.sample(measured, metrics)
+            if self._controller.follows_losses and (loss := metrics.get(LOSS)) is not None:
+                self._controller.job_history.lost(measured.iteration, loss)
 
     def newest_metrics(self) -> Callable[[], dict[str, LoggedMetric]]:
         """Return a function that returns the newest value of each metric; see `MetricReader.newest`.

@@ -55,8 +55,9 @@ POLICY_WORDS = {
     "checkfreq": "as often as the budgets allow",
     "goodput": "least lost time",
     "young-daly": "from the failure rate",
+    "coci": "dense where the loss falls fast",
 }
-POLICIES = {name: POLICY_WORDS.get(name, "") for name in planner.policies if name != "fixed"}
+POLICIES = {name: POLICY_WORDS.get(name, "") for name in (*planner.policies, "coci") if name != "fixed"}
 """The policies of the menu, described; a form of its own fixes the interval."""
 HOLDS = (
     ("", "until changed"),

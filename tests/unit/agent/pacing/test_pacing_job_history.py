@@ -23,14 +23,14 @@ def job(policy, **settings):
 def test_running_time_and_failures_go_on_from_attempt_to_attempt():
     life = JobHistory(8)
     for _ in range(360):
-        life.trained(10.0)
+        life.trained(1, 10.0)
     life.failed(2)
     after = JobHistory(8)
     after.load_state_dict(json.loads(json.dumps(life.state_dict())))
     assert after.history.failures.count == pytest.approx(2, rel=0.01)
     assert after.history.failures.exposure_seconds == pytest.approx(HOUR, rel=0.01)
     after.failed(1)
-    after.trained(HOUR)
+    after.trained(1, HOUR)
     assert after.history.failures.count == pytest.approx(3, rel=0.01)
     assert after.history.failures.exposure_seconds == pytest.approx(2 * HOUR, rel=0.01)
     assert after.history.failures.rate > life.history.failures.rate * 0.9
@@ -49,7 +49,7 @@ def test_a_saved_life_that_makes_no_sense_is_ignored(state):
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
 def test_a_clock_that_jumps_is_no_running_time(seconds):
     life = JobHistory()
-    life.trained(seconds)
+    life.trained(1, seconds)
     assert life.history.failures.exposure_seconds == 0
 
 
@@ -74,7 +74,7 @@ def test_what_is_measured_is_known_with_its_spread():
 def test_years_without_a_failure_make_them_rarer():
     simulated = job("goodput", max_unsaved_seconds=1e9).run(300)
     before = simulated.interval
-    simulated.controller.job_history.trained(30 * 86400.0)
+    simulated.controller.job_history.trained(1, 30 * 86400.0)
     simulated.run_intervals(2)
     assert simulated.interval > before
 

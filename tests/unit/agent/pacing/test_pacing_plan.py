@@ -87,5 +87,5 @@ def test_an_interval_that_writing_cannot_keep_up_with_exposes_more_than_two() ->
 
 def test_names_of_policies_are_read_as_typed() -> None:
     assert parse_policy(" CheckFreq ") == "checkfreq"
-    with pytest.raises(ValueError, match=r"'often' is not one of checkfreq, fixed, goodput, young-daly"):
+    with pytest.raises(ValueError, match=r"'often' is not one of checkfreq, coci, fixed, goodput, young-daly"):
         parse_policy("often")

@@ -72,7 +72,7 @@ def test_a_policy_of_others_is_found_and_followed(install: Install) -> None:
     made = plan(MEASURED, PacingSettings(policy="tidal"))
     assert (made.interval, made.policy, made.reason) == (77, "tidal", "at high tide")
     assert parse_policy(" Tidal ") == "tidal"
-    assert policy_names() == sorted([*policies, "tidal"])
+    assert policy_names() == sorted([*policies, "coci", "tidal"])
 
 
 def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_session_takes_it_from_the_environment(install: Install, monkeypatch: 
 def test_ours_keep_their_names(install: Install) -> None:
     install(checkfreq=here("tidal"))
     assert plan(MEASURED, CheckfreqSettings()).interval == 20
-    assert policy_names() == sorted(policies)
+    assert policy_names() == sorted([*policies, "coci"])
 
 
 def test_nothing_is_looked_for_while_ours_are_asked_for(install: Install) -> None:

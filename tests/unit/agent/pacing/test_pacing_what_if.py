@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.pacing import FailureHistory, IntervalPlan, PacingSettings, Profile, planner
 from holdfast.pacing.failures import FailureEstimate
-from holdfast.pacing.planner import policy_names
+from holdfast.pacing.planner import comparable_policies
 from holdfast.pacing.what_if import (
     IntervalComparison,
     IntervalForecast,
@@ -184,7 +184,7 @@ def test_the_best_interval_is_never_one_that_cannot_be_kept() -> None:
 
 def test_every_policy_is_asked_and_says_who_decides_in_its_place() -> None:
     found = look(LLAMA_3, 5, 300, 120)
-    assert [each.name for each in found.policies] == policy_names()
+    assert [each.name for each in found.policies] == comparable_policies()
     assert of_policy(found, "fixed").decided_by == "checkfreq"
     assert of_policy(found, "checkfreq").decided_by == ""
     assert of_policy(found, "checkfreq").reason
