@@ -1,4 +1,7 @@
-"""Retention rules, and the checkpoints that they remove. Pure functions without torch."""
+"""Retention rules, and the checkpoints that they remove. Pure functions without torch.
+
+One module, since a rule is its text, its parser and its choice.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,12 @@ MOST_CHARACTERS = 100
 MOST_METRIC_CHARACTERS = 64
 _COUNTS = {"last": "checkpoints", "every": "iterations", "spaced": "checkpoints"}
 _USAGE = (
-    "use last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, or several of these separated by commas"
+    "use last 5, every 1000, spaced 12, 12 by progress, best 3 by val_loss, size 200GB, or several of these "
+    "separated by commas"
 )
+PROGRESS = "loss"
+"""The metric from which progress is read."""
+_BY_PROGRESS = re.compile(r"(\d[\d_]*)\s+by\s+progress", re.IGNORECASE | re.ASCII)
 _BEST = re.compile(r"best\s+(\d[\d_]*)\s+by\s+(?:(max|min)\s+)?(\S+)", re.IGNORECASE | re.ASCII)
 
 
@@ -63,7 +70,7 @@ class BestRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Rules that keep what any of `last`, `every`, `spaced` and `best` keeps, within `size_bytes`.
+    """Rules that keep what any of `last`, `every`, `spaced`, `progress` and `best` keeps, within `size_bytes`.
 
     Raises:
         ValueError: a rule that keeps nothing, or no rule.
@@ -76,16 +83,18 @@ class Retention:
     spaced: int | None = None
     """Approximate number to keep, including those of the other rules: the newer half, and older ones at growing
     distances."""
+    progress: int | None = None
+    """Number to keep, so that going back to them loses the least of what the loss has fallen."""
     best: tuple[BestRule, ...] = ()
     """Rules that keep the checkpoints with the best values of metrics, one rule per metric and direction."""
     size_bytes: float | None = None
     """Most bytes of all checkpoints of the job. Those whose removal leaves the smallest gap for their age are
     removed first."""
     per_lineage: bool = False
-    """Apply the first four rules to each lineage separately."""
+    """Apply all rules but the size to each lineage separately."""
 
     def __post_init__(self) -> None:
-        for name, what in _COUNTS.items():
+        for name, what in (_COUNTS | {"progress": "checkpoints"}).items():
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ValueError(f"retention '{name} {count}': give a whole number of {what}, at least 1")
         if self.size_bytes is not None and not 0 < self.size_bytes < math.inf:
@@ -95,6 +104,7 @@ class Retention:
 
     def __str__(self) -> str:
         said = [f"{name} {count}" for name in _COUNTS if (count := getattr(self, name)) is not None]
+        said += [] if self.progress is None else [f"{self.progress} by progress"]
         said += map(str, self.best)
         if self.size_bytes is not None:
             said.append(f"size {_spelled(self.size_bytes)}")
@@ -103,7 +113,7 @@ class Retention:
     @property
     def counts(self) -> bool:
         """Whether there is a rule other than `size`."""
-        return bool(self.best) or (self.last, self.every, self.spaced) != (None, None, None)
+        return bool(self.best) or any((self.last, self.every, self.spaced, self.progress))
 
     @property
     def most_kept(self) -> int | None:
@@ -112,7 +122,7 @@ class Retention:
             return None
         spaced = self.spaced or 0
         newest = max(1, self.last or 0, (spaced + 1) // 2)
-        return max(spaced, newest + sum(rule.count for rule in self.best))
+        return max(spaced, newest + (self.progress or 1) - 1 + sum(rule.count for rule in self.best))
 
     @classmethod
     def keeping(cls, count: int) -> Self:
@@ -123,7 +133,8 @@ class Retention:
 def parse_retention(text: str | Retention) -> Retention:
     """Parse rules such as `last 5, every 1000, spaced 12, best 3 by val_loss, size 200GB, per lineage`.
 
-    A metric of which the largest value is the best: `best 3 by max accuracy`.
+    `12 by progress` is like `spaced 12`, but dense where the loss fell fast. A metric of which the largest value
+    is the best: `best 3 by max accuracy`.
 
     Raises:
         ValueError: names the rule that is invalid.
@@ -138,7 +149,8 @@ def parse_retention(text: str | Retention) -> Retention:
         if part.split()[0].lower() == "best":
             best.append(_parsed_best(part, text))
             continue
-        name, value = _parsed(part.lower(), text)
+        by_progress = _BY_PROGRESS.fullmatch(part)
+        name, value = ("progress", int(by_progress[1])) if by_progress else _parsed(part.lower(), text)
         if name in found:
             raise ValueError(f"retention {text!r} contains {part.split()[0]!r} twice")
         found[name] = value
@@ -190,8 +202,8 @@ def checkpoints_to_delete(
         checkpoints: the names of the committed checkpoints.
         protected: checkpoints to keep in any case, which count toward the rules. The newest is one of them.
         pinned: checkpoints to keep in any case, which do not count toward the rules.
-        damaged: checkpoints known as damaged. They do not count toward what the rules keep of the sound ones: the
-            first four rules apply to them separately.
+        damaged: checkpoints known as damaged. They do not count toward what the rules keep of the sound ones: all
+            rules but the size apply to them separately.
         sizes: sizes in bytes; missing ones count as 0.
         metrics: newest metrics at each checkpoint, by name; one without the metric of a rule is none of the best,
             except while no checkpoint has it: then the newest are kept.
@@ -252,6 +264,7 @@ def _lowered(rules: Retention, count: int) -> Iterator[Retention]:
         yield Retention(
             last=max(1, min(rules.last or 1, count) - step),
             spaced=None if rules.spaced is None else max(1, min(rules.spaced, count) - step),
+            progress=None if rules.progress is None else max(1, min(rules.progress, count) - step),
             every=None if rules.every is None else rules.every << step,
             best=tuple(
                 dataclasses.replace(rule, count=left)
@@ -277,11 +290,25 @@ def _beyond(
         stays |= _milestones(order, rules.every)
     for rule in rules.best:
         stays |= _best(order, rule, metrics)
+    if rules.progress is not None:
+        stays |= _by_progress(order, rules.progress, metrics)
     if rules.spaced is None:
         return [each for each in order if each not in stays]
     count = rules.spaced
     newest = order[-max(1, (count + 1) // 2) :]
-    return _thinned(order, {*stays, *newest}, count, lambda each: 1)
+    return _thinned(order, {*stays, *newest}, count, lambda each: 1, _Spacing(order))
+
+
+def _by_progress(order: list[str], count: int, metrics: Mapping[str, Mapping[str, LoggedMetric]]) -> set[str]:
+    """Return the newest checkpoint and those before it from which least progress is missing, on average.
+
+    A checkpoint without a loss counts as one that has learned nothing since the one before it. Where none has one,
+    all iterations count the same.
+    """
+    losses = [metrics.get(each, {}).get(PROGRESS) for each in order]
+    values = [logged.value if logged and math.isfinite(logged.value) else None for logged in losses]
+    gone = _thinned(order, order[-1:], count, lambda each: 1, _ProgressSpacing(order, values))
+    return set(order).difference(gone)
 
 
 def _milestones(order: Iterable[str], every: int) -> set[str]:
@@ -319,16 +346,18 @@ def _best(order: list[str], rule: BestRule, metrics: Mapping[str, Mapping[str, L
 
 
 def _too_large(order: list[str], most_bytes: float, kept: Collection[str], sizes: Mapping[str, int]) -> list[str]:
-    return _thinned(order, kept, most_bytes, lambda each: sizes.get(each, 0))
+    return _thinned(order, kept, most_bytes, lambda each: sizes.get(each, 0), _Spacing(order))
 
 
-def _thinned(order: list[str], stays: Collection[str], most: float, weigh: Callable[[str], int]) -> list[str]:
+def _thinned(
+    order: list[str], stays: Collection[str], most: float, weigh: Callable[[str], int], spacing: _Spacing
+) -> list[str]:
     """Choose checkpoints to remove one by one while the rest weighs more than `most`.
 
-    The next is the one whose removal leaves the smallest gap for its age, which spaces the rest exponentially: all
-    of the last minutes, and hours apart from yesterday.
+    The next is the one whose removal costs least. By `_Spacing` it leaves the smallest gap for its age, which
+    spaces the rest exponentially: all of the last minutes, and hours apart from yesterday.
     """
-    spacing, gone = _Spacing(order), list[str]()
+    gone = list[str]()
     losses = [(spacing.loss(i), i) for i, each in enumerate(order) if each not in stays]
     heapq.heapify(losses)
     removable = {i for _, i in losses}
@@ -337,7 +366,7 @@ def _thinned(order: list[str], stays: Collection[str], most: float, weigh: Calla
         loss, i = heapq.heappop(losses)
         if i not in removable:
             continue
-        if (now := spacing.loss(i)) != loss:  # removals only shorten distances to the end, so that losses grow
+        if (now := spacing.loss(i)) != loss:  # a removal only makes the loss of others grow
             heapq.heappush(losses, (now, i))
             continue
         gone.append(order[i])
@@ -396,6 +425,45 @@ class _Spacing:
             total += self._sums[count]
             count -= count & -count
         return total
+
+
+class _ProgressSpacing(_Spacing):
+    """How much progress is missing at a checkpoint when a job goes back to it from a later iteration."""
+
+    def __init__(self, order: list[str], losses: list[float | None]) -> None:
+        super().__init__(order)
+        if any(loss is not None for loss in losses):
+            lineages = [parse_checkpoint_id(each)[1] for each in order]
+            self._losses = _never_rising(lineages, losses)
+        else:
+            self._losses = [-float(iteration) for iteration in self._iterations]
+
+    def loss(self, i: int) -> float:
+        """Return (∫√r)² over the gap that removing a checkpoint leaves, where the loss falls evenly in it.
+
+        Equal gaps by this measure lose the least in all. What is trained after the newest is not known yet, so
+        that what a removal adds today would leave the newest iterations without checkpoints.
+        """
+        before, after = self._before[i], self._after[i]
+        if before < 0 or after == len(self._after):
+            return math.inf
+        fallen = max(0.0, self._losses[before] - self._losses[after])
+        return fallen * (self._distance(i) + self._distance(after))
+
+
+def _never_rising(lineages: list[int], losses: list[float | None]) -> list[float]:
+    """Return the losses without noise: on each lineage, the nearest falling sequence (isotonic regression)."""
+    found: list[float] = []
+    for _, group in itertools.groupby(zip(lineages, losses, strict=True), key=lambda pair: pair[0]):
+        levels: list[tuple[float, int, int]] = []
+        """(mean, losses in it, checkpoints)"""
+        for _, loss in group:
+            levels.append((0.0, 0, 1) if loss is None else (loss, 1, 1))
+            while len(levels) > 1 and (not levels[-1][1] or not levels[-2][1] or levels[-1][0] > levels[-2][0]):
+                (b, m, y), (a, n, x) = levels.pop(), levels.pop()
+                levels.append(((a * n + b * m) / max(1, n + m), n + m, x + y))
+        found += [mean for mean, _, checkpoints in levels for _ in range(checkpoints)]
+    return found
 
 
 def _by_lineage(order: Iterable[str]) -> list[list[str]]:

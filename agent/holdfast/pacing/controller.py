@@ -1,4 +1,7 @@
-"""The controller: decides at each iteration boundary whether a checkpoint starts, within the overhead budget."""
+"""The controller: decides at each iteration boundary whether a checkpoint starts, within the overhead budget.
+
+One module, since all of its decisions read the same few measurements.
+"""
 
 from __future__ import annotations
 

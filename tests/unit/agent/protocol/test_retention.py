@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given, settings
@@ -398,3 +399,70 @@ def test_a_full_store_never_loses_the_newest_what_must_stay_or_what_is_pinned(si
     order = sorted(situation["checkpoints"], key=lambda each: parse_checkpoint_id(each)[::-1])
     stays = {*situation["protected"], *situation["pinned"], *order[-1:]}
     assert set(order) - set(gone) == stays & set(order)
+
+
+# By progress
+
+
+def losses(checkpoints: list[str], noise: float = 0.0) -> dict[str, dict[str, LoggedMetric]]:
+    """The metrics of a loss that falls to exp(-5) by iteration 10,000."""
+    rng = random.Random(1)
+    found = {}
+    for each in checkpoints:
+        iteration, _ = parse_checkpoint_id(each)
+        loss = math.exp(-iteration / 2000) * (1 + rng.gauss(0, noise))
+        found[each] = {"loss": LoggedMetric(value=loss, iteration=iteration)}
+    return found
+
+
+def progress_lost(checkpoints: list[str]) -> float:
+    """What going back to the newest of them loses of the loss, from a moment as likely as any other."""
+    at = [0, *(parse_checkpoint_id(each)[0] for each in checkpoints)]
+    return sum(
+        (b - a) * math.exp(-a / 2000) - 2000 * (math.exp(-a / 2000) - math.exp(-b / 2000))
+        for a, b in itertools.pairwise(at)
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_by_progress_keeps_what_loses_least_of_the_loss(noise: float) -> None:
+    there: list[str] = []
+    known = losses(ids(*range(100, 10_001, 100)), noise)
+    for each in known:
+        there = left([*there, each], "12 by progress", metrics=known)
+    assert len(there) == 12
+    even = ids(*(round(n * 10_000 / 12) for n in range(1, 13)))
+    assert progress_lost(there) < 0.85 * progress_lost(even)
+    assert progress_lost(there) < 0.6 * progress_lost(left(list(known), "spaced 12"))
+
+
+def test_by_progress_without_losses_all_iterations_count_the_same() -> None:
+    kept = left(ids(*range(10, 171, 10)), "9 by progress")
+    assert kept == ids(*range(10, 171, 20))
+
+
+def test_by_progress_a_new_lineage_counts_from_its_own_start() -> None:
+    """After a restore the loss is as high as then: its checkpoints are not those of a loss that stands still."""
+    old, new = ids(*range(10, 101, 10)), ids(*range(30, 101, 10), lineage=2)
+    known = losses([*old, *new])
+    kept = left([*old, *new], "8 by progress", metrics={each: known[each] for each in [*old, *new]})
+    assert len(kept) == 8
+    assert sum(each in new for each in kept) >= 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_by_progress_a_loss_that_is_not_finite_counts_as_none(value: float) -> None:
+    checkpoints = ids(*range(10, 101, 10))
+    odd = {each: {"loss": LoggedMetric(value=value, iteration=1)} for each in checkpoints}
+    assert left(checkpoints, "4 by progress", metrics=odd) == left(checkpoints, "4 by progress")
+
+
+def test_by_progress_is_parsed_and_written() -> None:
+    rules = parse_retention("last 2, 12 BY  progress")
+    assert str(rules) == "last 2, 12 by progress"
+    assert parse_retention(str(rules)) == rules
+    assert rules.most_kept == 13
+    with pytest.raises(ValueError, match="'progress 0': give a whole number of checkpoints, at least 1"):
+        parse_retention("0 by progress")
+    with pytest.raises(ValueError, match="contains '12' twice"):
+        parse_retention("12 by progress, 12 by progress")

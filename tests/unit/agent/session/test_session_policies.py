@@ -1,5 +1,7 @@
 """What a session passes to its policy, when its checkpoints begin, and how it logs the interval."""
 
+import math
+
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -154,3 +156,39 @@ def test_the_first_checkpoint_begins_as_soon_as_its_memory_is_ready(tmp_path):
 
 def test_after_a_minute_of_training_the_first_checkpoint_waits_for_nothing(tmp_path):
     assert first_of(tmp_path, trained_seconds=60.0)[0] == 1
+
+
+def test_coci_follows_the_losses_that_a_script_logs_over_a_restart(tmp_path):
+    def run(first, last):
+        model = torch.nn.Linear(2, 1)
+        settings = {
+            "policy": "coci",
+            "total": 400,
+            "write_budget": "1kB/h",
+            "budget": 1.0,
+            "max_unsaved_work": "10h",
+        }
+        with holdfast.Session("job", store=tmp_path, model=model, **settings) as session:
+            session.resume()
+            for iteration in range(first, last + 1):
+                if iteration == last - 50:
+                    session.wait(60)
+                    session.checkpoint()
+                session.step(loss=torch.tensor(1 + 3 * math.exp(-iteration / 80)))
+            return session._controller.job_history.history.progress
+
+    before = run(1, 200)
+    assert before.curve.decay == pytest.approx(1 / 80, rel=0.1)
+    progress = run(201, 300)
+    assert progress.curve.decay == pytest.approx(1 / 80, rel=0.1)
+    assert 200 < progress.iteration <= 300
+    assert progress.total_iterations == 400
+    assert progress.checkpoints > before.checkpoints >= 1
+
+
+@pytest.mark.parametrize("policy", ["goodput", "checkfreq"])
+def test_other_policies_read_no_losses(tmp_path, policy):
+    with holdfast.Session("job", store=tmp_path, policy=policy, model=torch.nn.Linear(2, 1)) as session:
+        session.resume()
+        session.step(loss=torch.tensor(1.0))
+        assert session._controller.job_history.history.progress.why_no_curve == "no loss is logged"
