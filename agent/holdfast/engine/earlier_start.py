@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.distributed.ranks import rank_and_world_size
-from holdfast.store import Attempt, Store, open_store
+from holdfast.store import Attempt, Store, is_directory, open_store
 from holdfast.system import supervisor_channel
 from holdfast.system.supervisor_channel import StoresOfStart
 
@@ -100,4 +100,4 @@ def open_store_of_start(job: str, given: str | os.PathLike[str]) -> tuple[Store,
 
 def _is_relative(given: str | os.PathLike[str]) -> bool:
     text = os.fspath(given).removeprefix("file://")
-    return not text.startswith("s3:") and not Path(text).expanduser().is_absolute()
+    return is_directory(text) and not Path(text).expanduser().is_absolute()

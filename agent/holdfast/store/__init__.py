@@ -1,9 +1,19 @@
-"""Where checkpoints live."""
+"""Where checkpoints live.
+
+Each kind of store has a scheme, and a factory that gets the address and returns a `Store`, or raises ValueError
+for an address that makes no sense. Other packages add kinds as entry points of the group `holdfast.stores`:
+
+    [project.entry-points."holdfast.stores"]
+    tape = "my_package.tape:TapeStore"
+
+They are loaded when an address with that scheme is opened. A store must pass the tests of `holdfast.testing`.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+import re
+from importlib.metadata import EntryPoint, entry_points
 
 from holdfast.store.base import CheckpointWriter, Leftover, Store, read_manifest
 from holdfast.store.local import LocalStore
@@ -11,22 +21,54 @@ from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, newest_
 
 __all__ = [
     "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins",
-    "Store", "newest_attempt", "newest_pins", "open_store", "read_manifest",
+    "Store", "is_directory", "newest_attempt", "newest_pins", "open_store", "read_manifest",
 ]  # fmt: skip
+
+GROUP = "holdfast.stores"
+DIRECTORY = "file"
+_BUILT_IN = {DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:ObjectStore"}
+_SCHEME = re.compile(r"([^/]*?)://|(s3):")
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store in a directory, or at `s3://bucket/prefix`; ValueError for anything else, such as a file."""
-    text = os.fspath(url)
-    if text.startswith("s3:"):
-        from holdfast.store.s3 import ObjectStore
+    """Open the store in a directory, or at an address such as `s3://bucket/prefix`.
 
-        return ObjectStore(text)
-    if "://" in text and not text.startswith("file://"):
-        raise ValueError(f"store {text!r}: give a directory, or s3://bucket/prefix")
-    if not (text := text.removeprefix("file://")):
-        raise ValueError(f"store={os.fspath(url)!r} is empty: give a directory")
-    path = Path(text).expanduser().absolute()
-    if os.path.isfile(path):
-        raise ValueError(f"store {path} is a file: give a directory")
-    return LocalStore(path)
+    ValueError for anything else, such as a file, or an address of a kind that is not installed.
+    """
+    text = os.fspath(url)
+    entry = _find(_scheme(text), text)
+    try:
+        store = entry.load()(text)
+    except ValueError:
+        raise
+    except Exception as error:  # another package's code may raise anything
+        cause = f"{type(error).__name__}: {error}"
+        raise ValueError(f"store {text!r}: {entry.value} cannot open it: {cause}") from error
+    if not isinstance(store, Store):
+        raise ValueError(f"store {text!r}: {entry.value} returned {type(store).__name__}, which is not a Store")
+    return store
+
+
+def is_directory(url: str | os.PathLike[str]) -> bool:
+    """Return whether an address is that of a directory."""
+    return _scheme(os.fspath(url)) == DIRECTORY
+
+
+def _scheme(text: str) -> str:
+    match = _SCHEME.match(text)
+    return match[match.lastindex or 1] if match else DIRECTORY
+
+
+def _find(scheme: str, text: str) -> EntryPoint:
+    """Return the entry point of a kind of store; those of other packages are read only where none is built in."""
+    if scheme in _BUILT_IN:
+        return EntryPoint(scheme, _BUILT_IN[scheme], GROUP)
+    installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if scheme not in installed:
+        schemes = sorted({*_BUILT_IN, *installed} - {DIRECTORY})
+        known = ", ".join(["a directory", *(f"{name}://" for name in schemes)])
+        raise ValueError(
+            f"store {text!r}: no installed package has stores with the scheme {scheme}://. Give one of: {known}; "
+            f"or pip install the package that adds {scheme}:// (entry point group {GROUP})"
+        )
+    return installed[scheme]

@@ -17,7 +17,6 @@ import socket
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -37,7 +36,7 @@ from holdfast.store.local_writer import (
     rename,
     write_durably,
 )
-from holdfast.store.records import FOLDERS, PATTERNS, Attempt, Ending, Lineage, require_number
+from holdfast.store.records import FOLDERS, Attempt, Ending, Lineage, require_number
 from holdfast.system.files import LINK, RECORD_BYTES, Files
 from holdfast.units import format_bytes
 
@@ -55,11 +54,20 @@ NOT_LINKED = (errno.EXDEV, errno.EMLINK, *NO_LINKS)
 """Errors by which a file system, or missing permissions, refuse a hard link."""
 
 
+def open_directory(url: str) -> LocalStore:
+    """Open the store in a directory, given as a path or `file://` address; ValueError for a file."""
+    if not (text := url.removeprefix("file://")):
+        raise ValueError(f"store={url!r} is empty: give a directory")
+    path = Path(text).expanduser().absolute()
+    if os.path.isfile(path):
+        raise ValueError(f"store {path} is a file: give a directory")
+    return LocalStore(path)
+
+
 class LocalStore(Store):
     """A `Store` in a directory; see `holdfast.store.base` for the guarantees."""
 
     shares_files = True
-    patterns: ClassVar = dict.fromkeys((Attempt, Lineage), re.compile(r"([0-9]+)\.json")) | PATTERNS
 
     def __init__(self, root: Path, files: Files | None = None) -> None:
         self.root = root
@@ -91,7 +99,7 @@ class LocalStore(Store):
         return LocalReader(self.files, self.path(job, checkpoint) / Path(file).name, from_disk=from_disk)
 
     def begin(self, job: str, checkpoint: str, attempt: int, size_bytes: int) -> LocalWriter:
-        self._prepare(job)
+        self.prepare(job)
         self._require_room(self._job(job), size_bytes)
         folder = f"{_folder_prefix(checkpoint, attempt)}{secrets.token_hex(4)}"
         writer = LocalWriter(self, job, checkpoint, attempt, folder)
@@ -122,7 +130,7 @@ class LocalStore(Store):
         remove(self.files, doomed)
 
     def acquire_attempt(self, job: str, uid: str, at_least: int = 1, *, order: str | None = None) -> Attempt:
-        self._prepare(validate_job(job))
+        self.prepare(validate_job(job))
         with self._locked(job):
             self._remove_half_written_records(job)
             attempt = self._record_attempt(job, uid, at_least, order)
@@ -180,7 +188,7 @@ class LocalStore(Store):
     def _job(self, job: str) -> Path:
         return self.root / validate_job(job)
 
-    def _prepare(self, job: str) -> None:
+    def prepare(self, job: str) -> None:
         directory = self._job(job)
         if job not in self._prepared or not self.files.is_directory(directory):
             make_durably(self.files, self.root, directory, *(FOLDERS[kind] for kind in (Attempt, Ending, Lineage)))
@@ -195,20 +203,17 @@ class LocalStore(Store):
     def _locked(self, job: str) -> contextlib.AbstractContextManager[None]:
         return self.files.lock(self._job(job) / ".lock")
 
-    def _record_files(self, job: str, folder: str) -> Iterable[str]:
+    def record_files(self, job: str, folder: str) -> Iterable[str]:
         directory = self._job(job) / folder
         return self.files.names(directory) if self.files.stat(directory) is not None else ()
 
-    def _record_name(self, record: Attempt | Lineage) -> str:
-        return f"{record.number:0{8 if isinstance(record, Attempt) else 6}d}.json"
-
-    def _create_record(self, job: str, name: str, data: bytes) -> None:
+    def create_record(self, job: str, name: str, data: bytes) -> None:
         path = self._job(job) / name
         if not self.files.is_directory(path.parent):  # folders of pins and holds are created when first needed
             make_durably(self.files, self.root, self._job(job), path.parent.name)
         create_durably(self.files, path, data)
 
-    def _remove_records(self, job: str, names: Iterable[str]) -> None:
+    def remove_records(self, job: str, names: Iterable[str]) -> None:
         for name in names:
             path = self._job(job) / name
             self.files.unlink(path)
@@ -226,15 +231,15 @@ class LocalStore(Store):
                 started_at=self.files.now(),
                 order=order,
             )
-            name = f"{FOLDERS[Attempt]}/{self._record_name(attempt)}"
+            name = f"{FOLDERS[Attempt]}/{self.record_name(attempt)}"
             # without locks between hosts two attempts may pick the same number: creating the record decides
             with contextlib.suppress(FileExistsError):
-                self._create_record(job, name, msgspec.json.encode(attempt))
+                self.create_record(job, name, msgspec.json.encode(attempt))
                 return attempt
 
     def _remove_half_written_records(self, job: str) -> None:
         for folder in FOLDERS.values():
-            for name in filter(HALF_WRITTEN.fullmatch, self._record_files(job, folder)):
+            for name in filter(HALF_WRITTEN.fullmatch, self.record_files(job, folder)):
                 with contextlib.suppress(OSError):
                     self.files.unlink(self._job(job) / folder / name)
 

@@ -129,7 +129,10 @@ class RecordStore(ABC):
     """Records, on top of the small named files and the fencing of a store."""
 
     url: str
-    patterns: ClassVar[Mapping[type[Any], re.Pattern[str]]]
+    """Address of the store, without credentials; `open_store` opens it again, in any process."""
+    patterns: ClassVar[Mapping[type[Any], re.Pattern[str]]] = (
+        dict.fromkeys((Attempt, Lineage), re.compile(r"([0-9]+)\.json")) | PATTERNS
+    )
     """Patterns of the names within a folder, by kind of record."""
 
     @abstractmethod
@@ -141,22 +144,22 @@ class RecordStore(ABC):
         """Raise Fenced unless `attempt` is the newest of the job, and still is when the block takes effect."""
 
     @abstractmethod
-    def _record_files(self, job: str, folder: str) -> Iterable[str]:
-        """List the names in a folder."""
+    def record_files(self, job: str, folder: str) -> Iterable[str]:
+        """List the names in a folder; none where it does not exist."""
 
-    @abstractmethod
-    def _record_name(self, record: Attempt | Lineage) -> str:
+    def record_name(self, record: Attempt | Lineage) -> str:
         """Name a record within its folder."""
+        return f"{record.number:0{8 if isinstance(record, Attempt) else 6}d}.json"
 
     @abstractmethod
-    def _create_record(self, job: str, name: str, data: bytes) -> None:
+    def create_record(self, job: str, name: str, data: bytes) -> None:
         """Create a record durably and atomically; FileExistsError when the name is taken."""
 
     @abstractmethod
-    def _remove_records(self, job: str, names: Iterable[str]) -> None: ...
+    def remove_records(self, job: str, names: Iterable[str]) -> None:
+        """Remove records durably."""
 
-    @abstractmethod
-    def _prepare(self, job: str) -> None:
+    def prepare(self, job: str) -> None:  # noqa: B027  most stores have no folders
         """Create the folders that records need."""
 
     def append(self, job: str, record: Lineage | Ending | Pins | Hold) -> None:
@@ -169,9 +172,9 @@ class RecordStore(ABC):
         """
         if isinstance(record, Lineage):
             require_number(record.number, MAX_LINEAGE, "lineage", job, self.url)
-        self._prepare(job)
+        self.prepare(job)
         if isinstance(record, Hold):
-            self._create_record(job, record.name, msgspec.json.encode(record))
+            self.create_record(job, record.name, msgspec.json.encode(record))
             return
         folder, notes = FOLDERS[type(record)], list[tuple[int, str]]()
         with self.fenced(job, record.attempt):
@@ -182,13 +185,13 @@ class RecordStore(ABC):
                 turns = [int(each[-11:-5]) for number, each in notes if number == record.attempt]
                 name = f"{folder}/{record.attempt:08d}-{max(turns, default=0) + 1:06d}.json"
             else:
-                name = f"{folder}/{self._record_name(record)}"
+                name = f"{folder}/{self.record_name(record)}"
                 if any(number == record.number for number, _ in self._numbered(job, Lineage)):
                     where = f"{self.url}/{job}/{name}"
                     raise FileExistsError(errno.EEXIST, "this lineage is already recorded", where)
-            self._create_record(job, name, msgspec.json.encode(record))
+            self.create_record(job, name, msgspec.json.encode(record))
         with contextlib.suppress(OSError):  # they no longer count, whether this succeeds or not
-            self._remove_records(job, [each for _, each in notes])
+            self.remove_records(job, [each for _, each in notes])
 
     def records(self, job: str, kind: type[R], since: int = 0) -> list[R]:
         """List the records of a kind by number, from `since` on; of `Pins` only the newest.
@@ -205,11 +208,11 @@ class RecordStore(ABC):
         return max((number for number, _ in self._numbered(job, Attempt)), default=0)
 
     def remove_record(self, job: str, name: str) -> None:
-        self._remove_records(job, [name])
+        self.remove_records(job, [name])
 
     def _in_folder(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         """List (number, name) by number, without names that no record has."""
-        found = filter(None, map(self.patterns[kind].fullmatch, self._record_files(job, FOLDERS[kind])))
+        found = filter(None, map(self.patterns[kind].fullmatch, self.record_files(job, FOLDERS[kind])))
         named = [(int(match[1] or 0), f"{FOLDERS[kind]}/{match[0]}") for match in found]
         return sorted(named, key=lambda each: (each[0], len(each[1]), each[1]))
 

@@ -115,8 +115,8 @@ class ObjectStore(Store):
             checkpoints=sorted(folder.path for folder in survey.counting_folders()),
             lineages=survey.counting_lineages(),
         )
-        noted = keys.seen_name(f"{FOLDERS[Attempt]}/{self._record_name(attempt)}")
-        self._create_record(job, noted, msgspec.json.encode(seen))
+        noted = keys.seen_name(f"{FOLDERS[Attempt]}/{self.record_name(attempt)}")
+        self.create_record(job, noted, msgspec.json.encode(seen))
         self._remove_leftovers(job, attempt.number, survey, seen)
         return attempt
 
@@ -162,24 +162,21 @@ class ObjectStore(Store):
         if newest > attempt:
             raise Fenced(f"attempt {newest} of {job} has started; attempt {attempt} can no longer commit")
 
-    def _record_files(self, job: str, folder: str) -> Iterable[str]:
+    def record_files(self, job: str, folder: str) -> Iterable[str]:
         return [name.removeprefix(f"{folder}/") for name in self.names(job, f"{folder}/")]
 
-    def _record_name(self, record: Attempt | Lineage) -> str:
+    def record_name(self, record: Attempt | Lineage) -> str:
         if isinstance(record, Attempt):
             return f"{record.number:08d}-{record.uid}.json"
         return f"{record.number:06d}-{record.attempt:08d}.json"
 
-    def _create_record(self, job: str, name: str, data: bytes) -> None:
+    def create_record(self, job: str, name: str, data: bytes) -> None:
         self.bucket.put_new(f"{validate_job(job)}/{name}", data)
 
-    def _remove_records(self, job: str, names: Iterable[str]) -> None:
+    def remove_records(self, job: str, names: Iterable[str]) -> None:
         for name in names:
             self._read.pop(f"{job}/{name}", None)
             self.bucket.delete([f"{validate_job(job)}/{name}"])
-
-    def _prepare(self, job: str) -> None:
-        """Do nothing: a bucket has no directories."""
 
     def _numbered(self, job: str, kind: type[Any]) -> list[tuple[int, str]]:
         if kind is Lineage:
@@ -217,8 +214,8 @@ class ObjectStore(Store):
             number = max(self.latest_attempt(job) + 1, at_least)
             require_number(number, MAX_ATTEMPT, "attempt", job, self.url)
             attempt = Attempt(number=number, uid=uid, host=host, pid=pid, started_at=started_at, order=order)
-            name = f"{FOLDERS[Attempt]}/{self._record_name(attempt)}"
-            self._create_record(job, name, msgspec.json.encode(attempt))
+            name = f"{FOLDERS[Attempt]}/{self.record_name(attempt)}"
+            self.create_record(job, name, msgspec.json.encode(attempt))
             if all(n < number for n, other in self._numbered(job, Attempt) if other != name):
                 return attempt
             self.bucket.wait(0.05 * 2**claim)
