@@ -15,8 +15,8 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.server_link.spool import BatchKey, Spool, spool_directory
 from holdfast.store import Attempt, Ending, Hold, Lineage, LocalStore, Pins, open_store
 from holdfast.store.records import FOLDERS
+from holdfast.testing.small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, THIRD, commit, read
 from tests.support import private_mounts
-from tests.support.small_checkpoints import FILE, FIRST, JOB, OTHER_FILE, SECOND, THIRD, commit, read
 from tests.support.tiny_job import Trainer
 
 LEFTOVER, DAMAGED = ".tmp-00000001-x", f"{FIRST}.damaged-00000001-x"
@@ -259,7 +259,7 @@ MOUNTS = f"""
 import os, sys
 from pathlib import Path
 from tests.support import private_mounts
-from tests.support.small_checkpoints import JOB, SECOND
+from holdfast.testing.small_checkpoints import JOB, SECOND
 from holdfast.store import open_store
 root, outside = map(Path, sys.argv[1:])
 private_mounts.of_my_own()

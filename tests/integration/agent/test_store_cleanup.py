@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.store import newest_attempt, open_store
+from holdfast.testing.small_checkpoints import FIRST, JOB, prepared, read
 from tests.support import object_servers
-from tests.support.small_checkpoints import FIRST, JOB, prepared, read
 
 
 @pytest.fixture(params=["directory", "rclone", "moto"])

@@ -16,8 +16,8 @@ from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files
 from holdfast.telemetry.checkpoint_events import CheckpointEvents
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from holdfast.testing.small_checkpoints import FIRST, JOB, SECOND, commit
 from tests.support.eventually import eventually
-from tests.support.small_checkpoints import FIRST, JOB, SECOND, commit
 
 GB = 10**9
 

@@ -1,0 +1,33 @@
+"""Tests that a store of your own must pass; they need pytest.
+
+    from holdfast.testing import StoreContract
+
+    class TestTapeStore(StoreContract):
+        @pytest.fixture
+        def url(self, tmp_path):
+            return f"tape://{tmp_path}/store"
+
+        def unreferenced(self, store):
+            return store.names_outside_checkpoints_and_records()
+
+`url` is the address of a new, empty store, which other processes can open as well. Each test shows one guarantee
+of `holdfast.store.base`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.register_assert_rewrite(
+    "holdfast.testing.checkpoints", "holdfast.testing.records", "holdfast.testing.ranks"
+)
+
+from holdfast.testing.checkpoints import CheckpointContract  # noqa: E402
+from holdfast.testing.ranks import RankContract  # noqa: E402
+from holdfast.testing.records import RecordContract  # noqa: E402
+
+__all__ = ["StoreContract"]
+
+
+class StoreContract(CheckpointContract, RankContract, RecordContract):
+    """All tests of a store. Subclass it, with a fixture `url` and `unreferenced`."""
