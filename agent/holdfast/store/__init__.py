@@ -26,7 +26,7 @@ __all__ = [
 
 GROUP = "holdfast.stores"
 DIRECTORY = "file"
-_BUILT_IN = {DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:ObjectStore"}
+_BUILT_IN = {DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:open_s3"}
 _SCHEME = re.compile(r"([^/]*?)://|(s3):")
 
 

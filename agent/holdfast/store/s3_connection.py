@@ -6,25 +6,36 @@ Each error is one sentence that names the server, the bucket and the remedy.
 from __future__ import annotations
 
 import errno
+import http.client
 import os
 import re
 import socket
+import ssl
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
+from holdfast.errors import DamagedCheckpoint
+from holdfast.store.bucket import NoSuchObject, Place, Unanswered
 from holdfast.system.io_pool import lower_cpu_priority
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
+
+    from holdfast.store.bucket import Client
 
 REQUEST_SECONDS, REQUESTS_RETRIED_SECONDS = 15, 20
 """Timeouts of requests for records and lists, which delay a start."""
 TRANSFER_SECONDS, TRANSFERS_RETRIED_SECONDS = 180, 60
 """Timeouts of a part of a payload: 16 MiB on a slow network."""
 METADATA_SECONDS = 2.0
+SIGNED_FOR = timedelta(minutes=15)
+SKIP_BYTES = 1 << 20
 
 _METADATA = "http://169.254.169.254"
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -222,23 +233,51 @@ _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>")
 _STATUS = re.compile(r"non-2xx status code: (\d+)")
 
 
-class Unanswered(OSError):
-    """No reliable response: the request may have taken effect, may take effect later, or never."""
+class S3Place(Place):
+    """A prefix in a bucket of an S3-compatible server."""
 
+    def __init__(self, bucket: str, prefix: str) -> None:
+        super().__init__(f"s3://{bucket}/{prefix}".rstrip("/"), bucket, prefix, server(os.environ))
 
-class NoSuchObject(FileNotFoundError):
-    """The bucket exists, the object does not."""
+    def connect(self) -> tuple[S3Store, S3Store]:
+        return connect(self)
 
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
 
-class Place:
-    """The server, the bucket and the prefix, as messages name them."""
+    def read_from_whole(self, client: Client, name: str, start: int, target: memoryview) -> None:
+        """Read from a server that answers 200 instead of 206, such as `rclone serve s3`; obstore refuses these.
 
-    def __init__(self, bucket: str, prefix: str, server: str) -> None:
-        self.bucket, self.prefix, self.server = bucket, prefix, server
-        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        obstore signs the request, and the standard library makes it, which is slower.
+        """
+        request = urllib.request.Request(  # noqa: S310  # the address comes from the operator
+            self._address(client, name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
+        )
+        try:
+            with urllib.request.urlopen(  # noqa: S310
+                request, timeout=TRANSFER_SECONDS, context=self._tls
+            ) as response:
+                if not response.headers.get("Content-Range"):
+                    _skip(response, start)  # the response is the whole object
+                got = _fill(response, target)
+                if got < len(target) and response.length:
+                    # cut off, which readinto does not report
+                    raise http.client.IncompleteRead(b"", response.length)
+        except urllib.error.HTTPError as error:
+            raise self.answered(str(error.code), error.read().decode(errors="replace")) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise self.unanswered(repr(error)) from error
+        if got < len(target):
+            raise DamagedCheckpoint(f"{self.url}/{name}", f"ends at byte {start + got:,}")
 
-    def error(self, number: int, sentence: str, kind: type[OSError] = OSError, **more: str) -> OSError:
-        return kind(number, sentence.format(bucket=self.bucket, server=self.server, **more), self.url)
+    def _address(self, client: Client, name: str) -> str:
+        if unsigned(os.environ):
+            key = "/".join(part for part in (self.bucket, self.prefix, name) if part)
+            return f"{endpoint(os.environ)}/{quote(key)}"
+        import obstore
+
+        return obstore.sign(client, "GET", name, SIGNED_FOR)
 
     def explain(self, error: BaseException) -> OSError:
         """Convert an error of obstore to an OSError."""
@@ -277,6 +316,18 @@ class Place:
             if mark in text:
                 return self.error(number, sentence, Unanswered)
         return self.error(errno.EIO, _OTHER, Unanswered, reason=_last(text))
+
+
+def _skip(response: http.client.HTTPResponse, size: int) -> None:
+    while size and (skipped := response.read(min(size, SKIP_BYTES))):
+        size -= len(skipped)
+
+
+def _fill(response: http.client.HTTPResponse, target: memoryview) -> int:
+    got = 0
+    while got < len(target) and (count := response.readinto(target[got:])):
+        got += count
+    return got
 
 
 def _last(text: str) -> str:

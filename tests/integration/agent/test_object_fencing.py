@@ -1,12 +1,10 @@
-"""The argument in `holdfast.store.s3_keys`, put to the test: every order in which requests can be served.
+"""The argument in `holdfast.store.object_keys`, put to the test: every order in which requests can be served.
 
 The store is the real one. Its bucket is a dictionary, and before each request an actor hands over to whoever is
 to be served next, so that an order is a list of choices which can be enumerated, or drawn with a seed.
 """
 
 import contextlib
-import functools
-import importlib.util
 import random
 
 import greenlet
@@ -15,8 +13,9 @@ import pytest
 from holdfast.errors import Fenced
 from holdfast.format.manifest import MANIFEST
 from holdfast.store import Lineage
-from holdfast.store.s3 import ObjectStore
-from holdfast.store.s3_connection import NoSuchObject
+from holdfast.store.bucket import NoSuchObject
+from holdfast.store.objects import ObjectStore
+from holdfast.store.s3_connection import S3Place
 
 JOB = "job"
 FILE = "rank-0.safetensors"
@@ -24,7 +23,7 @@ OLD, FIRST, SECOND, THIRD = (f"{iteration:012d}-1" for iteration in range(4))
 
 
 class DictionaryBucket:
-    """What `holdfast.store.s3_bucket` does, over a dictionary, one request at a time and without If-None-Match."""
+    """What `holdfast.store.bucket` does, over a dictionary, one request at a time and without If-None-Match."""
 
     def __init__(self, world, place):
         self.objects, self.place, self._put = world.objects, place, world.put
@@ -83,9 +82,7 @@ class FencingSimulation:
         self._actors, self._dead, self._server = [], [], None
 
     def store(self):
-        store = ObjectStore("s3://bucket/prefix")
-        store.bucket = DictionaryBucket(self, store.bucket.place)
-        return store
+        return ObjectStore(DictionaryBucket(self, S3Place("bucket", "prefix")))
 
     def add(self, actor, *args, store=None):
         store = store or self.store()
@@ -156,14 +153,6 @@ def started(**options):
     prepared(store, OLD, 1).commit(b"{}")
     world.promised.add(OLD)
     return world
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick():
-    """Thousands of stores are made here; that obstore is installed is looked up once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.store.s3.find_spec", functools.cache(importlib.util.find_spec))
-        yield
 
 
 def add_writer(world):
@@ -255,7 +244,7 @@ def claiming(world, store, uid):
 
 
 def test_three_attempts_begin_in_every_order_and_no_two_get_a_number(monkeypatch):
-    monkeypatch.setattr("holdfast.store.s3.CLAIMS", 1)
+    monkeypatch.setattr("holdfast.store.objects.CLAIMS", 1)
     got = set()
 
     def run(choose):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast.store import Lineage, open_store, s3_bucket, s3_connection
+from holdfast.store import Lineage, bucket, open_store, s3_connection
 from tests.support import object_servers
 from tests.support.object_servers import Rclone, running
 from tests.support.tiny_job import Trainer
@@ -78,7 +78,7 @@ def test_a_restore_in_place_takes_its_bytes_from_the_bucket(url):
 def test_training_goes_on_while_the_bucket_is_away_and_uses_it_when_it_is_back(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 0.2)
-    monkeypatch.setattr(s3_bucket, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 0.2)
     with running(Rclone(tmp_path)) as server:
         url = object_servers.use(monkeypatch, server.address)
         trainer = Trainer(url).run(until=4)

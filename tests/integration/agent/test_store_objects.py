@@ -13,8 +13,8 @@ import threading
 import pytest
 
 from holdfast.errors import DamagedCheckpoint, Fenced
-from holdfast.store import Lineage, open_store, read_manifest, s3_bucket, s3_connection
-from holdfast.store.s3_connection import Unanswered
+from holdfast.store import Lineage, bucket, open_store, read_manifest, s3_connection
+from holdfast.store.bucket import Unanswered
 from holdfast.system import io_pool
 from holdfast.testing.small_checkpoints import FILE, FIRST, JOB, SECOND, THIRD, commit, prepared, read
 from tests.support import object_servers
@@ -29,7 +29,7 @@ def impatient(monkeypatch):
     """Gives up after a second what it would try for a minute."""
     monkeypatch.setattr(s3_connection, "REQUESTS_RETRIED_SECONDS", 1)
     monkeypatch.setattr(s3_connection, "TRANSFERS_RETRIED_SECONDS", 1)
-    monkeypatch.setattr(s3_bucket, "PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(bucket, "PATIENCE_SECONDS", 1)
 
 
 @pytest.fixture

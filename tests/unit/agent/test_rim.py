@@ -9,7 +9,8 @@ from pathlib import Path
 
 RIM = (
     "client", "codecs", "commands", "integrations", "series", "simulation", "supervisor", "checkpoint.export",
-    "checkpoint.scrub", "pacing.what_if", "store.s3",
+    "checkpoint.scrub", "pacing.what_if", "store.bucket", "store.object_keys", "store.objects", "store.s3",
+    "store.s3_connection",
 )  # fmt: skip
 TRAINING = """
 import importlib.abc, sys

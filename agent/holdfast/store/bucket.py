@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http.client
 import logging
 import os
 import random
-import ssl
 import time
-import urllib.error
-import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
 
 from holdfast.errors import DamagedCheckpoint
-from holdfast.store import s3_connection
 from holdfast.store.base import Pace
-from holdfast.store.s3_connection import NoSuchObject, Place, Unanswered
 
 if TYPE_CHECKING:
     from obstore import PutMode
-    from obstore.store import S3Store
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    Client = AzureStore | GCSStore | S3Store
 
 PART_BYTES = 16 << 20
 PARTS_IN_FLIGHT = 8
@@ -39,12 +34,40 @@ RANGE_BYTES = 16 << 20
 MOST_COPIED_BYTES = 5 << 30
 """Amazon S3 copies no larger object in one request."""
 PATIENCE_SECONDS = 30.0
-SIGNED_FOR = timedelta(minutes=15)
-SKIP_BYTES = 1 << 20
 _NOT_PARTIAL = "non-partial response"
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
+
+
+class Unanswered(OSError):
+    """No reliable response: the request may have taken effect, may take effect later, or never."""
+
+
+class NoSuchObject(FileNotFoundError):
+    """The bucket exists, the object does not."""
+
+
+class Place(ABC):
+    """A prefix in a bucket of a server, and how to connect to it; errors name all three."""
+
+    def __init__(self, url: str, bucket: str, prefix: str, server: str) -> None:
+        self.url, self.bucket, self.prefix, self.server = url, bucket, prefix, server
+
+    @abstractmethod
+    def connect(self) -> tuple[Client, Client]:
+        """Return the clients for requests and for transfers. OSError when there are no credentials."""
+
+    @abstractmethod
+    def explain(self, error: BaseException) -> OSError:
+        """Convert an error of obstore to an OSError, NoSuchObject or Unanswered where it is one."""
+
+    @abstractmethod
+    def read_from_whole(self, client: Client, name: str, start: int, target: memoryview) -> None:
+        """Read as `Bucket.read` from a server that ignores ranges and returns the whole object."""
+
+    def error(self, number: int, sentence: str, kind: type[OSError] = OSError, **more: str) -> OSError:
+        return kind(number, sentence.format(bucket=self.bucket, server=self.server, **more), self.url)
 
 
 class Bucket:
@@ -210,7 +233,7 @@ class Bucket:
                     raise DamagedCheckpoint(f"{self.place.url}/{name}", f"ends at byte {start + len(data):,}")
                 target[:] = memoryview(data)
                 return
-        self._plain.read(name, start, target)
+        self.place.read_from_whole(self._transfers, name, start, target)
 
     def _arrived(self, name: str, size: int) -> bool:
         try:
@@ -225,20 +248,16 @@ class Bucket:
             return obstore.head(self._requests, name)["size"]
 
     @property
-    def _requests(self) -> S3Store:
+    def _requests(self) -> Client:
         return self._clients[0]
 
     @property
-    def _transfers(self) -> S3Store:
+    def _transfers(self) -> Client:
         return self._clients[1]
 
     @cached_property
-    def _clients(self) -> tuple[S3Store, S3Store]:
-        return s3_connection.connect(self.place)
-
-    @cached_property
-    def _plain(self) -> PlainRanges:
-        return PlainRanges(self.place, self._transfers)
+    def _clients(self) -> tuple[Client, Client]:
+        return self.place.connect()
 
     @contextlib.contextmanager
     def _explained(self, *but: type[Exception]) -> Iterator[None]:
@@ -272,50 +291,6 @@ class Bucket:
             wait_seconds *= 2
 
 
-class PlainRanges:
-    """Reads ranges from servers that answer 200 instead of 206, such as `rclone serve s3`; obstore refuses these.
-
-    obstore signs the requests, and the standard library makes them, which is slower.
-    """
-
-    def __init__(self, place: Place, client: S3Store) -> None:
-        self._place, self._client = place, client
-
-    def read(self, name: str, start: int, target: memoryview) -> None:
-        """Read as `Bucket.read`, with one request."""
-        request = urllib.request.Request(  # noqa: S310  # the address comes from the operator
-            self._address(name), headers={"Range": f"bytes={start}-{start + len(target) - 1}"}
-        )
-        try:
-            with urllib.request.urlopen(  # noqa: S310
-                request, timeout=s3_connection.TRANSFER_SECONDS, context=self._context
-            ) as response:
-                if not response.headers.get("Content-Range"):
-                    _skip(response, start)  # the response is the whole object
-                got = _fill(response, target)
-                if got < len(target) and response.length:
-                    # cut off, which readinto does not report
-                    raise http.client.IncompleteRead(b"", response.length)
-        except urllib.error.HTTPError as error:
-            raise self._place.answered(str(error.code), error.read().decode(errors="replace")) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise self._place.unanswered(repr(error)) from error
-        if got < len(target):
-            raise DamagedCheckpoint(f"{self._place.url}/{name}", f"ends at byte {start + got:,}")
-
-    def _address(self, name: str) -> str:
-        if s3_connection.unsigned(os.environ):
-            key = "/".join(part for part in (self._place.bucket, self._place.prefix, name) if part)
-            return f"{s3_connection.endpoint(os.environ)}/{quote(key)}"
-        import obstore
-
-        return obstore.sign(self._client, "GET", name, SIGNED_FOR)
-
-    @cached_property
-    def _context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=os.environ.get("AWS_CA_BUNDLE") or None)
-
-
 def _part_bytes(size: int) -> int:
     """Return a whole number of MiB, so that few slices cross the parts of the payload."""
     return max(PART_BYTES, -(-size // MOST_PARTS >> 20) << 20)
@@ -335,15 +310,3 @@ def _slices(
     except BaseException as error:  # `upload` raises it again: obstore replaces it by its own
         failed.append(error)
         raise
-
-
-def _skip(response: http.client.HTTPResponse, size: int) -> None:
-    while size and (skipped := response.read(min(size, SKIP_BYTES))):
-        size -= len(skipped)
-
-
-def _fill(response: http.client.HTTPResponse, target: memoryview) -> int:
-    got = 0
-    while got < len(target) and (count := response.readinto(target[got:])):
-        got += count
-    return got
