@@ -8,6 +8,7 @@ ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY agent agent
+COPY series series
 COPY server server
 COPY web web
 COPY migrations migrations
@@ -28,7 +29,7 @@ FROM source AS trainer
 # the package index for torch alone; empty: PyPI, whose build for Linux x86-64 brings CUDA, several GB
 ARG TORCH_INDEX=
 RUN pip install --no-cache-dir --compile "$(grep '^torch==' constraints.txt)" ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
-    && pip install --no-cache-dir --compile -c constraints.txt '.[torch,s3]' \
+    && pip install --no-cache-dir --compile -c constraints.txt '.[torch,s3]' ./series \
     && install -d -o holdfast /checkpoints
 COPY examples examples
 USER 10001

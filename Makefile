@@ -119,8 +119,9 @@ bundle: setup  ## rebuild static/built from the scripts and styles of pages; nee
 pictures: setup browser  ## retake the pictures in README and docs
 	$(BIN)/python tools/pictures.py
 
-wheel: setup  ## build dist/holdfast-*.whl
+wheel: setup  ## build dist/holdfast-*.whl and dist/holdfast_series-*.whl
 	$(BIN)/python -m build --wheel --no-isolation
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist series
 
 audit: setup $(AUDIT)/.installed  ## licences and, with a network, known vulnerabilities of the pinned dependencies
 	$(AUDIT)/bin/pip-licenses --python $(BIN)/python --from mixed --partial-match --ignore-packages text-unidecode \
@@ -161,9 +162,9 @@ $(VENV)/.product: pyproject.toml constraints.txt $(VENV)/.torch
 	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e '.[torch,server]'
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.product
+$(VENV)/.installed: $(VENV)/.product series/pyproject.toml
 	@echo 'Installing the tools of the tests.'
-	$(PIP) install --quiet -c constraints.txt --group dev
+	$(PIP) install --quiet -c constraints.txt --no-build-isolation -e './series[codecs]' --group dev
 	touch $@
 
 # torch first and by itself here, too. A library that cannot be had for a machine is left out of the comparison.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast.series import SeriesStore, Zfp
+from holdfast_series import SeriesStore, Zfp
 
 SPACING, TIME_STEP, PEAK_HERTZ = 10.0, 1.5e-3, 10.0
 DEPTH, WATER = 3, 10

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast.series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
-from holdfast.series.blocks import BlockCodec
+from holdfast_series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
+from holdfast_series.blocks import BlockCodec
 
 from .gradient import Shot, forward_states, recomputed_gradient, snapshot_bytes, stored_gradient
 from .plot import Point, plot

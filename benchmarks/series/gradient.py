@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from holdfast.series import SeriesStore
+from holdfast_series import SeriesStore
 
 from .revolve import Advance, Restore, Reverse, Snapshot, schedule
 from .wave import Adjoint, Survey, Wave

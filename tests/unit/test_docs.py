@@ -14,7 +14,10 @@ from holdfast import torch_internals
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PACKAGES = ("agent/holdfast", "server/holdfast_server", "web/holdfast_web", "migrations/holdfast_migrations")
+PACKAGES = (
+    "agent/holdfast", "series/holdfast_series", "server/holdfast_server", "web/holdfast_web",
+    "migrations/holdfast_migrations",
+)  # fmt: skip
 
 
 def modules() -> Iterator[ast.Module]:

@@ -34,11 +34,8 @@ SEARCHES = r"\.(?:sub|subn|search|findall|finditer|split)\b"
 def modules() -> Iterator[ModuleType]:
     for package in (holdfast, holdfast_server, holdfast_web):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            # integrations and series need packages that may be missing, and meet no foreign text
-            if (
-                not found.name.startswith(("holdfast.integrations", "holdfast.series"))
-                and "__main__" not in found.name
-            ):
+            # integrations need packages that may be missing, and meet no foreign text
+            if not found.name.startswith("holdfast.integrations") and "__main__" not in found.name:
                 yield importlib.import_module(found.name)
 
 

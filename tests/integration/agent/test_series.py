@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from benchmarks.series import __main__ as bench
-from holdfast.series import SeriesStore, SeriesStoreClosed
+from holdfast_series import SeriesStore, SeriesStoreClosed
 
 ROOT = Path(__file__).resolve().parents[3]
 KILLED = """
 import os, signal, sys, torch
-from holdfast.series import SeriesStore
+from holdfast_series import SeriesStore
 store = SeriesStore(memory="1B", store=sys.argv[1])
 store.put(0, torch.ones(1000))
 os.kill(os.getpid(), signal.SIGKILL)

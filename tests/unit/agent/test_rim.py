@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 RIM = (
-    "client", "codecs", "commands", "integrations", "series", "simulation", "supervisor", "checkpoint.export",
+    "client", "codecs", "commands", "integrations", "simulation", "supervisor", "checkpoint.export",
     "checkpoint.scrub", "pacing.what_if", "store.bucket", "store.object_keys", "store.objects", "store.s3",
     "store.s3_connection",
 )  # fmt: skip

@@ -11,7 +11,7 @@ import torch
 from benchmarks.series.gradient import Shot, misfit, recomputed_gradient, stored_gradient
 from benchmarks.series.revolve import Advance, Restore, Reverse, Snapshot, least_advances, schedule
 from benchmarks.series.wave import Survey, Wave
-from holdfast.series import SeriesStore, Zfp
+from holdfast_series import SeriesStore, Zfp
 
 SMALL = Survey(side=40, steps=90, dtype=torch.float64)
 

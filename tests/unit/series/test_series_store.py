@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from holdfast.series import (
+from holdfast_series import (
     Half,
     NoSuchStep,
     Raw,
@@ -142,7 +142,7 @@ def test_a_closed_store_says_so() -> None:
 
 
 def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"codec='zip' is unknown: write one of raw, half, zfp.*extra `series`"):
+    with pytest.raises(ValueError, match=r"codec='zip' is unknown: write one of raw, half, zfp.*extra `codecs`"):
         SeriesStore(codec="zip")
     with pytest.raises(ValueError, match="memory"):
         SeriesStore(memory="much")
@@ -152,7 +152,7 @@ def test_arguments_without_a_meaning_are_refused(tmp_path: Path) -> None:
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "zfpy", None)
-    with pytest.raises(ImportError, match=r"codec 'zfp' needs zfpy: pip install zfpy, .*extra `series`"):
+    with pytest.raises(ImportError, match=r"codec 'zfp' needs zfpy: pip install zfpy, .*extra `codecs`"):
         SeriesStore(codec="zfp")
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from holdfast.errors import HoldfastError
-from holdfast.series.autoencoder import Autoencoder
-from holdfast.series.blocks import StreamingPCA
-from holdfast.series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
-from holdfast.series.tiers import SeriesStoreFull as SeriesStoreFull
-from holdfast.series.tiers import StoredPayload, Tiers
 from holdfast.torch_internals import never_compiled
 from holdfast.units import parse_bytes
+from holdfast_series.autoencoder import Autoencoder
+from holdfast_series.blocks import StreamingPCA
+from holdfast_series.codecs import Codec, Half, Payload, Raw, StateFormat, Sz3, Zfp, apply_corrections, corrections
+from holdfast_series.tiers import SeriesStoreFull as SeriesStoreFull
+from holdfast_series.tiers import StoredPayload, Tiers
 
 CODECS: dict[str, Callable[[], Codec]] = {
     "raw": Raw, "half": Half, "zfp": Zfp, "sz3": Sz3, "pca": StreamingPCA, "autoencoder": Autoencoder,
@@ -142,7 +142,7 @@ class SeriesStore:
         if isinstance(codec, str) and codec not in CODECS:
             known = ", ".join(CODECS)
             raise ValueError(
-                f"codec={codec!r} is unknown: write one of {known}; zfp and sz3 need the extra `series`"
+                f"codec={codec!r} is unknown: write one of {known}; zfp and sz3 need the extra `codecs`"
             )
         self._codec = CODECS[codec]() if isinstance(codec, str) else codec
         device_bytes = 0 if device_memory is None else int(parse_bytes(device_memory, "device_memory"))

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F  # noqa: N812
 
-from holdfast.series.blocks import BLOCK, SIDE, BlockCodec, BlockCovariance
+from holdfast_series.blocks import BLOCK, SIDE, BlockCodec, BlockCovariance
 
 CROP_BLOCKS = 16
 """Training uses pieces of 16 × 16 blocks, so that its cost does not grow with the states."""

@@ -17,7 +17,7 @@ from torch import Size, Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from holdfast.codecs.planes import NumberCompressor, decompress
-from holdfast.series.codecs import Codec, Payload, StateFormat, checked_tolerance
+from holdfast_series.codecs import Codec, Payload, StateFormat, checked_tolerance
 
 SIDE = 8
 BLOCK = SIDE * SIDE

@@ -7,7 +7,7 @@ import gc
 import torch
 from torch import Tensor
 
-from holdfast.series import Autoencoder, Codec, SeriesStore, Zfp
+from holdfast_series import Autoencoder, Codec, SeriesStore, Zfp
 
 SIDE = 48
 

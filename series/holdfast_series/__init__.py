@@ -12,10 +12,10 @@ no checkpoint: nothing outlives the process.
 
 from __future__ import annotations
 
-from holdfast.series.autoencoder import Autoencoder
-from holdfast.series.blocks import StreamingPCA
-from holdfast.series.codecs import Codec, Half, Raw, Sz3, Zfp
-from holdfast.series.store import NoSuchStep, SeriesReport, SeriesStore, SeriesStoreClosed, SeriesStoreFull
+from holdfast_series.autoencoder import Autoencoder
+from holdfast_series.blocks import StreamingPCA
+from holdfast_series.codecs import Codec, Half, Raw, Sz3, Zfp
+from holdfast_series.store import NoSuchStep, SeriesReport, SeriesStore, SeriesStoreClosed, SeriesStoreFull
 
 __all__ = [
     "Autoencoder",

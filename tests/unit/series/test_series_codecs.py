@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
-from holdfast.series.blocks import from_blocks, to_blocks
-from holdfast.series.codecs import HALF_TOLERANCE, StateFormat
+from holdfast_series import Autoencoder, Codec, Half, Raw, SeriesStore, StreamingPCA, Sz3, Zfp
+from holdfast_series.blocks import from_blocks, to_blocks
+from holdfast_series.codecs import HALF_TOLERANCE, StateFormat
 
 SHAPES = [(), (1,), (7,), (64,), (200,), (8, 8), (5, 13), (3, 17, 9), (2, 2, 8, 16), (1, 40), (0, 4)]
 

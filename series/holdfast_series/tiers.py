@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from holdfast.errors import HoldfastError
-from holdfast.series.codecs import Payload
 from holdfast.units import format_bytes
+from holdfast_series.codecs import Payload
 
 
 class SeriesStoreFull(HoldfastError):

@@ -139,7 +139,8 @@ def required_library(module: str, codec: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise ImportError(
-            f"codec {codec!r} needs {module}: pip install {module}, or install Holdfast with its extra `series`"
+            f"codec {codec!r} needs {module}: pip install {module}, or install holdfast-series with its extra "
+            "`codecs`"
         ) from None
 
 
