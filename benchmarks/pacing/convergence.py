@@ -13,16 +13,13 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan
-from holdfast.pacing.failures import TrainingProgress
-from holdfast.pacing.loss_curve import LossCurve
+from holdfast.pacing import FailureHistory, PacingSettings, Profile
+from holdfast.simulation import compare_placement
 
 TOTAL = 100_000
 CHECKPOINTS = 40
 STEEPNESSES = 5, 10
-ENDS = 0.25, 0.5, 0.75
 STATE_BYTES = 10**9
 GRID = 4000
 
@@ -38,55 +35,23 @@ WORKERS = (0.3, 4), (0.6, 2), (1.0, 1)
 EFFICIENCY = 0.9
 
 
-def placed(curve: LossCurve | None, total: int = TOTAL, checkpoints: int = CHECKPOINTS) -> list[int]:
-    """Return after which iterations `coci` takes its checkpoints, with a write budget for so many."""
-    profile = Profile(iteration_seconds=1.0, checkpoint_bytes=STATE_BYTES, cost_seconds=0.0)
-    settings = PacingSettings(
-        policy="coci", write_bytes_per_second=STATE_BYTES * checkpoints / total, max_unsaved_seconds=1e9
-    )
-    at: list[int] = []
-    while True:
-        here = at[-1] if at else 0
-        progress = TrainingProgress(iteration=here, total_iterations=total, checkpoints=len(at), curve=curve)
-        interval = plan(profile, settings, FailureHistory(progress=progress)).interval
-        assert interval is not None
-        if here + interval >= total:
-            return at
-        at.append(here + interval)
-
-
-def lost(at: Sequence[int], curve: LossCurve, between: tuple[float, float] = (0, TOTAL)) -> float:
-    """Mean progress that a failure takes back at a moment in `between`."""
-    first, last = between
-    ends = [0, *at]
-    moments = [first + (n + 0.5) * (last - first) / GRID for n in range(GRID)]
-    return statistics.fmean(curve.left(ends[bisect_right(ends, t) - 1]) - curve.left(t) for t in moments)
-
-
-def completion(at: Sequence[int]) -> float:
-    """Mean iterations that a failure repeats, as a share of the job: what a job that finishes pays for each."""
-    return sum((b - a) ** 2 / 2 for a, b in pairwise([0, *at, TOTAL])) / TOTAL**2
-
-
 def figures() -> dict[str, float]:
     """Compare with even spacing, print, and return the figures."""
     found: dict[str, float] = {}
-    even = placed(None)
+    profile = Profile(iteration_seconds=1.0, checkpoint_bytes=STATE_BYTES, cost_seconds=0.0)
+    settings = PacingSettings(write_bytes_per_second=STATE_BYTES * CHECKPOINTS / TOTAL, max_unsaved_seconds=1e9)
     print(f"coci against even spacing, {CHECKPOINTS} checkpoints each; in parentheses by the formula:", flush=True)
     for steepness in STEEPNESSES:
-        curve = LossCurve(floor=0.0, scale=1.0, decay=steepness / TOTAL)
-        ours = placed(curve)
-        ratio = lost(ours, curve) / lost(even, curve)
+        made = compare_placement(profile, settings, FailureHistory(), TOTAL, steepness)
         x = steepness / 2
         theory = (2 / steepness) * 2 * (1 - math.exp(-x)) ** 2 / (1 - math.exp(-steepness))
-        found[f"coci_lost_progress_vs_even_{steepness}"] = round(ratio, 3)
+        found[f"coci_lost_progress_vs_even_{steepness}"] = round(made.lost_progress, 3)
         print(
-            f"  θT = {steepness}: {len(ours)} and {len(even)} checkpoints; progress lost by a failure {ratio:.3f} "
-            f"({theory:.3f}); iterations repeated by a failure {completion(ours) / completion(even):.2f}"
+            f"  θT = {steepness}: {len(made.iterations)} and {made.even_checkpoints} checkpoints; progress lost "
+            f"by a failure {made.lost_progress:.3f} ({theory:.3f}); iterations repeated "
+            f"{made.repeated_iterations:.2f}"
         )
-        for share in ENDS:
-            window = (share - 0.05) * TOTAL, (share + 0.05) * TOTAL
-            ratio = lost(ours, curve, window) / lost(even, curve, window)
+        for share, ratio in made.ended_early.items():
             density = math.exp(-x * share) * x / (1 - math.exp(-x))
             found[f"coci_early_end_{round(100 * share)}_{steepness}"] = round(ratio, 3)
             print(f"    ended for good at {share:.0%} of the run: {ratio:.2f} ({1 / density:.2f})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,12 +13,13 @@ from holdfast.client import JobPlan
 from holdfast.commands.console import EXIT_USAGE, asking, counted, fail, percent, print_json
 from holdfast.commands.options import DEFAULT_SERVER, Json, Server, Token
 from holdfast.commands.plan_comparison import PlanReport, print_report
-from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, plan_inputs
+from holdfast.commands.plan_inputs import BYTES_PER_PARAMETER, PlanInput, PlanOptions, parse_share, plan_inputs
 from holdfast.commands.plan_simulation import TraceOptions, with_simulation
-from holdfast.pacing import interval_iterations, parse_budget, parse_every, policies
+from holdfast.pacing import interval_iterations, parse_budget, parse_every, policy_names
 from holdfast.pacing import plan as decide
 from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import IntervalComparison, compare_intervals
+from holdfast.simulation import compare_placement
 from holdfast.units import duration, format_rate, parse_seconds
 
 MAX_RANKS = 10_000_000
@@ -51,7 +53,11 @@ _Restart = _option(_CLUSTER, "TIME", "Time from a failure until training continu
 _Budget = _option(_CHOICE, "SHARE", "Maximum overhead: 3.5%.")
 _WriteBudget = _option(_CHOICE, "RATE", "Most that checkpoints may send to the store: 2TB/day.")
 _Unsaved = _option(_CHOICE, "TIME", "Work that a failure may lose, as far as both budgets allow: 10min.")
-_Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policies)}.")
+_Policy = _option(_CHOICE, "NAME", f"Policy in force: {', '.join(policy_names())}.")
+_Total = _option(_CHOICE, "COUNT", "With --policy coci: iterations of the job.", least=2)
+_FallsTo = _option(
+    _CHOICE, "SHARE", "With --policy coci: what the loss falls to, of its start above its floor: 1%."
+)
 _Simulate = typer.Option("--simulate", help="Also simulate every policy with failures.", rich_help_panel=_CHOICE)
 _TraceFile = _option(
     _TRACE,
@@ -90,6 +96,8 @@ def plan(
     max_unsaved_work: Annotated[_Text, _Unsaved] = None,
     policy: Annotated[_Text, _Policy] = None,
     every: Annotated[_Text, _Every] = None,
+    total: Annotated[int | None, _Total] = None,
+    loss_falls_to: Annotated[_Text, _FallsTo] = None,
     simulate: Annotated[bool, _Simulate] = False,
     trace: Annotated[Path | None, _TraceFile] = None,
     cluster_nodes: Annotated[int | None, _ClusterNodes] = None,
@@ -116,6 +124,8 @@ def plan(
 
     `holdfast plan --stall 5s --lag 2min --ranks 3040 --trace fault_trace.json --cluster-nodes 400 --spares 20`
 
+    `holdfast plan --state 6.5GB --write-budget 500GB/day --policy coci --total 100000 --loss-falls-to 1%`
+
     `holdfast plan --state 6.5GB --every 500`  ·  `holdfast plan --job char-gpt --mtbf 12h --json`
     """
     options = PlanOptions(
@@ -129,7 +139,12 @@ def plan(
         recorded = TraceOptions(
             trace, cluster_nodes, gpus_per_node, spares, trace_level, trace_unit, accelerate
         ).read()
+        steepness = _steepness(policy, total, loss_falls_to, job)
         report = _plan_new_job(options) if job is None else _plan_running_job(job, options, server, token)
+        if steepness is not None and total is not None:
+            profile, settings, history, _ = plan_inputs(options)
+            placement = compare_placement(profile, settings, history, total, steepness)
+            report = replace(report, placement=placement)
         if simulate or recorded is not None:
             report = with_simulation(report, recorded)
     except ValueError as error:
@@ -138,6 +153,18 @@ def plan(
         print_json(report)
     else:
         print_report(report)
+
+
+def _steepness(policy: str | None, total: int | None, loss_falls_to: str | None, job: str | None) -> float | None:
+    """Return θT of the loss that `coci` is to follow; `None` without its options."""
+    if total is None and loss_falls_to is None:
+        return None
+    if policy != "coci" or total is None or loss_falls_to is None or job is not None:
+        raise ValueError("--total and --loss-falls-to belong together, with --policy coci and without --job")
+    share = parse_share(loss_falls_to, "--loss-falls-to")
+    if not 0 < share < 1:
+        raise ValueError(f"--loss-falls-to {loss_falls_to!r}: give more than 0 and less than 100%")
+    return -math.log(share)
 
 
 def _plan_new_job(options: PlanOptions) -> PlanReport:

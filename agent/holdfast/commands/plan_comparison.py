@@ -13,7 +13,7 @@ from rich.text import Text
 from holdfast.commands.console import percent, print_table, say
 from holdfast.commands.plan_inputs import PlanInput
 from holdfast.pacing.what_if import HOURS_A_DAY, IntervalComparison, IntervalForecast, PlotGeometry, advise
-from holdfast.simulation import SimulatedPolicy
+from holdfast.simulation import PlacementComparison, SimulatedPolicy
 from holdfast.units import duration, format_iterations
 
 MIN_USEFUL_ETTR = 0.01
@@ -38,6 +38,8 @@ class PlanReport:
     inputs: list[PlanInput]
     simulated: list[SimulatedPolicy] | None = None
     """With --simulate or --trace."""
+    placement: PlacementComparison | None = None
+    """With --policy coci and its options."""
     simulated_jobs: str = ""
     """What was simulated, in words."""
 
@@ -63,9 +65,24 @@ def print_report(report: PlanReport) -> None:
         columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "STALL", "LOST WORK", "RESTART", "WAITING")
         print_table(columns, [_simulated_row(each) for each in report.simulated])
         say()
+    if report.placement is not None:
+        for sentence in _placement_sentences(report.placement):
+            say(*_wrapped(sentence).splitlines())
+        say()
     width = max(len(line.value) for line in report.inputs)
     for line in report.inputs:
         say(f"{line.name:<14}{line.value:<{width}}  {line.origin}")
+
+
+def _placement_sentences(found: PlacementComparison) -> Iterator[str]:
+    yield f"coci: {found.reason}."
+    ends = ", ".join(f"{ratio:.2f} at {percent(end)}" for end, ratio in found.ended_early.items())
+    yield (
+        f"That is {len(found.iterations):,} checkpoints in all, evenly spaced {found.even_checkpoints:,}. "
+        f"Relative to even spacing, a failure takes back {found.lost_progress:.2f} of the progress; a job that "
+        f"ends for good early loses {ends} of its iterations; one that finishes repeats "
+        f"{found.repeated_iterations:.2f} times as many iterations at each failure."
+    )
 
 
 def _wrapped(sentence: str) -> str:

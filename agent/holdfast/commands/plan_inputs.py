@@ -181,7 +181,7 @@ def _written(options: PlanOptions, rank_bytes: float, inputs: list[PlanInput]) -
     """Return the bytes that a rank writes, and the seconds of encoding them."""
     seconds = 0.0
     if options.unchanged is not None:
-        share = _share(options.unchanged)
+        share = parse_share(options.unchanged, "--unchanged")
         rank_bytes *= 1 - share
         inputs.append(PlanInput(name="unchanged", value=percent(share), origin="given: not written again"))
     if options.compress:
@@ -205,13 +205,13 @@ def _written(options: PlanOptions, rank_bytes: float, inputs: list[PlanInput]) -
     return rank_bytes, seconds
 
 
-def _share(text: str) -> float:
+def parse_share(text: str, name: str) -> float:
     try:
         share = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
     except ValueError:
-        raise ValueError(f"--unchanged {text!r} is not a share: write 90% or 0.9") from None
+        raise ValueError(f"{name} {text!r} is not a share: write 90% or 0.9") from None
     if not 0 <= share < 1:
-        raise ValueError(f"--unchanged {text!r} is outside 0% to 100%: write 90% or 0.9")
+        raise ValueError(f"{name} {text!r} is outside 0% to 100%: write 90% or 0.9")
     return share
 
 

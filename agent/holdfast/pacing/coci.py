@@ -27,6 +27,7 @@ from holdfast.pacing.failures import FailureHistory, TrainingProgress
 from holdfast.pacing.interval_cost import (
     Ceilings,
     forecast_within_ceilings,
+    unsaved_interval,
     write_budget,
     write_interval,
     written_bytes,
@@ -35,7 +36,7 @@ from holdfast.pacing.planner import goodput
 from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.profile import IntervalPlan, Profile
 from holdfast.pacing.settings import PacingSettings
-from holdfast.units import duration, format_iterations, format_rate
+from holdfast.units import MAX_SECONDS, duration, format_iterations, format_rate
 
 DENSEST, SPARSEST = 4.0, 16.0
 """Limits of the density, as factors of even spacing: a curve fitted too early must not use up the budget, and the
@@ -62,10 +63,12 @@ def coci(profile: Profile, settings: PacingSettings, history: FailureHistory) ->
     if progress.curve is None or not progress.curve.is_falling:
         return _evenly(even, progress.why_no_curve or "the loss is not known")
     left = checkpoints_left(profile, settings, progress)
-    spaced = write_interval(profile, settings)
+    spaced, accepted = write_interval(profile, settings), unsaved_interval(profile, settings)
+    # the write budget comes before the wish for little unsaved work
+    most = min(spaced * SPARSEST, accepted) if accepted >= spaced else spaced * SPARSEST
     density = math.sqrt(history.failures.relative_rate)
-    wanted = progress.curve.iterations_for(1 / left, progress.iteration, progress.total_iterations) / density
-    between = spaced / DENSEST, spaced * SPARSEST
+    wanted = next_interval(progress, left, most) / density
+    between = spaced / DENSEST, max(most, ahead / left)
     ahead_in_words = _ahead(profile, progress, wanted, between)
     wanted = min(max(wanted, between[0]), between[1])
     reason = (
@@ -74,8 +77,9 @@ def coci(profile: Profile, settings: PacingSettings, history: FailureHistory) ->
     )
     if round(density, 1) > 1:
         reason += f", {density:.1f} times as dense with {history.failures.world_size:,} ranks"
-    denser = replace(settings, write_bytes_per_second=DENSEST * rate)
-    return forecast_within_ceilings(profile, denser, history, max(1, round(wanted)), policy="coci", reason=reason)
+    # both limits are in the plan already, over the whole job
+    limits = replace(settings, write_bytes_per_second=DENSEST * rate, max_unsaved_seconds=MAX_SECONDS)
+    return forecast_within_ceilings(profile, limits, history, max(1, round(wanted)), policy="coci", reason=reason)
 
 
 def checkpoints_left(profile: Profile, settings: PacingSettings, progress: TrainingProgress) -> float:
@@ -87,6 +91,30 @@ def checkpoints_left(profile: Profile, settings: PacingSettings, progress: Train
     total = progress.total_iterations
     allowed = write_budget(profile, settings) * total * profile.iteration_seconds / written_bytes(profile)
     return max(allowed - progress.checkpoints, allowed * (1 - progress.iteration / total) / SPARSEST, 1.0)
+
+
+def next_interval(progress: TrainingProgress, left: float, longest: float) -> float:
+    """Return the iterations until the next of `left` checkpoints, none further apart than `longest`.
+
+    That is n(t) = max(c √r, 1/`longest`): from some iteration on the intervals are that long. Where `left` do not
+    suffice for it, what is left is spaced evenly.
+    """
+    curve, here, end = progress.curve, progress.iteration, progress.total_iterations
+    assert curve is not None
+    assert end is not None
+
+    def excess(until: float) -> float:
+        """Checkpoints beyond `left` if intervals have grown to `longest` at `until`."""
+        dense = curve.weight(here, until) / math.sqrt(max(curve.rate(until), 1e-300))
+        return (dense + end - until) / longest - left
+
+    if excess(here) >= 0:
+        return (end - here) / left
+    low, high = float(here), float(end)
+    while high - low > 0.5 and excess(high) > 0:
+        middle = (low + high) / 2
+        low, high = (middle, high) if excess(middle) < 0 else (low, middle)
+    return curve.iterations_for(min(1.0, 1 / max(left - (end - high) / longest, 1.0)), here, high)
 
 
 def _evenly(even: IntervalPlan, because: str) -> IntervalPlan:

@@ -81,8 +81,18 @@ class LossCurve:
             return self.decay * self.left(iteration)
         return self.decay * self.left(iteration) / (self.power_scale * self._from_origin(iteration))
 
+    def weight(self, at: float, end: float) -> float:
+        """∫√r from `at` to `end`."""
+        if self.power_scale is None:
+            x = self.decay * (end - at) / 2
+            return math.sqrt(self.rate(at)) * (end - at if x < 1e-9 else -math.expm1(-x) * 2 / self.decay)
+        here = self._from_origin(at)
+        power, logarithm = (1 - self.decay) / 2, math.log(self._from_origin(end) / here)
+        grown = logarithm if abs(power * logarithm) < 1e-9 else math.expm1(power * logarithm) / power
+        return math.sqrt(self.rate(at)) * here * grown * self.power_scale
+
     def iterations_for(self, share: float, at: float, end: float) -> float:
-        """Return Δ with ∫√r from `at` to `at + Δ` = `share` of ∫√r from `at` to `end`."""
+        """Return Δ with `weight(at, at + Δ)` = `share` of `weight(at, end)`."""
         if self.power_scale is None:
             x = self.decay * (end - at) / 2
             return share * (end - at) if x < 1e-9 else -math.log1p(math.expm1(-x) * share) * 2 / self.decay

@@ -279,3 +279,34 @@ def test_a_trace_that_cannot_be_used_is_refused(
     result = holdfast("plan", "--ranks", "8", "--stall", "5s", *given)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+COCI = ("--state", "6.5GB", "--iteration", "1s", "--write-budget", "500GB/day", "--policy", "coci")
+
+
+def test_coci_is_compared_with_even_spacing_at_equal_writes(holdfast: Holdfast) -> None:
+    done = holdfast("plan", *COCI, "--total", "1000000", "--loss-falls-to", "1%")
+    said = " ".join(done.stdout.split())
+    assert "coci: for the least progress lost with a write budget of 500 GB/day: 890 checkpoints" in said
+    assert (
+        "That is 890 checkpoints in all, evenly spaced 889. Relative to even spacing, a failure takes back 0.7"
+        in said
+    )
+    found = json.loads(holdfast("plan", *COCI, "--total", "1000000", "--loss-falls-to", "1%", "--json").stdout)
+    assert found["placement"]["lost_progress"] < 0.8
+    assert set(found["placement"]["ended_early"]) == {"0.25", "0.5", "0.75"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--total", "9"), "--total and --loss-falls-to belong together"),
+        (("--policy", "coci", "--loss-falls-to", "1%"), "--total and --loss-falls-to belong together"),
+        (("--policy", "coci", "--total", "9", "--loss-falls-to", "0%"), "give more than 0 and less than 100%"),
+        (("--policy", "coci", "--total", "9", "--loss-falls-to", "far"), "--loss-falls-to 'far' is not a share"),
+    ],
+)
+def test_options_of_coci_that_make_no_sense_are_refused(holdfast: Holdfast, options, why) -> None:
+    done = holdfast("plan", *options)
+    assert done.exit_code == 2
+    assert why in " ".join(done.output.split())

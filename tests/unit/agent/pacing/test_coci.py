@@ -38,18 +38,18 @@ def curve(steepness: float, total: int = TOTAL) -> LossCurve:
     return LossCurve(floor=1.0, scale=3.0, decay=steepness / total)
 
 
-def chosen(progress: TrainingProgress | None) -> IntervalPlan:
-    return plan(PROFILE, SETTINGS, FailureHistory(progress=progress))
+def chosen(progress: TrainingProgress | None, settings: PacingSettings = SETTINGS) -> IntervalPlan:
+    return plan(PROFILE, settings, FailureHistory(progress=progress))
 
 
-def placed(loss: LossCurve | None, total: int = TOTAL) -> list[int]:
+def placed(loss: LossCurve | None, total: int = TOTAL, settings: PacingSettings = SETTINGS) -> list[int]:
     """Where the checkpoints of a whole job are."""
     at: list[int] = []
     while True:
         here = TrainingProgress(
             iteration=at[-1] if at else 0, total_iterations=total, checkpoints=len(at), curve=loss
         )
-        interval = chosen(here).interval
+        interval = chosen(here, settings).interval
         assert interval is not None
         if here.iteration + interval >= total:
             return at
@@ -137,6 +137,20 @@ def test_the_density_stays_within_its_limits(steepness, taken, total, begun):
     )
     interval = chosen(progress).interval
     assert EVEN / DENSEST - 1 <= interval <= EVEN * SPARSEST + 1
+
+
+@pytest.mark.parametrize("longest", [2600, 4000, 10_000])
+def test_no_more_than_accepted_is_unsaved_and_the_write_budget_still_holds(longest):
+    settings = replace(SETTINGS, max_unsaved_seconds=float(longest))
+    at = placed(curve(5), settings=settings)
+    assert max(b - a for a, b in pairwise([0, *at, TOTAL])) <= 1.06 * longest  # whole checkpoints
+    assert len(at) <= 40
+    assert lost(at, curve(5)) <= lost(placed(None), curve(5))
+
+
+def test_the_write_budget_comes_before_the_wish_for_little_unsaved_work():
+    settings = replace(SETTINGS, max_unsaved_seconds=2000.0)  # even spacing is 2,500
+    assert placed(curve(5), settings=settings) == placed(curve(5))
 
 
 def test_the_overhead_budget_is_a_ceiling_here_too():

@@ -89,6 +89,7 @@ def test_the_iterations_for_a_share_have_that_share_of_the_root_of_the_rate(
         step = (stop - start) / 20_000
         return math.fsum(math.sqrt(curve.rate(start + (n + 0.5) * step)) for n in range(20_000)) * step
 
+    assert curve.weight(at, end) == pytest.approx(integral(at, end), rel=1e-4)
     found = curve.iterations_for(share, at, end)
     assert integral(at, at + found) / integral(at, end) == pytest.approx(share, rel=1e-4)
 
