@@ -16,14 +16,15 @@ from holdfast.pacing.failures import FailureEstimate
 
 from . import convergence, shapes
 from .agreement import ettr_max_error
-from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, SIMULATED_JOBS, BudgetRecord, noisy_training, simulated_noise
+from .noise_cases import NOISE_CASES, simulated_noise
+from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, BudgetRecord, noisy_training
 from .paired import OverheadResult, overhead
 from .reactions import outside_slowdown_ratio, recovered_ratio, slow_disk_intervals
 from .recorded import figures_of
 
 BUDGETS = {"1": 0.01, "3_5": 0.035, "10": 0.10}
 PLANS = 200
-NOISE_SEEDS = 4
+NOISE_SEEDS, NOISE_SECONDS = 3, 7200.0
 
 
 def main() -> None:
@@ -44,7 +45,8 @@ def main() -> None:
     print(
         f"  everything 30 % slower: the interval becomes {figures['outside_slowdown_k_ratio']:.2f} of the old one"
     )
-    figures |= _simulated_noise()
+    for compress in (False, True):
+        figures |= _simulated_noise(compress=compress)
     figures |= shapes.figures()
     figures |= convergence.figures()
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
@@ -61,7 +63,8 @@ def main() -> None:
         figures[f"overhead_at_{name}"] = round(100 * found.measured, 3)
         errors.append(100 * abs(found.measured - found.reported))
     figures["report_error_points"] = round(max(errors), 3)
-    figures |= _noise(options.minutes, options.folder)
+    for compress in (False, True):
+        figures |= _noise(options.minutes, options.folder, compress=compress)
     print(f"figures: {json.dumps(figures)}")
 
 
@@ -72,37 +75,64 @@ def _row(found: OverheadResult) -> str:
     )
 
 
-def _simulated_noise() -> dict[str, float]:
-    print(f"simulated jobs at {BUDGET:.1%}, other work on 0, 50 and 100 % of the cores by turns:")
-    runs = [simulated_noise(job, seed) for job in SIMULATED_JOBS.values() for seed in range(NOISE_SEEDS)]
-    figures = _over_budget([record for record, _ in runs])
-    overheads = [overhead for _, overhead in runs]
+def _simulated_noise(*, compress: bool) -> dict[str, float]:
+    with_compression = " with compression" if compress else ""
     print(
-        f"  true overhead {statistics.fmean(overheads):.2%} in the mean, {max(overheads):.2%} at most", flush=True
+        f"simulated jobs of {NOISE_SECONDS / 3600:g} h{with_compression} at {BUDGET:.1%}, other work on 0, 50 and "
+        "100 % of the cores by turns:\n  true overhead, share of the time over the budget, changes an hour"
     )
-    return {f"simulated_{name}": value for name, value in figures.items()}
+    every: list[BudgetRecord] = []
+    for name, case in NOISE_CASES.items():
+        runs = [
+            simulated_noise(case, seed, seconds=NOISE_SECONDS, compress=compress) for seed in range(NOISE_SEEDS)
+        ]
+        records = [record for record, _ in runs]
+        every += records
+        overhead = statistics.fmean(overhead for _, overhead in runs)
+        print(
+            f"    {overhead:.2%}  {_over_share(records):6.1%}  {_changes_an_hour(records):4.1f}  {name}",
+            flush=True,
+        )
+    return {f"simulated_{name}": value for name, value in _over_budget(every, compress=compress).items()}
 
 
-def _noise(minutes: float, folder: Path) -> dict[str, float]:
+def _noise(minutes: float, folder: Path, *, compress: bool) -> dict[str, float]:
+    with_compression = " with compression" if compress else ""
     print(
-        f"training at {BUDGET:.1%} for {minutes:g} minutes, other work on 0, 50 and 100 % of the cores by turns:"
+        f"training at {BUDGET:.1%} for {minutes:g} minutes{with_compression}, other work on 0, 50 and 100 % of "
+        "the cores by turns:"
     )
-    record = noisy_training(minutes, folder)
-    figures = _over_budget([record])
+    record = noisy_training(minutes, folder, compress=compress)
+    figures = _over_budget([record], compress=compress)
     print(f"  {record.intervals} intervals in {record.seconds:.0f} s, at last every {record.interval} iterations")
     return {f"noisy_{name}": value for name, value in figures.items()}
 
 
-def _over_budget(records: list[BudgetRecord]) -> dict[str, float]:
-    """Print and return the share of the time of all jobs together, and the most intervals in a row of one."""
-    share = sum(each.over_seconds for each in records) / sum(each.seconds for each in records)
+def _over_budget(records: list[BudgetRecord], *, compress: bool) -> dict[str, float]:
+    """Print and return the figures of all jobs together, and the most intervals in a row of one."""
+    share, changes = _over_share(records), _changes_an_hour(records)
     longest = max(each.longest_over for each in records)
     print(
         f"  the measured overhead of the newest window is over the budget for {share:.1%} of the time\n"
         f"  (from {EVIDENCE_CHECKPOINTS} checkpoints after the first plan on), {longest} intervals in a row;\n"
-        f"  {max(each.every_iteration for each in records)} checkpoints in a row began at an interval of 1"
+        f"  the interval changes {changes:.1f} times an hour; "
+        f"{max(each.every_iteration for each in records)} checkpoints in a row began at an interval of 1",
+        flush=True,
     )
-    return {"over_budget_share": round(share, 3), "over_budget_intervals": longest}
+    compressed = "compressed_" if compress else ""
+    return {
+        f"{compressed}over_budget_share": round(share, 3),
+        f"{compressed}over_budget_intervals": longest,
+        f"{compressed}interval_changes_per_hour": round(changes, 2),
+    }
+
+
+def _over_share(records: list[BudgetRecord]) -> float:
+    return sum(each.over_seconds for each in records) / sum(each.seconds for each in records)
+
+
+def _changes_an_hour(records: list[BudgetRecord]) -> float:
+    return 3600 * sum(each.changes for each in records) / sum(each.seconds for each in records)
 
 
 def _plan_seconds(policy: str) -> float:

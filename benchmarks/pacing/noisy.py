@@ -1,7 +1,8 @@
-"""The interval under load from outside: other work on 0, 50 and 100 % of the cores by turns, simulated and real.
+"""The interval of real training while other work takes 0, 50 and 100 % of the cores by turns.
 
 `over_share` is the share of training time in which the overhead that the session reports for its newest window
-exceeds the budget, by any amount. The time counts from EVIDENCE_CHECKPOINTS checkpoints after the first plan on.
+exceeds the budget, by any amount. The time, and changes of the interval, count from EVIDENCE_CHECKPOINTS checkpoints
+after the first plan on.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from pathlib import Path
 from queue import Queue
 
 from benchmarks.checkpoint.scale import TrainingScale
-from holdfast.pacing import Controller, PacingSettings
-
-from .paced import PacedJob
+from holdfast.pacing import Controller
 
 BUDGET = 0.035
 EVIDENCE_CHECKPOINTS = 10
@@ -30,6 +29,8 @@ SHARES = (0.0, 0.5, 1.0)
 PHASE_SECONDS = (3, 5, 8, 12, 20, 40)
 SCALE = TrainingScale(layers=3, width=128, tokens=64)
 """Short iterations, of which a checkpoint is a large part."""
+UNLIMITED = "1000TB/day"
+"""A write budget that never decides, so that the overhead budget does."""
 LEAST_INTERVALS = 20
 MOST_MINUTES = 10
 """Limit for the intervals: a machine may be too slow for them."""
@@ -51,6 +52,8 @@ class BudgetRecord:
     every_iteration: int = 0
     """Maximum number of checkpoints in a row that began at an interval of 1."""
     interval: int = 0
+    changes: int = 0
+    """Changes of the interval after the evidence phase."""
     _first: int | None = field(default=None, repr=False)
     _over: int = field(default=0, repr=False)
     _at_one: int = field(default=0, repr=False)
@@ -59,13 +62,17 @@ class BudgetRecord:
     def over_share(self) -> float:
         return self.over_seconds / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def changes_an_hour(self) -> float:
+        return 3600 * self.changes / self.seconds if self.seconds > 0 else 0.0
+
     def iteration(self, seconds: float, controller: Controller, *, started: bool) -> None:
         """Add an iteration; `started`: a checkpoint began at its end."""
         self.checkpoints += started
         plan, overhead = controller.plan, controller.measured_overhead
         if plan is None or plan.interval is None:
             return
-        self.interval = plan.interval
+        is_changed, self.interval = plan.interval != self.interval, plan.interval
         if self._first is None:
             self._first = self.checkpoints
         if started:
@@ -76,98 +83,14 @@ class BudgetRecord:
         is_over = overhead is not None and overhead > self.budget
         self.seconds += seconds
         self.over_seconds += seconds * is_over
+        self.changes += is_changed
         if started:
             self.intervals += 1
             self._over = self._over + 1 if is_over else 0
             self.longest_over = max(self.longest_over, self._over)
 
 
-# Simulated
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadEffect:
-    """What a load does to a job: factors of its times, and the scatter of its iterations."""
-
-    iteration: float = 1.0
-    interference: float = 1.0
-    write: float = 1.0
-    stall: float = 1.0
-    scatter: float = 0.12
-    """Standard deviation of the logarithm."""
-    outliers: float = 0.01
-    """Share of iterations that take much longer: a Pareto tail."""
-
-
-LOAD_EFFECTS = {
-    0.0: LoadEffect(),
-    0.5: LoadEffect(iteration=1.6, interference=1.5, write=1.7, stall=2.2, scatter=0.4, outliers=0.03),
-    1.0: LoadEffect(iteration=3.0, write=2.5, stall=4.0, scatter=0.35, outliers=0.05),
-}
-"""Roughly those of `noisy_training` on a machine of 2 cores."""
-SIMULATED_JOBS: dict[str, dict[str, float]] = {
-    "a checkpoint overlaps one iteration": {
-        "compute_seconds": 0.1, "interference": 0.2, "stall_seconds": 0.002, "persist_seconds": 0.06,
-    },
-    "stalls": {"compute_seconds": 0.1, "interference": 0.05, "stall_seconds": 0.015, "persist_seconds": 0.05},
-    "long writes": {
-        "compute_seconds": 0.15, "interference": 0.15, "stall_seconds": 0.005, "persist_seconds": 0.4,
-    },
-    "short iterations": {
-        "compute_seconds": 0.02, "interference": 0.3, "stall_seconds": 0.001, "persist_seconds": 0.03,
-    },
-    "long iterations": {
-        "compute_seconds": 1.0, "interference": 0.2, "stall_seconds": 0.01, "persist_seconds": 0.5,
-    },
-}  # fmt: skip
-SIMULATED_ITERATIONS = 2500
-
-
-def simulated_noise(
-    job: dict[str, float], seed: int, *, iterations: int = SIMULATED_ITERATIONS, shares: tuple[float, ...] = SHARES
-) -> tuple[BudgetRecord, float]:
-    """Simulate a job under loads by turns; return its record and its true overhead after the evidence phase.
-
-    Args:
-        job: fields of `PacedJob`, without load.
-        seed: of the order and lengths of the phases, and of the noise.
-        iterations: length of the job.
-        shares: loads to take turns, keys of LOAD_EFFECTS.
-    """
-    chance = random.Random(seed)
-    effect = LOAD_EFFECTS[0.0]
-
-    def noise() -> float:
-        outlier = 1 + 0.5 * chance.paretovariate(1.5) if chance.random() < effect.outliers else 1.0
-        return min(chance.lognormvariate(0, effect.scatter) * outlier, 30.0)
-
-    simulated = PacedJob(
-        Controller(PacingSettings(budget=BUDGET, policy="checkfreq")), noise=noise, snapshot_seconds=0.005, **job
-    )  # type: ignore[arg-type]
-    record, turn, phase_ends = BudgetRecord(), chance.randrange(len(shares)), 0.0
-    seconds = bare_seconds = 0.0
-    for _ in range(iterations):
-        if simulated.seconds >= phase_ends:
-            effect, turn = LOAD_EFFECTS[shares[turn % len(shares)]], turn + 1
-            phase_ends = simulated.seconds + chance.choice(PHASE_SECONDS)
-            simulated.compute_seconds = job["compute_seconds"] * effect.iteration
-            simulated.interference = job["interference"] * effect.interference
-            simulated.persist_seconds = job["persist_seconds"] * effect.write
-            simulated.stall_seconds = job["stall_seconds"] * effect.stall
-        before, bare_before, checkpoints = simulated.seconds, simulated.bare_seconds, len(simulated.starts)
-        simulated.step()
-        took = simulated.seconds - before
-        record.iteration(took, simulated.controller, started=len(simulated.starts) > checkpoints)
-        if record.seconds > 0:
-            seconds += took
-            bare_seconds += simulated.bare_seconds - bare_before
-    return record, seconds / bare_seconds - 1 if bare_seconds > 0 else 0.0
-
-
-# Real
-
-
-def noisy_training(minutes: float, folder: Path, *, seed: int = 1) -> BudgetRecord:
+def noisy_training(minutes: float, folder: Path, *, seed: int = 1, compress: bool = False) -> BudgetRecord:
     """Train on one CPU thread for `minutes`, while processes keep 0, 50 and 100 % of the cores busy by turns.
 
     It takes longer if that leaves fewer than LEAST_INTERVALS after the evidence phase, up to MOST_MINUTES.
@@ -175,7 +98,7 @@ def noisy_training(minutes: float, folder: Path, *, seed: int = 1) -> BudgetReco
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     store = tempfile.mkdtemp(prefix=".bench-pacing-", dir=folder)
-    trainer = context.Process(target=_train, args=(results, minutes, store))
+    trainer = context.Process(target=_train, args=(results, minutes, store, compress))
     trainer.start()
     try:
         with contextlib.ExitStack() as load:
@@ -214,7 +137,7 @@ def _spin(parent: int) -> None:
         sum(range(100_000))
 
 
-def _train(results: Queue[BudgetRecord], minutes: float, store: str) -> None:
+def _train(results: Queue[BudgetRecord], minutes: float, store: str, compress: bool) -> None:
     import torch
 
     import holdfast
@@ -224,7 +147,15 @@ def _train(results: Queue[BudgetRecord], minutes: float, store: str) -> None:
     training = BenchmarkTraining(SCALE)
     record = BudgetRecord()
     session = holdfast.Session(
-        "noisy", model=training.model, optimizer=training.optimizer, store=store, budget=BUDGET, keep=2
+        "noisy",
+        model=training.model,
+        optimizer=training.optimizer,
+        store=store,
+        policy="checkfreq",
+        budget=BUDGET,
+        write_budget=UNLIMITED,
+        compress=compress,
+        keep=2,
     )
     with session:
         session.resume()

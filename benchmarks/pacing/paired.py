@@ -22,6 +22,8 @@ from pathlib import Path
 
 from benchmarks.checkpoint.scale import TrainingScale
 
+from .noisy import UNLIMITED
+
 SCALE = TrainingScale(layers=10, width=256, tokens=64)
 LEARNING_ITERATIONS = 120
 """First iterations, until the interval follows from measured checkpoints."""
@@ -118,7 +120,14 @@ def _train(connection: Connection, budget: float, store: str) -> None:
     torch.set_num_threads(1)
     training = BenchmarkTraining(SCALE)
     session = holdfast.Session(
-        "paired", model=training.model, optimizer=training.optimizer, store=store, budget=budget, keep=2
+        "paired",
+        model=training.model,
+        optimizer=training.optimizer,
+        store=store,
+        policy="checkfreq",  # which spends the budget
+        budget=budget,
+        write_budget=UNLIMITED,
+        keep=2,
     )
     session.resume()
 

@@ -378,7 +378,8 @@ class Controller:
             return f"{measured} is over the budget: the interval grows if it still is after {_more(left)}"
         if self._low_windows:
             windows, seconds = self._low_windows.left(self.trained_seconds)
-            wait = duration(seconds) if seconds else _more(max(1, windows * self._samples.open_checkpoints))
+            waits = [_more(windows * max(1, self._samples.open_checkpoints))] if windows else []
+            wait = " and ".join([*waits, duration(seconds)] if seconds else waits)
             return f"{measured} is below half the budget: the interval falls if it still is after {wait}"
         return ""
 

@@ -6,8 +6,10 @@ import math
 
 LOW_WINDOWS = 3
 """Windows in a row below half the budget after which the interval falls."""
+FIRST_CALM_SECONDS = 60.0
+"""Training time for which these windows must be low, at least."""
 CALM_SECONDS, MOST_CALM_SECONDS = 600.0, 3600.0
-"""Training time for which windows must be low after a fall was undone; it doubles up to the second figure."""
+"""The same after a fall was undone; it doubles up to the second figure."""
 
 
 class LowWindows:
@@ -19,7 +21,7 @@ class LowWindows:
 
     def __init__(self) -> None:
         self._count, self._since_seconds, self._longest = 0, 0.0, 1
-        self._calm_seconds = 0.0
+        self._calm_seconds = FIRST_CALM_SECONDS
         self._fell_at_seconds = -math.inf
 
     def __bool__(self) -> bool:
