@@ -1,7 +1,7 @@
 """The interval of real training while other work takes 0, 50 and 100 % of the cores by turns.
 
 `over_share` is the share of training time in which the overhead that the session reports for its newest window
-exceeds the budget, by any amount. The time, and changes of the interval, count from EVIDENCE_CHECKPOINTS checkpoints
+exceeds the budget, by any amount. Time and changes of the interval count from EVIDENCE_CHECKPOINTS checkpoints
 after the first plan on.
 """
 

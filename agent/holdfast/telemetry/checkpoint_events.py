@@ -20,10 +20,11 @@ from holdfast.state.registry import CapturedState
 from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
-from holdfast.units import format_bytes
+from holdfast.units import duration, format_bytes
 
 logger = logging.getLogger("holdfast")
 
+DAY = 86400.0
 MAX_FREE_BYTES = 2**53
 """Largest integer that a JSON number holds exactly."""
 REPORTED: dict[RunState, CheckpointState] = {
@@ -46,6 +47,11 @@ class CheckpointEvents:
         """Guards `_last_reason`; held for no I/O."""
         self._last_reason: str | None = None
         self._space_estimated = False
+        self._keeps_every: int | None = None
+        """Iterations of which retention keeps a checkpoint for good; `None` where its rules set a limit."""
+        self._last_durable: tuple[int, float] | None = None
+        """Iteration and time of the newest durable checkpoint, until the growth of the store was reported."""
+        self._growth_reported = False
         self._link_failure_reported = False
         self._implausible: set[str] = set()
         """Kinds of server numbers that were reported as implausible."""
@@ -82,6 +88,7 @@ class CheckpointEvents:
 
     def estimate_space(self, job: str, captured: CapturedState, world_size: int, rules: Retention) -> None:
         """Report once, on a background thread, how much space the checkpoints will take."""
+        self._keeps_every = rules.every if _kept_bytes(1, 0, rules) is None else None
         if self._space_estimated:
             return
         self._space_estimated = True
@@ -158,7 +165,9 @@ class CheckpointEvents:
 
     def _report_settled(self, run: CheckpointRun, state: RunState) -> None:
         result, is_durable = run.result, state is RunState.DURABLE
+        free_bytes = self._free_bytes() if is_durable else None
         if is_durable:
+            self._report_growth(run, free_bytes)
             with self._lock:
                 was_warned, self._last_reason = self._last_reason is not None, None
             if was_warned:
@@ -178,8 +187,31 @@ class CheckpointEvents:
             persist_seconds=result.seconds,
             durable_iteration=self._reporter.position.iteration if is_durable else None,
             reason=printable(result.reason) if result.reason else None,
-            store_free_bytes=self._free_bytes() if is_durable else None,
+            store_free_bytes=free_bytes,
             ranks=list(result.ranks),
+        )
+
+    def _report_growth(self, run: CheckpointRun, free_bytes: int | None) -> None:
+        """Say once if the checkpoints that retention keeps for good fill the store within a day."""
+        iteration, started_at = run.request.iteration, run.request.started_at
+        before, self._last_durable = self._last_durable, (iteration, started_at)
+        every, kept_bytes = self._keeps_every, run.result.written_bytes
+        if self._growth_reported or before is None or every is None or not free_bytes or not kept_bytes:
+            return
+        iterations, seconds = iteration - before[0], started_at - before[1]
+        if iterations <= 0 or seconds <= 0:
+            return  # a restore went back
+        kept_seconds = max(every, iterations) * seconds / iterations
+        full_seconds = free_bytes / kept_bytes * kept_seconds
+        if full_seconds > DAY:
+            return
+        self._growth_reported = True
+        self._reporter.notice(
+            "warning",
+            "space",
+            f"{self._store.url} is full in about {duration(full_seconds)}: retention keeps a checkpoint of "
+            f"{format_bytes(kept_bytes)} for good every {duration(kept_seconds)}, and {format_bytes(free_bytes)} "
+            f"are free: raise 'every {every}', or add a limit such as 'size 1TB'",
         )
 
     def _report(self, run: CheckpointRun, state: CheckpointState, **more: object) -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import holdfast
 from holdfast.checkpoint import restore
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.retention import parse_retention
+from holdfast.snapshot.checkpoint_run import CopyResult, RunState, WriteResult
 from holdfast.snapshot.layout import estimate_checkpoint_bytes
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files
@@ -124,6 +128,47 @@ def test_a_session_counts_frozen_weights_once_and_says_that_sizes_are_those_befo
     (line,) = [each for each in lines(caplog)[0] if "a checkpoint takes about" in each]
     size = "about 1.99 MB before compression, 1.96 MB of which all of them share; retention 'spaced 4' keeps up to"
     assert f"{size} 2.06 MB" in line
+
+
+def growth_warnings(
+    root: Path, caplog: pytest.LogCaptureFixture, *, rules: str, seconds: float
+) -> list[str]:
+    """Commit checkpoints of 1 GB, one every 100 iterations of `seconds`, with 92 GB free; return the warnings."""
+    caplog.set_level("INFO", "holdfast")
+    checkpoint_events = events(root, 92 * GB)
+    captured: Any = None  # it has no size, so that the estimate for the start is left out
+    for number in range(3):
+        checkpoint_events.estimate_space(JOB, captured, 1, parse_retention(rules))
+        request = SimpleNamespace(
+            iteration=100 * number, lineage=1, kind="scheduled", started_at=100 * number * seconds
+        )
+        result = WriteResult(stored_bytes=GB, written_bytes=GB)
+        run: Any = SimpleNamespace(
+            id=checkpoint_id(100 * number, 1), request=request, result=result, copy=CopyResult(), size_bytes=GB,
+            write_started_at=0.0,
+        )  # fmt: skip
+        checkpoint_events.run_changed(run, RunState.DURABLE)
+    return lines(caplog)[1]
+
+
+def test_a_start_that_fills_the_store_within_a_day_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (warning,) = growth_warnings(tmp_path, caplog, rules="last 3, every 100", seconds=6.0)
+    assert warning == (
+        f"{JOB}: {tmp_path} is full in about 15.3 h: retention keeps a checkpoint of 1 GB for good every "
+        "10 min, and 92 GB are free: raise 'every 100', or add a limit such as 'size 1TB'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "seconds"),
+    [("last 3, every 100", 60.0), ("every 1000", 6.0), ("spaced 12", 6.0), ("every 100, size 9GB", 6.0)],
+)
+def test_nothing_is_said_where_retention_bounds_what_is_kept_or_a_day_is_not_enough_to_fill_the_store(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rules: str, seconds: float
+) -> None:
+    assert growth_warnings(tmp_path, caplog, rules=rules, seconds=seconds) == []
 
 
 def test_where_the_free_space_is_unknown_nothing_is_warned_of(
