@@ -14,7 +14,7 @@ from benchmarks.checkpoint.calling import ROOT
 from holdfast.pacing import FailureHistory, PacingSettings, Profile, plan, policies
 from holdfast.pacing.failures import FailureEstimate
 
-from . import convergence, shapes
+from . import convergence, shapes, written
 from .agreement import ettr_max_error
 from .noise_cases import NOISE_CASES, simulated_noise
 from .noisy import BUDGET, EVIDENCE_CHECKPOINTS, BudgetRecord, noisy_training
@@ -49,6 +49,7 @@ def main() -> None:
         figures |= _simulated_noise(compress=compress)
     figures |= shapes.figures()
     figures |= convergence.figures()
+    figures |= written.figures(options.folder)
     figures["plan_ms"] = round(1000 * max(_plan_seconds(name) for name in policies), 4)
     print(f"the plan of the slowest policy takes {figures['plan_ms']:.3f} ms", flush=True)
     figures["ettr_max_error"] = round(ettr_max_error()[0], 5)
