@@ -22,8 +22,8 @@ from holdfast.persist.writer import write_manifest_copies
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.protocol.messages import Origin
 from holdfast.store import Attempt, Ending, Hold, Lineage, Store
+from holdfast.store.records import FORK_UID
 
-FORK_UID = "fork-"
 """Prefix of the uids of attempts that make a fork and train nothing."""
 FORKED = "forked"
 """The reason with which these attempts end."""
@@ -103,16 +103,6 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     with contextlib.suppress(OSError, Fenced):  # optional: the uid identifies the attempt of a fork
         store.append(new, Ending(attempt=attempt.number, reason=FORKED, iterations=0, at=time.time()))
     return _fork(new, checkpoint, lineage, origin, attempt.number, uid, new=True)
-
-
-def first_start_note(store: Store, job: str, attempt: int) -> str:
-    """Explain the number of the first attempt of a fork that trains; empty for any other attempt."""
-    before: list[Attempt] = []
-    with contextlib.suppress(OSError):  # it is only a note
-        before = [each for each in store.records(job, Attempt) if each.number < attempt]
-    if not before or not all(each.uid.startswith(FORK_UID) for each in before):
-        return ""
-    return f" (attempt {before[-1].number} made the fork)"
 
 
 def _made_from(store: Store, job: str, checkpoint: str, new: str) -> Fork | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from statistics import fmean, median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from holdfast.data.loading_probe import IterationTimes, describe_loading, probe
 from holdfast.engine.training import Training
 from holdfast.errors import NoProbe
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.data.loading_probe import IterationTimes
 
 PATIENCE_SECONDS = 60.0
 """How long a probe waits for checkpoints in progress, which slow loading down."""
@@ -52,6 +54,8 @@ class Prober:
                 "data loading cannot be measured: the session does not know the script's loader; use "
                 "session.batches(...), or give the loader to the session by keyword"
             )
+        from holdfast.data.loading_probe import describe_loading, probe  # few jobs are asked for one
+
         try:
             return "info", describe_loading(probe(loader), self._pace())
         except NoProbe as error:
@@ -60,6 +64,8 @@ class Prober:
             return "warning", f"data loading cannot be measured: {type(error).__name__}: {error}"
 
     def _pace(self) -> IterationTimes | None:
+        from holdfast.data.loading_probe import IterationTimes
+
         recent, batches = self._meter.recent, self._training.batches_an_iteration
         if not recent or batches is None:
             return None

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.forking import first_start_note
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import misspelled_variables
@@ -33,7 +32,7 @@ from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
 from holdfast.store import Attempt, Lineage, Store
-from holdfast.store.records import failures_between
+from holdfast.store.records import failures_between, first_start_note
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
 from holdfast.telemetry.machine_metrics import MachineMetrics

@@ -26,7 +26,6 @@ from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
 from holdfast.pacing import Controller
 from holdfast.state.construction import Construction, describe, differences, loader_settings
-from holdfast.state.ddp_buckets import bucket_layout, restore_buckets
 from holdfast.state.registry import CapturedState, Registry, shapes_of
 from holdfast.state.round_trip import RoundTrip, as_stored
 from holdfast.state.tree import Shapes, decode
@@ -293,6 +292,8 @@ class Training:
         """Return the buckets of each DistributedDataParallel: they decide on the last bits of sums."""
         found = {}
         for name, ddp in self.registry.replicated.items():
+            from holdfast.state.ddp_buckets import bucket_layout  # only where there is a DistributedDataParallel
+
             try:
                 layout = bucket_layout(ddp)
             except Exception as error:  # private API of torch may raise anything
@@ -411,6 +412,8 @@ class Training:
         layouts = loaded.state["session"].get("reducers", {})
         if loaded.manifest.world_size == self._ranks.world_size:  # otherwise the sums are others anyway
             for name in filter(layouts.__contains__, self.registry.replicated):  # in the order of all ranks
+                from holdfast.state.ddp_buckets import restore_buckets
+
                 try:
                     reason = restore_buckets(self.registry.replicated[name], layouts[name])
                 except Exception as error:  # only the last bits of sums depend on it: the job goes on

@@ -16,18 +16,20 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.checkpoint.verification import VerifyMessage, VerifyResult
 from holdfast.distributed.error_transport import printable
 from holdfast.engine.checkpointer import Checkpointer
 from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.verification import VerifyResult
 
 logger = logging.getLogger("holdfast")
 
@@ -92,6 +94,8 @@ class Verifier:
         return self._closed or request not in self._wanted
 
     def _verify(self, request: VerifyRequest) -> None:
+        from holdfast.checkpoint.verification import VerifyMessage, VerifyResult  # few jobs are asked for one
+
         lines, started, reported_at = msgspec.json.Decoder(VerifyMessage), time.monotonic(), 0.0
         self._report(request)
         with tempfile.TemporaryFile() as errors:

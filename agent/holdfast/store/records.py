@@ -36,6 +36,8 @@ from holdfast.protocol.messages import (
 
 logger = logging.getLogger("holdfast")
 
+FORK_UID = "fork-"
+"""Prefix of the uid of an attempt that made a fork."""
 ASKED_FOR = 8
 """Number of the newest checkpoints taken on request that retention keeps."""
 HOLD_SECONDS = 86400.0
@@ -361,3 +363,13 @@ def failures_between(store: RecordStore, job: str, first: int, present: int, las
             has_trained = following.started_at - attempt.started_at >= STARTING_SECONDS
             failed += attempt.number == first or has_trained
     return failed
+
+
+def first_start_note(store: RecordStore, job: str, attempt: int) -> str:
+    """Explain the number of the first attempt of a fork that trains; empty for any other attempt."""
+    before: list[Attempt] = []
+    with contextlib.suppress(OSError):  # it is only a note
+        before = [each for each in store.records(job, Attempt) if each.number < attempt]
+    if not before or not all(each.uid.startswith(FORK_UID) for each in before):
+        return ""
+    return f" (attempt {before[-1].number} made the fork)"

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import holdfast
+from holdfast.data import loading_probe
 from holdfast.data.loading_probe import LoadingTimes
 from holdfast.engine import probing
 from holdfast.engine.probing import PATIENCE_SECONDS, Prober
@@ -79,7 +80,7 @@ def test_whatever_fails_is_told_and_training_goes_on(store, linked, uninterrupte
     def fail(_):
         raise error
 
-    monkeypatch.setattr(probing, "probe", fail)
+    monkeypatch.setattr(loading_probe, "probe", fail)
     trainer = Trainer(store, **linked).run(after=click()).crash()
     [(level, message, _)] = notices(trainer)
     assert (level, dict(trainer.losses)) == ("warning", uninterrupted)
@@ -91,7 +92,7 @@ def test_ctrl_c_ends_a_probe_and_the_loop(store, linked, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(probing, "probe", interrupt)
+    monkeypatch.setattr(loading_probe, "probe", interrupt)
     trainer = Trainer(store, **linked)
     with pytest.raises(KeyboardInterrupt):
         trainer.run(after=click())
@@ -101,7 +102,7 @@ def test_ctrl_c_ends_a_probe_and_the_loop(store, linked, monkeypatch):
 
 def test_a_probe_at_the_boundary_of_a_restore_reads_on_from_where_that_led(store, linked, monkeypatch):
     places = []
-    monkeypatch.setattr(probing, "probe", lambda loader: places.append(loader.position) or FOUND)
+    monkeypatch.setattr(loading_probe, "probe", lambda loader: places.append(loader.position) or FOUND)
     order = messages.RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
     trainer = Trainer(store, **linked).run(until=12, after=click(at=7, restore=order)).crash()
     assert len(notices(trainer)) == len(places) == 1
@@ -115,7 +116,7 @@ class Script:
     def __init__(self, monkeypatch, loader=None, batches=1.0, takes=0.0):
         self.clock, self.told = FakeClock(100.0), []
         monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=self.clock, monotonic=self.clock))
-        monkeypatch.setattr(probing, "probe", lambda _: self.clock.wait(takes) or FOUND)
+        monkeypatch.setattr(loading_probe, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(restore_count=0, loader=loader or [1], batches_an_iteration=batches)
         controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
         reporter = Reporter("job", TrainingPosition())
