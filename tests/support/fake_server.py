@@ -317,7 +317,7 @@ class _FakeServerHandler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    do_GET = do_POST = do_PATCH = _serve  # noqa: N815
+    do_GET = do_POST = do_PUT = do_PATCH = _serve  # noqa: N815
 
     def log_message(self, *_: object) -> None:
         pass

@@ -38,13 +38,15 @@ def read_repairing(
     ranges: Sequence[FileRange],
     *,
     keep: bool = True,
+    from_disk: bool = False,
     sink: Callable[[FileRange], None] | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> list[str]:
     """Read and verify `ranges` as `reading.read` does, and repair damaged files in memory where parity allows it.
 
-    A second read follows only for the ranges that the first did not complete.
+    A second read follows only for the ranges that the first did not complete. With `from_disk`, bytes that are
+    kept come from the storage device as well.
 
     Returns:
         A description of the damage to each file that was repaired in memory.
@@ -65,7 +67,7 @@ def read_repairing(
     def open_file(file: fmt.File) -> FileReader:
         if file.name in repaired:
             return decoded(file, repaired[file.name].open())
-        return reading.open_whole(store, job, checkpoint, file, from_disk=not keep)
+        return reading.open_whole(store, job, checkpoint, file, from_disk=from_disk or not keep)
 
     while True:
         left = [each for each in ranges if id(each) not in done]

@@ -278,6 +278,9 @@ def load(
     rank: int = 0,
     regions: Regions | None = None,
     buffer: memoryview | None = None,
+    known: fmt.Manifest | None = None,
+    from_disk: bool = False,
+    pace: Pace | None = None,
     progress: Progress | None = None,
 ) -> LoadedCheckpoint:
     """Read and verify a checkpoint for one rank.
@@ -292,17 +295,23 @@ def load(
             regions to load. Other tensors are loaded completely.
         buffer: page-aligned memory to read into, as far as it suffices. The result then has `borrowed` set. A load
             that must allocate its memory takes twice as long.
+        known: the manifest, if it has been read.
+        from_disk: read from the storage device, past any cache.
+        pace: called with a number of bytes before they are read, and may wait.
         progress: called between blocks; by default a long load is logged.
     """
-    found, source, _ = read_manifest_or_copy(store, job, checkpoint)
+    found, source = known, fmt.MANIFEST
+    if found is None:
+        found, source, _ = read_manifest_or_copy(store, job, checkpoint)
     saved = saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
     ranges = _ranges(found, wanted)
     if buffer is not None:
         assign_buffer(buffer, ranges)
     repaired = _manifest_damage(source) + read_repairing(
-        store, job, checkpoint, ranges, progress=progress or _log_progress(checkpoint)
-    )
+        store, job, checkpoint, ranges,
+        from_disk=from_disk, pace=pace, progress=progress or _log_progress(checkpoint),
+    )  # fmt: skip
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)
     stored = [pair for each in ranges for pair in _tensors_in(each.reserve(), each.start, each.tensors)]

@@ -9,8 +9,8 @@ import typer
 from holdfast.client import DEFAULT_SERVER
 
 __all__ = [
-    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "Server",
-    "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
+    "DEFAULT_SERVER", "Checkpoint", "DryRun", "JobName", "Json", "NoWait", "OnlyJob", "ReadRate", "ReportTo",
+    "Server", "StoreJob", "StoreOption", "StorePath", "StoredCheckpoint", "Timeout", "Token", "Yes",
 ]  # fmt: skip
 
 Server = Annotated[
@@ -51,6 +51,21 @@ StoreOption = Annotated[
 ]
 StoreJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, as in `holdfast store ls`.")]
 OnlyJob = Annotated[str | None, typer.Option("--job", metavar="JOB", help="Only this job.")]
+ReadRate = Annotated[
+    str | None,
+    typer.Option(
+        "--rate",
+        help="Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows.",
+    ),
+]
+ReportTo = Annotated[
+    str | None,
+    typer.Option(
+        "--server",
+        metavar="URL",
+        help="Report the result to the server of the jobs that use this store; it raises an alert for damage.",
+    ),
+]
 StoredCheckpoint = Annotated[
     str,
     typer.Argument(

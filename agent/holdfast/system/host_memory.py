@@ -10,6 +10,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.system import io_pool
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 MAX_SPANS = 1024
 """Maximum number of spans per system call (IOV_MAX)."""
 MADV_POPULATE_WRITE = 23
+_GROUPS = {
+    "": ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    "memory": ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the controllers of a line in /proc/self/cgroup, of versions 2 and 1: folder and files of memory limits."""
 
 
 def fresh_memory(size_bytes: int) -> mmap.mmap:
@@ -32,6 +38,35 @@ def fresh_memory(size_bytes: int) -> mmap.mmap:
         return mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for {size_bytes / 1e6:,.0f} MB of a checkpoint: {error.strerror}") from error
+
+
+def available_bytes() -> int:
+    """Return the memory that new processes of this host, or of this container, can use without swapping."""
+    import psutil  # on demand: the supervisor needs little memory
+
+    available: int = psutil.virtual_memory().available
+    return min([available, *_left_in_groups()])
+
+
+def _left_in_groups() -> Iterator[int]:
+    """Yield what the memory limits of this process's control group, and of those above it, leave."""
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        top, limit, used, cache = _GROUPS.get(controllers, ("", "", "", ""))
+        group = Path(top + path)
+        while top and group.is_relative_to(top):
+            with contextlib.suppress(ValueError):  # no limit
+                fields = dict(each.split() for each in _text(group / "memory.stat").splitlines())
+                reclaimable = int(fields.get(cache, 0))
+                yield max(0, int(_text(group / limit)) - int(_text(group / used)) + reclaimable)
+            group = group.parent
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 @functools.cache

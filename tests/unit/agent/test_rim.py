@@ -21,8 +21,10 @@ RIM = {
     "codecs": ["codecs"],
     "commands": ["commands"],
     "integrations": ["integrations"],
+    "loss-curve": ["pacing.coci", "pacing.loss_curve"],
     "maintenance": [
-        "checkpoint.export", "checkpoint.forking", "checkpoint.garbage_collection", "checkpoint.scrub",
+        "checkpoint.drill", "checkpoint.export", "checkpoint.forking", "checkpoint.garbage_collection",
+        "checkpoint.scrub",
     ],
     "on-request": ["checkpoint.verification", "data.loading_probe", "state.ddp_buckets"],
     "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],

@@ -1,10 +1,11 @@
-"""`holdfast store`: inspect, verify, scrub, export and clean up a store of checkpoints, without a server."""
+"""`holdfast store`: inspect, verify, scrub, drill, export and clean up a store, without a server."""
 
 from __future__ import annotations
 
 import typer
 
 from holdfast.commands.console import EXIT_CODES
+from holdfast.commands.stores.drilling import drill
 from holdfast.commands.stores.export import export
 from holdfast.commands.stores.gc import gc
 from holdfast.commands.stores.listing import ls, verify
@@ -13,9 +14,9 @@ from holdfast.commands.stores.show import show
 
 app = typer.Typer(
     no_args_is_help=True,
-    help=f"List, show, verify, scrub, export and remove checkpoints, without a server.\n\n{EXIT_CODES}",
+    help=f"List, show, verify, scrub, drill, export and remove checkpoints, without a server.\n\n{EXIT_CODES}",
 )
-for _command in (ls, show, verify, scrub, export, gc):
+for _command in (ls, show, verify, scrub, drill, export, gc):
     app.command()(_command)
 
 __all__ = ["app"]

@@ -13,25 +13,22 @@ from holdfast.checkpoint.scrub import scrub as scrub_checkpoint
 from holdfast.client import Client, NotFound
 from holdfast.commands.console import (
     EXIT_REFUSED,
-    EXIT_USAGE,
     asking,
     complain,
     counted,
-    fail,
+    parsed,
     print_json,
     print_table,
     progress_bar,
     say,
 )
-from holdfast.commands.options import Json, OnlyJob, StorePath, Token
+from holdfast.commands.options import Json, OnlyJob, ReadRate, ReportTo, StorePath, Token
 from holdfast.commands.stores.arguments import opened
 from holdfast.commands.stores.listing import named
 from holdfast.protocol.jobs import MAX_REASON, ScrubReport
 from holdfast.units import format_bytes, parse_speed
 
 _REPAIR = "Replace damaged files by what was written, where their parity allows it."
-_RATE = "Read and write at most this much per second, as in 50MB/s; by default as fast as the store allows."
-_SERVER = "Report the result to the server of the jobs that use this store; it raises an alert for damage."
 
 
 def scrub(
@@ -41,8 +38,8 @@ def scrub(
         str | None, typer.Option(help="Read only the checkpoint of this name; needs --job.")
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help=_REPAIR)] = False,
-    rate: Annotated[str | None, typer.Option(help=_RATE)] = None,
-    server: Annotated[str | None, typer.Option(metavar="URL", help=_SERVER)] = None,
+    rate: ReadRate = None,
+    server: ReportTo = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
@@ -55,10 +52,7 @@ def scrub(
     holdfast store scrub s3://bucket/checkpoints --job char-gpt --json  ·
     holdfast store scrub checkpoints --repair --server http://127.0.0.1:7117
     """
-    try:
-        pace = RateLimiter(parse_speed(rate, "--rate")) if rate is not None else None
-    except ValueError as error:
-        fail(str(error), EXIT_USAGE)
+    pace = pace_of(rate)
     found = []
     with opened(path) as store:
         wanted, has_failed = named(store, job, checkpoint)
@@ -77,6 +71,19 @@ def scrub(
         raise typer.Exit(EXIT_REFUSED)
 
 
+def pace_of(rate: str | None) -> RateLimiter | None:
+    """Return the limit that `--rate` sets."""
+    return None if rate is None else RateLimiter(parsed(lambda text: parse_speed(text, "--rate"), rate))
+
+
+def report_scrub(client: Client, job: str, checkpoint: str, report: ScrubReport) -> None:
+    """Report what was found in a checkpoint; name one that the server does not know."""
+    try:
+        client.report_scrub(job, checkpoint, report)
+    except NotFound:
+        complain(f"{client.server} does not know {job} {checkpoint}")
+
+
 def _report(client: Client, found: ScrubbedCheckpoint) -> None:
     if found.state == "removed" or found.state == "unreadable":
         return
@@ -87,10 +94,7 @@ def _report(client: Client, found: ScrubbedCheckpoint) -> None:
         seconds=found.seconds,
         reason="; ".join(map(str, found.files))[:MAX_REASON] or None,
     )
-    try:
-        client.report_scrub(found.job, found.checkpoint, report)
-    except NotFound:
-        complain(f"{client.server} does not know {found.job} {found.checkpoint}")
+    report_scrub(client, found.job, found.checkpoint, report)
 
 
 def _print(found: list[ScrubbedCheckpoint], path: str, *, repair: bool) -> None:

@@ -59,6 +59,7 @@ SURFACE = {
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],
+    "store drill": ["PATH", "JOB", "--all", "--checkpoint", "--json", "--rate", "--server", "--token"],
     "store export": [
         "PATH", "JOB", "CHECKPOINT", "TARGET", "--degraded", "--force", "--format", "--json", "--only",
     ],
