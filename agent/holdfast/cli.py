@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from holdfast.commands import alerts, control, fork, plan, questions, requests, stores
+from holdfast.commands import alerts, control, doctor, fork, plan, questions, requests, stores
 from holdfast.commands.console import EXIT_CODES, EXIT_USAGE, fail
 
 COMMANDS = "holdfast.commands"
@@ -229,6 +229,7 @@ for _operation in _OPERATIONS:
     _settings = _MINUS_IS_A_VALUE if _takes_numbers else None
     app.command(rich_help_panel=_OPERATING, context_settings=_settings)(_operation)
 app.add_typer(alerts.app, name="alerts", rich_help_panel=_OPERATING)
+app.command(rich_help_panel=_TRAINING)(doctor.doctor)
 app.command(rich_help_panel=_STORES)(fork.fork)
 app.command(rich_help_panel=_STORES, context_settings=_MINUS_IS_A_VALUE)(plan.plan)
 app.add_typer(stores.app, name="store", rich_help_panel=_STORES)

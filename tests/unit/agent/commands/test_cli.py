@@ -29,6 +29,7 @@ SURFACE = {
     "config": ["JOB", "--against", "--attempt", "--json", "--server", "--token"],
     "db": [],
     "delete": ["JOB", "--server", "--token", "--yes", "-y"],
+    "doctor": ["STORE", "--disk", "--json", "--server", "--size", "--state", "--token"],
     "every": ["JOB", "INTERVAL", "--for", "--json", "--no-wait", "--server", "--token"],
     "fork": ["JOB", "ITERATION", "NEW", "--json", "--server", "--store", "--token"],
     "goodput": ["JOB", "--json", "--server", "--token", "--window"],

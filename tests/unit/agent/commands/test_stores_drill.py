@@ -54,7 +54,9 @@ def test_all_checkpoints_or_a_named_one_are_loaded(holdfast: Holdfast, store: Pa
     assert holdfast("store", "drill", store, "--checkpoint", "10").exit_code == 2
 
 
-def test_a_damaged_newest_checkpoint_fails_and_the_one_of_a_start_is_named(holdfast: Holdfast, store: Path) -> None:
+def test_a_damaged_newest_checkpoint_fails_and_the_one_of_a_start_is_named(
+    holdfast: Holdfast, store: Path
+) -> None:
     cut(store / "job" / NEWEST / "rank-0.safetensors")
     result = holdfast("store", "drill", store, "job")
     assert result.exit_code == 1
