@@ -1,7 +1,7 @@
 """Bytes that checkpoints send to a store, counted there, as a share of the write budget.
 
-A session trains in real time under `checkfreq` with an overhead budget that does not decide. Nothing is deleted, so
-that the files in the store are all that was written; a file that several checkpoints link counts once.
+A session trains in real time under `checkfreq` with an overhead budget that does not decide. Nothing is deleted,
+so that the files in the store are all that was written; a file that several checkpoints link counts once.
 """
 
 from __future__ import annotations

@@ -130,9 +130,7 @@ def test_a_session_counts_frozen_weights_once_and_says_that_sizes_are_those_befo
     assert f"{size} 2.06 MB" in line
 
 
-def growth_warnings(
-    root: Path, caplog: pytest.LogCaptureFixture, *, rules: str, seconds: float
-) -> list[str]:
+def growth_warnings(root: Path, caplog: pytest.LogCaptureFixture, *, rules: str, seconds: float) -> list[str]:
     """Commit checkpoints of 1 GB, one every 100 iterations of `seconds`, with 92 GB free; return the warnings."""
     caplog.set_level("INFO", "holdfast")
     checkpoint_events = events(root, 92 * GB)
