@@ -178,7 +178,7 @@ class Boundary:
     def settle(self) -> None:
         """Process the checkpoints that settled since the last iteration."""
         for run in self._checkpoints.drain():
-            self._meter.checkpoint_settled(run)
+            self._meter.checkpoint_settled(run.cost)
             self._compression.settled(run)
             if run.result.fenced:
                 self._give_way()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +23,12 @@ import msgspec
 
 from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.parity_file import ParityCode
+from holdfast.pacing.profile import Profile, SnapshotMode
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes
 from holdfast.retention import LoggedMetric
 
 if TYPE_CHECKING:
-    from holdfast.pacing.profile import SnapshotMode
     from holdfast.snapshot.host_buffers import Arena
     from holdfast.state.round_trip import RoundTrip
 
@@ -244,6 +245,28 @@ class CheckpointRun:
     @property
     def size_bytes(self) -> int:
         return self.contents.size_bytes if self.contents is not None else 0
+
+    @property
+    def cost(self) -> Profile | None:
+        """What this checkpoint cost, for pacing; None if that does not show what others will cost.
+
+        Safety and final checkpoints are copied while training waits.
+        """
+        request, copied, result = self.request, self.copy, self.result
+        is_alike = request.kind in ("scheduled", "requested") and not request.survived
+        if self.state is not RunState.DURABLE or not is_alike:
+            return None
+        return Profile(
+            iteration_seconds=math.nan,
+            snapshot_seconds=copied.seconds,
+            persist_seconds=result.seconds,
+            checkpoint_bytes=self.size_bytes,
+            state_bytes=result.raw_bytes or result.stored_bytes,
+            written_bytes=result.written_bytes,
+            device_copy_seconds=math.inf if copied.device_copy_seconds is None else copied.device_copy_seconds,
+            memory_used_bytes=copied.device_memory[0],
+            memory_total_bytes=copied.device_memory[1],
+        )
 
     def add_stall(self, seconds: float) -> None:
         with self._lock:

@@ -12,7 +12,6 @@ from holdfast.pacing import Controller, Observation, Profile
 from holdfast.protocol import messages
 from holdfast.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
 from holdfast.telemetry.reporter import Reporter
 
@@ -94,27 +93,11 @@ class IterationMetrics:
         self._unlearned.clear()
         self._reporter.report_interval(self._controller, changed=changed)
 
-    def checkpoint_settled(self, run: CheckpointRun) -> None:
-        request, copy = run.request, run.copy
-        if request.survived:
-            return
-        self.update_controller()  # in chronological order
-        # safety and final checkpoints are copied while training waits: they do not show the cost of others
-        if run.state is RunState.DURABLE and request.kind in ("scheduled", "requested"):
-            device_copy_seconds = copy.device_copy_seconds
-            self._controller.measured(
-                Profile(
-                    iteration_seconds=math.nan,
-                    snapshot_seconds=copy.seconds,
-                    persist_seconds=run.result.seconds,
-                    checkpoint_bytes=run.size_bytes,
-                    state_bytes=run.result.raw_bytes or run.result.stored_bytes,
-                    written_bytes=run.result.written_bytes,
-                    device_copy_seconds=math.inf if device_copy_seconds is None else device_copy_seconds,
-                    memory_used_bytes=copy.device_memory[0],
-                    memory_total_bytes=copy.device_memory[1],
-                )
-            )
+    def checkpoint_settled(self, cost: Profile | None) -> None:
+        """Give the controller the cost of a settled checkpoint, if known, after the iterations before it."""
+        self.update_controller()
+        if cost is not None:
+            self._controller.measured(cost)
 
     def send_samples(self, *, wait: bool) -> None:
         """Send the iterations whose metrics have arrived from the device; with `wait`, all of them."""

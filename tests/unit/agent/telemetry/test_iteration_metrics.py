@@ -75,7 +75,7 @@ def test_those_beside_a_checkpoint_are_learnt_of_before_what_it_took(loop):
     run = empty_run(1, seconds=0.1)
     run.begin_write()
     run.end(RunState.DURABLE, WriteResult(seconds=0.5))
-    loop.meter.checkpoint_settled(run)
+    loop.meter.checkpoint_settled(run.cost)
     assert loop.portions == [[1], [2, 3, 4], ["settled"]]
     assert loop.controller.portions[1] == [(2, False), (3, True), (4, True)]
 
