@@ -24,6 +24,7 @@ from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.checkpointer import Checkpointer
+from holdfast.engine.compression import Compression
 from holdfast.engine.coordination import CollectiveCall
 from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
@@ -32,6 +33,7 @@ from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
+from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
 from holdfast.protocol.messages import StallKind
@@ -159,16 +161,20 @@ class Session:
         self._reporter = Reporter(
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
+        self._meter = IterationMetrics(self._controller, self._reporter)
+        leads, uid = self._ranks.leads, uuid.uuid4().hex  # rank 0 writes the manifest
+        compression = Compression(options.compress and leads, self._controller, self._reporter)
+        self._memory = MemoryTier(self.job, uid, options.max_in_flight, self._ranks, self._reporter)
         self._checkpoints = Checkpointer(
-            store, self.job, uuid.uuid4().hex, retention=options.retention_rules,
-            max_in_flight=options.max_in_flight, debug=options.debug,
-            parity=options.parity, compress=options.compress, reporter=self._reporter, ranks=self._ranks,
+            store, self.job, uid, retention=options.retention_rules, max_in_flight=options.max_in_flight,
+            debug=options.debug, parity=options.parity, compress=options.compress, reporter=self._reporter,
+            ranks=self._ranks, memory=self._memory, compresses=compression.begin,
+            read_metrics=self._meter.newest_metrics if leads else lambda: dict,
         )  # fmt: skip
         console_log.open()
         self._orders = Orders(
             self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
         )
-        self._meter = IterationMetrics(self._controller, self._reporter)
         self._verifier = Verifier(self._checkpoints, self._reporter)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
@@ -183,11 +189,11 @@ class Session:
                 training=self._training, controller=self._controller, checkpoints=self._checkpoints,
                 reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
                 meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
-                earlier=earlier,
+                earlier=earlier, compression=compression, memory=self._memory,
             )  # fmt: skip
         except BaseException:  # leave the process as it was found
             parts = self._reporter.link, self._ranks, self._training, self._preemption
-            for close in (*[part.close for part in parts], self._checkpoints.tier.release):
+            for close in (*[part.close for part in parts], self._memory.release):
                 with contextlib.suppress(Exception):
                     close()
             console_log.close()

@@ -120,7 +120,7 @@ def resume(size_bytes: int, cold: Path) -> None:
 
     _, session = _with_holdfast(size_bytes, every=10**9)
     load = _timed(session._training, "load")
-    from_memory = _timed(session._checkpoints.tier, "load")
+    from_memory = _timed(session._memory, "load")
     raw.forget(cold)
     began = time.perf_counter()
     assert session.resume() == 1

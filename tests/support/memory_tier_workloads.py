@@ -51,12 +51,12 @@ def ends_and_goes_on(
     told: list[str] = []
     second = MultiRankJob(store, every=EVERY, seed=5, **options)
     if fails == dist.get_rank():
-        second.session._checkpoints.tier.survivor = _refuse
+        second.session._memory.survivor = _refuse
     second.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     start = second.session.resume()
     second.session.wait(300)
     saved = second.session._checkpoints.head
-    claimed = [arena.slot is not None for arena in second.session._checkpoints.tier.arenas]
+    claimed = [arena.slot is not None for arena in second.session._memory.arenas]
     second.run()
     second.session.close()
     return {
@@ -73,7 +73,7 @@ def apart(stage: Any, store: str, folders: list[str]) -> tuple[list[str], list[b
     job.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     job.run()
     job.session.close()
-    return told, [arena.slot is not None for arena in job.session._checkpoints.tier.arenas]
+    return told, [arena.slot is not None for arena in job.session._memory.arenas]
 
 
 def _refuse() -> Any:

@@ -31,6 +31,7 @@ from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
+from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
@@ -62,16 +63,15 @@ class Boundary:
         lifecycle: Lifecycle,
         options: Config,
         earlier: EarlierStart,
+        compression: Compression,
+        memory: MemoryTier,
     ) -> None:
         self._training, self._controller, self._checkpoints = training, controller, checkpoints
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._preemption = meter, preemption
         self._lifecycle = lifecycle
         self._position = reporter.position
-        if ranks.leads:  # which writes the manifest
-            checkpoints.read_metrics = meter.newest_metrics
-        self._compression = Compression(options.compress and ranks.leads, controller, reporter)
-        checkpoints.compresses = self._compression.begin
+        self._compression = compression
         self.requests = Requests()
         self.unsaved_work = UnsavedWork(training, checkpoints, reporter, ranks)
         self.restore_callbacks = RestoreCallbacks(self._position)
@@ -86,6 +86,7 @@ class Boundary:
             verifier,
             meter,
             earlier,
+            memory,
             server=options.server,
             token=options.token,
         )

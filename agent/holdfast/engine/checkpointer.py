@@ -12,8 +12,9 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Protocol
 
 import msgspec
 import torch
@@ -23,7 +24,6 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
 from holdfast.format.parity_file import ParityCode
-from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.persist.persister import Persister
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
@@ -33,12 +33,15 @@ from holdfast.snapshot.checkpoint_run import (
     SETTLED,
     CheckpointOutcome,
     CheckpointRun,
+    CopyResult,
     RunListener,
     RunOrigin,
     RunRequest,
     RunState,
+    SnapshotContents,
     WriteResult,
 )
+from holdfast.snapshot.host_buffers import Arena
 from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
@@ -55,10 +58,40 @@ RETURN_SECONDS = 0.05
 """How long training waits to learn whether an unavailable store is back."""
 OUTCOMES_KEPT = 1000
 """How many outcomes are kept for a script that does not ask for them."""
+ReadMetrics = Callable[[], Callable[[], Mapping[str, LoggedMetric]]]
+"""Returns a function that returns the newest value of each metric, once the copy of the state has ended."""
+
+
+class SnapshotMemory(Protocol):
+    """Memory for snapshots that outlives this process, with those that an earlier attempt left there."""
+
+    @property
+    def arenas(self) -> Sequence[Arena]: ...
+
+    @property
+    def parent(self) -> str | None:
+        """The parent of the snapshot that this attempt resumed from."""
+
+    def is_unsaved(self, committed: Sequence[str]) -> bool:
+        """Return whether this attempt resumed from a snapshot that is not among the checkpoints `committed`."""
+
+    def survivor(
+        self, *, number: int, attempt: int, uid: str, damaged: Collection[str]
+    ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
+        """Return this rank's part of that snapshot."""
+
+    def close(self, head: str | None) -> None:
+        """Release the memory, but keep snapshots newer than the durable `head`."""
+
+    def release(self) -> None:
+        """Release the memory and keep all snapshots."""
 
 
 class Checkpointer:
     """Takes checkpoints of one attempt, and listens to their runs.
+
+    `memory` holds snapshots that outlive this process; without it, each process has its own. `compresses` returns
+    whether the checkpoint that begins is encoded.
 
     Its methods are for the training thread, except `head`, `mark_damaged` and `run_changed`. `_changed` guards
     what other threads change: the head, the runs, what is damaged. It is held for no I/O, and no other lock is
@@ -78,6 +111,9 @@ class Checkpointer:
         compress: bool = False,
         reporter: Reporter,
         ranks: Ranks,
+        memory: SnapshotMemory | None = None,
+        read_metrics: ReadMetrics = lambda: dict,
+        compresses: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ranks = ranks
         self._number = 0  # of checkpoints that this attempt began, the same on all ranks
@@ -116,13 +152,11 @@ class Checkpointer:
         self.listeners: list[RunListener] = []
         """Listeners of integrations to the runs of this attempt."""
         self.retention_queue = RetentionQueue(store, job, retention, reporter, self._training_head)
-        self.tier = MemoryTier(job, uid, max_in_flight, ranks, reporter)
-        self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=self.tier.arenas)
+        self._memory, self._read_metrics, self._compresses = memory, read_metrics, compresses
+        arenas = memory.arenas if memory is not None else None
+        self.snapshots = Snapshotter(max_in_flight, debug=debug, arenas=arenas)
         channel, room = ranks if isinstance(ranks, SideGroup) else None, self.retention_queue.make_room
         self.persister = Persister(store, max_in_flight=max_in_flight, channel=channel, make_room=room)
-        self.read_metrics: Callable[[], Callable[[], Mapping[str, LoggedMetric]]] = lambda: dict
-        """Returns a function that returns the newest metrics, once the copy of the state has ended."""
-        self.compresses: Callable[[], bool] = lambda: False  # whether the checkpoint that begins is encoded
         self.unprepared = True  # `prepare` was not called yet
 
     @property
@@ -246,7 +280,7 @@ class Checkpointer:
             mode=mode,
             at_once=at_once,
             fingerprint=_fingerprint(),
-            metrics=self.read_metrics(),
+            metrics=self._read_metrics(),
         )
         run = CheckpointRun(request, self.snapshots, self._events, *self.listeners, self)
         is_submitted = False
@@ -285,7 +319,7 @@ class Checkpointer:
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
             parity=self.parity,
             may_link=self._newest_durable >= self._links_from,
-            compress=self.compresses(),
+            compress=self._compresses(),
         )
 
     def save_survivor(self, committed: list[str]) -> None:
@@ -294,8 +328,11 @@ class Checkpointer:
         All ranks do it, each with its part, or none does. Only rank 0 needs `committed`.
         """
 
+        if (memory := self._memory) is None:
+            return
+
         def unsaved() -> tuple[bool, str | None]:
-            return self.attempt > 0 and self.tier.is_unsaved(committed), self.tier.parent
+            return self.attempt > 0 and memory.is_unsaved(committed), memory.parent
 
         saves, parent = self._ranks.decide(unsaved, tuple[bool, str | None])
         if not saves:
@@ -304,7 +341,7 @@ class Checkpointer:
         self.continue_lineage(self.lineage, parent)  # until it is durable
         run: CheckpointRun | None = None
         try:
-            request, contents, copied = self.tier.survivor(
+            request, contents, copied = memory.survivor(
                 number=self._number, attempt=self.attempt, uid=self.uid, damaged=self._damaged
             )
             run = CheckpointRun(request, self.snapshots, self._events, self)
@@ -352,10 +389,10 @@ class Checkpointer:
             logger.warning("the final checkpoint was not durable after %g s; closing without it", timeout_seconds)
         self.retention_queue.close(max(0.0, deadline - time.monotonic()) if finished else 0.0)
         self.snapshots.close()
-        if finished and settled:
-            self.tier.close(self.head)
-        else:
-            self.tier.release()
+        if self._memory is not None and finished and settled:
+            self._memory.close(self.head)
+        elif self._memory is not None:
+            self._memory.release()
 
     def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
         """Report a checkpoint that could not begin."""

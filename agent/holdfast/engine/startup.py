@@ -25,7 +25,7 @@ from holdfast.engine.training import Training
 from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.format.shards import dropped_gradients
-from holdfast.memory_tier.tier import MemoryCheckpoint
+from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
 from holdfast.protocol import messages
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.server_link.connection import ServerConnection
@@ -87,13 +87,14 @@ class Startup:
         verifier: Verifier,
         meter: IterationMetrics,
         earlier: EarlierStart,
+        memory: MemoryTier,
         *,
         server: str | None,
         token: str | None,
     ) -> None:
         self._training, self._checkpoints, self._orders = training, checkpoints, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
-        self._earlier, self._server, self._token = earlier, server, token
+        self._earlier, self._memory, self._server, self._token = earlier, memory, server, token
         self._has_server_answered = False
         """The server answered the request for the first desired state."""
         self._give_up_at: float | None = None
@@ -253,10 +254,10 @@ class Startup:
             raise
         except (OSError, HoldfastError) as error:
             checkpoints.fail(f"store {store.url}: {error}")
-        checkpoints.tier.report_start(committed)
+        self._memory.report_start(committed)
         checkpoints.save_survivor(committed)
         if checkpoints.attempt:
-            checkpoints.tier.free_unclaimed()
+            self._memory.free_unclaimed()
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, checkpoints.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
@@ -378,18 +379,17 @@ class Startup:
 
         All ranks do or none: where one cannot, all load from the store.
         """
-        store, job, tier = self._checkpoints.store, self._checkpoints.job, self._checkpoints.tier
-        if not tier.may_hold_snapshots:
+        store, job, memory = self._checkpoints.store, self._checkpoints.job, self._memory
+        if not memory.may_hold_snapshots:
             return None
-        for found in self._ask_store(lambda: tier.candidates(store, candidates), list[MemoryCheckpoint]):
-            load = functools.partial(tier.load, found, self._training.regions)
+        for found in self._ask_store(lambda: memory.candidates(store, candidates), list[MemoryCheckpoint]):
             try:
-                loaded = self._ranks.run_on_all(load)
+                loaded = self._ranks.run_on_all(functools.partial(memory.load, found, self._training.regions))
                 self._put_in_place(loaded)
             except RanksLost:
                 raise
             except Exception as error:  # load from the store instead
-                tier.report_damaged(found, error)
+                memory.report_damaged(found, error)
                 continue
             lineages = self._ask_store(lambda: store.records(job, Lineage), list[Lineage])
             return Start(loaded, lineage=lineages[-1])

@@ -355,7 +355,7 @@ def test_a_session_goes_on_from_memory_to_the_bit(supervised, tmp_path):
     second = Trainer(tmp_path / "store", seed=5)
     second.session.resume()
     assert second.session.iteration == 9
-    assert second.session._checkpoints.tier._loaded is not None
+    assert second.session._memory._loaded is not None
     second.run(18)
     assert first.losses[:9] + second.losses == expected
     second.session.close()
@@ -390,7 +390,7 @@ def test_what_another_attempt_went_on_from_is_not_gone_back_to(supervised, tmp_p
     third = Trainer(tmp_path / "store")
     third.session.resume()
     assert third.session.iteration == 12
-    assert third.session._checkpoints.tier._loaded is None
+    assert third.session._memory._loaded is None
     third.crash()
 
 
@@ -398,7 +398,7 @@ def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
     Trainer(tmp_path / "store").run(10).crash()
     second = Trainer(tmp_path / "store")
     second.session.resume()
-    (arena,) = second.session._checkpoints.tier.arenas
+    (arena,) = second.session._memory.arenas
     tensors = [*second.model.state_dict().values()]
     tensors += [t for state in second.optimizer.state.values() for t in state.values()]
     for tensor in tensors:
