@@ -22,7 +22,7 @@ import torch
 
 import holdfast
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.save.run import Run, RunState
 
 from .checkpoint.scale import TrainingScale
 from .checkpoint.training import BenchmarkTraining
@@ -48,9 +48,9 @@ on device   time of the copy within the memory of the device"""
 
 class Runs:
     def __init__(self) -> None:
-        self.all: list[CheckpointRun] = []
+        self.all: list[Run] = []
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         if state is RunState.COPIED:
             self.all.append(run)
 

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.scrub import scrub
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
-from holdfast.persist.writer import write_manifest_copies
 from holdfast.store import Store, open_store
 
 JOB, CHECKPOINT, FILE = "job", "000000000001-1", "rank-0.safetensors"

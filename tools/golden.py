@@ -33,7 +33,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from holdfast.client import Client
-from holdfast.persist import task
+from holdfast.save import reuse
 from holdfast.server_link.http_client import HttpClient, HttpResponse
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
@@ -73,9 +73,9 @@ def make_checkpoints() -> None:
 def _train(
     folder: Path, name: str, shard: Callable[[torch.nn.Module], Any] = lambda model: model
 ) -> dict[str, Any]:
-    shared_bytes = SHARED_BYTES if name == "linked" else task.MIN_SHARED_BYTES
+    shared_bytes = SHARED_BYTES if name == "linked" else reuse.MIN_SHARED_BYTES
     with (
-        mock.patch.object(task, "MIN_SHARED_BYTES", shared_bytes),
+        mock.patch.object(reuse, "MIN_SHARED_BYTES", shared_bytes),
         _on_another_host(),
     ):
         job = GoldenJob(folder / "store", name, shard).run()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
         RestoreFailed,
         UnknownFormat,
     )
+    from holdfast.save.run import CheckpointOutcome
     from holdfast.session import Session
-    from holdfast.snapshot.checkpoint_run import CheckpointOutcome
     from holdfast.state.variables import Variables
 
     __version__: str
@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointOutcome": "holdfast.snapshot.checkpoint_run",
+    "CheckpointOutcome": "holdfast.save.run",
     "DataLoader": "holdfast.data.loader",
     "Session": "holdfast.session",
     "Variables": "holdfast.state.variables",

@@ -23,8 +23,6 @@ from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.engine.boundary import Boundary
-from holdfast.engine.checkpointer import Checkpointer
-from holdfast.engine.compression import Compression
 from holdfast.engine.coordination import CollectiveCall
 from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
@@ -38,7 +36,9 @@ from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
 from holdfast.protocol.messages import StallKind
 from holdfast.retention import Retention
-from holdfast.snapshot.checkpoint_run import CheckpointOutcome, RunListener
+from holdfast.save.compression import Compression
+from holdfast.save.run import CheckpointOutcome, RunListener
+from holdfast.save.saver import Saver
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -165,7 +165,7 @@ class Session:
         leads, uid = self._ranks.leads, uuid.uuid4().hex  # rank 0 writes the manifest
         compression = Compression(options.compress and leads, self._controller, self._reporter)
         self._memory = MemoryTier(self.job, uid, options.max_in_flight, self._ranks, self._reporter)
-        self._checkpoints = Checkpointer(
+        self._checkpoints = Saver(
             store, self.job, uid, retention=options.retention_rules, max_in_flight=options.max_in_flight,
             debug=options.debug, parity=options.parity, compress=options.compress, reporter=self._reporter,
             ranks=self._ranks, memory=self._memory, compresses=compression.begin,

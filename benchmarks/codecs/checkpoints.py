@@ -21,10 +21,10 @@ import torch
 
 from holdfast.checkpoint import restore
 from holdfast.format import manifest as fmt
-from holdfast.persist.task import Task
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.snapshot.checkpoint_run import RunOrigin
+from holdfast.save.reuse import Task
+from holdfast.save.run import RunOrigin
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import open_store
 
 from . import training

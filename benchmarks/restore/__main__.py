@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.ingest.running import free_port, running
 from holdfast.client import CheckpointInfo, Client, ServerError
-from holdfast.snapshot.shared_buffers import SupervisorMemory
+from holdfast.save.shared_buffers import SupervisorMemory
 
 from . import raw
 from .job import JOB

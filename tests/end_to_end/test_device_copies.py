@@ -14,7 +14,7 @@ from torch import nn
 import holdfast
 from holdfast.checkpoint import restore
 from holdfast.format.manifest import digest_tensor
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.save.run import Run, RunState
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 from tests.support.exact_job import DEVICE
@@ -28,10 +28,10 @@ class Runs:
     """The runs of a session, as a listener sees them."""
 
     def __init__(self) -> None:
-        self.torn: list[CheckpointRun] = []
-        self.durable: list[CheckpointRun] = []
+        self.torn: list[Run] = []
+        self.durable: list[Run] = []
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         if state is RunState.TORN:
             self.torn.append(run)
         elif state is RunState.DURABLE:

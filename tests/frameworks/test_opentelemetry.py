@@ -16,9 +16,9 @@ from opentelemetry.trace import StatusCode
 
 import holdfast
 from holdfast.integrations import opentelemetry
-from holdfast.snapshot.checkpoint_run import (
-    CheckpointRun,
+from holdfast.save.run import (
     CopyResult,
+    Run,
     RunOrigin,
     RunRequest,
     RunState,
@@ -115,9 +115,7 @@ def test_a_torn_checkpoint_has_error_status(tmp_path, exported):
     session = session_of(tmp_path)[2]
     opentelemetry.instrument(session, **providers)
     origin = RunOrigin(job="m", attempt=1, parent=None, versions={})
-    run = CheckpointRun(
-        RunRequest(iteration=7, lineage=1, kind="scheduled", origin=origin), opentelemetry_of(session)
-    )
+    run = Run(RunRequest(iteration=7, lineage=1, kind="scheduled", origin=origin), opentelemetry_of(session))
     run.begin_copy(SnapshotContents(arena=None))
     run.end_copy(CopyResult(seconds=0.5, torn=["model.weight"]))
     run.end(RunState.TORN, WriteResult(reason=run.copy.problem))

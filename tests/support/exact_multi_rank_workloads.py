@@ -23,7 +23,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine import coordination, training
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.snapshot.layout import estimate_checkpoint_bytes
+from holdfast.save.layout import estimate_checkpoint_bytes
 from tests.support.exact_job import ScriptError, seed_of_start
 from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local
 from tests.support.training_log import Log

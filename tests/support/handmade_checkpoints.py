@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import torch
 
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.parity_file import build_parity
-from holdfast.persist.writer import write_manifest_copies
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.state.registry import Registry
 from holdfast.store import open_store

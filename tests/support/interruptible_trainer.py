@@ -116,11 +116,11 @@ def train(ledger: int, job: str, enough: str) -> None:
 
 
 def watch_restores() -> None:
-    from holdfast.engine.checkpointer import Checkpointer
     from holdfast.engine.in_place_restore import InPlaceRestore
     from holdfast.engine.orders import Orders
     from holdfast.engine.startup import Startup
     from holdfast.engine.training import Training
+    from holdfast.save.saver import Saver
     from holdfast.store import Lineage
     from holdfast.store.local import LocalStore
     from holdfast.telemetry.reporter import Reporter
@@ -139,7 +139,7 @@ def watch_restores() -> None:
             when=lambda _, order, state, *, at=wanted, **__: order is not None and state == at,
         )  # fmt: skip
     watch(Training, "load", before="verifying", after="verified", when=ordered)
-    watch(Checkpointer, "take", after="safety begun", when=ordered)
+    watch(Saver, "take", after="safety begun", when=ordered)
     watch(InPlaceRestore, "_take_safety", after="safety committed")
     watch(
         LocalStore, "append", before="noting", after="noted",

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import holdfast
 from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
-from holdfast.persist import completion_marker
-from holdfast.snapshot.shared_buffers import SharedBuffer
+from holdfast.save import completion_marker
+from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.fault_injection import die, run_before

@@ -17,9 +17,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import holdfast
-from holdfast.persist import completion_marker
-from holdfast.snapshot.layout import Layout
-from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
+from holdfast.save import completion_marker
+from holdfast.save.layout import Layout
+from holdfast.save.shared_buffers import SharedBuffer, slots_in
 from holdfast.store.local import LocalWriter
 from tests.support.fault_injection import die, run_after, run_before
 

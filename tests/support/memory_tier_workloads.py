@@ -13,7 +13,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from holdfast.memory_tier.complete_snapshot import complete_snapshots_in
-from holdfast.snapshot.shared_buffers import SharedBuffer
+from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.store.local import LocalWriter
 from holdfast.system import supervisor_channel
 from tests.support.exact_multi_rank_job import MultiRankJob

@@ -8,17 +8,17 @@ import torch
 
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
-from holdfast.persist.persister import Persister
-from holdfast.snapshot.checkpoint_run import (
+from holdfast.save.host_buffers import Arena
+from holdfast.save.persister import Persister
+from holdfast.save.run import (
     SETTLED,
-    CheckpointRun,
     CopyResult,
+    Run,
     RunOrigin,
     RunRequest,
     SnapshotContents,
 )
-from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store, read_manifest
 from tests.support.faulty_store import FaultyStore
@@ -39,7 +39,7 @@ def requested(iteration=1, **changes):
 
 def copied(snapshotter, captured, **changes):
     """A run whose copy is over."""
-    run = CheckpointRun(requested(**changes, at_once=True), snapshotter)
+    run = Run(requested(**changes, at_once=True), snapshotter)
     snapshotter.begin(run, captured)
     snapshotter.copy(run)
     return run
@@ -47,7 +47,7 @@ def copied(snapshotter, captured, **changes):
 
 def empty_run(iteration, *listeners, **copied):
     """One whose copy is over and holds nothing, for tests of what becomes of it."""
-    run = CheckpointRun(requested(iteration), *listeners)
+    run = Run(requested(iteration), *listeners)
     run.begin_copy(SnapshotContents(arena=Arena()))
     run.end_copy(CopyResult(**copied))
     return run
@@ -89,7 +89,7 @@ class PersistJob:
             trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
         )
         request = requested(self.iteration, origin=origin(**changes), at_once=True)
-        run = CheckpointRun(request, self.snapshots, self._settled)
+        run = Run(request, self.snapshots, self._settled)
         self.snapshots.begin(run, captured)
         self.persister.submit(run)
         self.snapshots.copy(run)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
-from holdfast.persist.task import Task
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
-from holdfast.snapshot.checkpoint_run import RunOrigin
+from holdfast.save.reuse import Task
+from holdfast.save.run import RunOrigin
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import Lineage, Store, open_store
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from holdfast.snapshot.shared_buffers import SLOT_COUNT, SupervisorMemory
+from holdfast.save.shared_buffers import SLOT_COUNT, SupervisorMemory
 from holdfast.store import Lineage
 
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.reading import Progress
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
-from holdfast.persist.writer import write_manifest_copies
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
 from holdfast.protocol.messages import Origin
 from holdfast.store import Attempt, Ending, Hold, Lineage, Store

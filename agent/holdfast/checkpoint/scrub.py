@@ -9,12 +9,12 @@ from typing import Literal
 import msgspec
 
 from holdfast.checkpoint import reading, restore
+from holdfast.checkpoint.manifest_copies import manifest_copies
 from holdfast.checkpoint.reading import FileRange, ranges_to_scrub
 from holdfast.checkpoint.repair import parity_matches, repair_in_memory
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import build_parity
-from holdfast.persist.writer import manifest_copies
 from holdfast.protocol.jobs import ScrubState
 from holdfast.store import Store, read_manifest
 from holdfast.store.base import FileReplacer, Pace

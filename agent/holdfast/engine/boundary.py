@@ -8,8 +8,6 @@ from typing import Any
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import Config
 from holdfast.distributed.ranks import Ranks, RanksLost
-from holdfast.engine.checkpointer import Checkpointer
-from holdfast.engine.compression import Compression
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
     CollectiveCall,
@@ -34,7 +32,9 @@ from holdfast.errors import RestoreFailed
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.save.compression import Compression
+from holdfast.save.run import Run, RunState
+from holdfast.save.saver import Saver
 from holdfast.store.records import record_ending
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
@@ -53,7 +53,7 @@ class Boundary:
         *,
         training: Training,
         controller: Controller,
-        checkpoints: Checkpointer,
+        checkpoints: Saver,
         reporter: Reporter,
         ranks: Ranks,
         orders: Orders,
@@ -187,7 +187,7 @@ class Boundary:
                 self.requests.retry = self._training.updates_before_closure = True
                 self._report_torn(run)
 
-    def _report_torn(self, run: CheckpointRun) -> None:
+    def _report_torn(self, run: Run) -> None:
         """Report a discarded copy. After the second one, training waits for copies: a third would be torn, too."""
         self._torn += 1
         what = "taken again at once"

@@ -11,12 +11,12 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.ranks import Ranks, RanksLost
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.messages import RestoreMode, RestoreOrder
+from holdfast.save.saver import Saver
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 
@@ -33,7 +33,7 @@ WRITE_SECONDS = 600.0
 class InPlaceRestore:
     """Restores training at a boundary, on all ranks of a job or on none."""
 
-    def __init__(self, training: Training, checkpoints: Checkpointer, reporter: Reporter, ranks: Ranks) -> None:
+    def __init__(self, training: Training, checkpoints: Saver, reporter: Reporter, ranks: Ranks) -> None:
         self._training, self._checkpoints, self._reporter = training, checkpoints, reporter
         self._ranks = ranks
         self._reported_mode: RestoreMode | None = None

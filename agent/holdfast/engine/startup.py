@@ -18,7 +18,6 @@ from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import misspelled_variables
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.attempt_fencing import describe_running_predecessor
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.orders import Orders
 from holdfast.engine.training import Training
@@ -28,6 +27,7 @@ from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
 from holdfast.protocol import messages
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.saver import Saver
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 from holdfast.server_link.spool import spool_directory
@@ -80,7 +80,7 @@ class Startup:
     def __init__(
         self,
         training: Training,
-        checkpoints: Checkpointer,
+        checkpoints: Saver,
         orders: Orders,
         reporter: Reporter,
         ranks: Ranks,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.attempt_fencing import describe_replacement
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.training import Training
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.saver import Saver
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
@@ -25,7 +25,7 @@ class UnsavedWork:
     """Logs on rank 0. For the training thread."""
 
     training: Training
-    checkpoints: Checkpointer
+    checkpoints: Saver
     reporter: Reporter
     ranks: Ranks
     _is_replaced: bool = False

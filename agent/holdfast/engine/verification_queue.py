@@ -22,9 +22,9 @@ import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.distributed.error_transport import printable
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
+from holdfast.save.saver import Saver
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
@@ -41,7 +41,7 @@ PROGRESS_SECONDS = 5.0
 class Verifier:
     """Carries out the server's requests. The polling thread calls `follow`, the training thread `close`."""
 
-    def __init__(self, checkpoints: Checkpointer, reporter: Reporter) -> None:
+    def __init__(self, checkpoints: Saver, reporter: Reporter) -> None:
         self._checkpoints, self._reporter = checkpoints, reporter
         self._wanted: tuple[VerifyRequest, ...] = ()
         self._done: set[VerifyRequest] = set()

@@ -17,8 +17,8 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Status, StatusCode
 
 from holdfast.protocol.messages import StallKind
+from holdfast.save.run import SETTLED, Run, RunState
 from holdfast.session import Session
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
 from holdfast.system import io_pool
 
 KNOWN_CHECKPOINTS = 64
@@ -62,7 +62,7 @@ class Instrumentation:
 
     # Called by the session
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         if state is RunState.COPYING:
             self._current = run.id
         elif state in SETTLED:

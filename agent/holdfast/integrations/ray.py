@@ -16,8 +16,8 @@ from typing import Any
 
 import ray.train
 
+from holdfast.save.run import Run, RunState
 from holdfast.session import Session
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 from holdfast.system import io_pool
 
 INTERVAL_SECONDS = 4.0
@@ -35,14 +35,14 @@ class CheckpointReporter:
 
     def __init__(self, session: Session, storage: Any) -> None:
         self._session, self._storage = session, storage
-        self._durable: deque[CheckpointRun] = deque(maxlen=1)
+        self._durable: deque[Run] = deque(maxlen=1)
         """The newest durable run that is not reported yet; a background thread appends it."""
         self._reference: Future[tuple[dict[str, Any], Any]] | None = None
         """Metrics and reference of the next report, once the reference is written."""
         self._reported_at = -INTERVAL_SECONDS
         self._has_failed = False
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         if state is RunState.DURABLE:
             self._durable.append(run)
 
@@ -62,7 +62,7 @@ class CheckpointReporter:
             self._warn(f"a checkpoint is not reported to Ray, since no reference to it could be written: {error}")
         return self._reference is not None and self._reference.done()
 
-    def _refer(self, run: CheckpointRun) -> tuple[dict[str, Any], Any]:
+    def _refer(self, run: Run) -> tuple[dict[str, Any], Any]:
         request, filesystem = run.request, self._storage.storage_filesystem
         path = f"{self._storage.experiment_fs_path}/checkpoint_{request.origin.job}_{run.id}"
         where = {"store": self._session.store, "job": request.origin.job, "checkpoint": run.id}

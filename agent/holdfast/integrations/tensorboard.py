@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.utils import tensorboard
 
+from holdfast.save.run import Run, RunState
 from holdfast.session import Session
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
 
 
 class SummaryWriter(tensorboard.SummaryWriter):
@@ -42,7 +42,7 @@ class SummaryWriter(tensorboard.SummaryWriter):
             self.close()  # the next event opens a new file, which begins with the step to purge from
             self.purge_step = iteration + 1
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         """Flush before a checkpoint becomes durable; on a background thread."""
         if state is RunState.WRITING:
             self.flush()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import merge_ranks
-from holdfast.persist.completion_marker import CompletionMarker, markers_of
-from holdfast.persist.task import Task
-from holdfast.persist.two_phase_commit import require_agreement
-from holdfast.persist.writer import manifest_of
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.completion_marker import CompletionMarker, markers_of
+from holdfast.save.reuse import Task
+from holdfast.save.two_phase_commit import require_agreement
+from holdfast.save.writer import manifest_of
 
 
 @dataclass(frozen=True, slots=True)

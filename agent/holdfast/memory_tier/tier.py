@@ -18,11 +18,11 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, complete_snapshots_in
-from holdfast.persist.completion_marker import mapped, markers_of, read_marker, verify
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.snapshot.checkpoint_run import CopyResult, RunRequest, SnapshotContents
-from holdfast.snapshot.host_buffers import Arena, free_slot_pages
-from holdfast.snapshot.shared_buffers import SharedBuffer, claim, slots_in
+from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
+from holdfast.save.host_buffers import Arena, free_slot_pages
+from holdfast.save.run import CopyResult, RunRequest, SnapshotContents
+from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter

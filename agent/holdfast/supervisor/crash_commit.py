@@ -21,12 +21,12 @@ import msgspec
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, IncompleteParts
 from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete_snapshots_in
-from holdfast.persist.completion_marker import mapped, verify
-from holdfast.persist.task import Task, Written
-from holdfast.persist.two_phase_commit import NotPrepared, commit_alone
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import SharedBuffer
+from holdfast.save.completion_marker import mapped, verify
+from holdfast.save.reuse import Task, Written
+from holdfast.save.shared_buffers import SharedBuffer
+from holdfast.save.two_phase_commit import NotPrepared, commit_alone
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process
 from holdfast.system.supervisor_channel import PublishedAttempt, log_line

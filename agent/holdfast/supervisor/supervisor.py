@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import SupervisorMemory
+from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.supervisor.restart_limits import RestartLimits

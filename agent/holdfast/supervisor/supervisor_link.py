@@ -15,7 +15,6 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.persist.task import Task
 from holdfast.protocol.attempt_reports import SupervisorReport
 from holdfast.protocol.messages import (
     RESCUE_RANK,
@@ -27,6 +26,7 @@ from holdfast.protocol.messages import (
     Notice,
     RestoreOrder,
 )
+from holdfast.save.reuse import Task
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
 from holdfast.server_link.http_client import AgentClient, Backoff, send_once
 from holdfast.system import processes, supervisor_channel

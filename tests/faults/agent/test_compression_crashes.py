@@ -15,10 +15,10 @@ from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
-from holdfast.persist.task import Task
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.snapshot.checkpoint_run import RunOrigin
+from holdfast.save.reuse import Task
+from holdfast.save.run import RunOrigin
+from holdfast.save.writer import write_checkpoint
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import FailingFiles, SimulatedProcessDeath, crash_states, plant
 
@@ -35,7 +35,7 @@ def small_blocks(monkeypatch):
     """As many kinds of write in a file of a few blocks as there are in one of a gigabyte."""
     monkeypatch.setattr("holdfast.store.local_writer.WRITE_BYTES", fmt.BLOCK_BYTES)
     monkeypatch.setattr("holdfast.store.local_writer.DIRECT_BYTES", fmt.BLOCK_BYTES)
-    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
     monkeypatch.setattr("holdfast.format.encoding.OWN_BLOCK_BYTES", 1024)
 
 

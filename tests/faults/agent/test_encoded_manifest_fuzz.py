@@ -48,7 +48,7 @@ def written(tmp_path_factory):
         "steps": torch.tensor(3),
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
         with running(store, tensors=tensors) as job:
             job.frozen = {"base"}
             first = job.checkpoint(compress=True, parity=ParityCode(10, 2))

@@ -5,11 +5,11 @@ import linecache
 import sys
 from pathlib import Path
 
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.saver import Saver
 from tests.support.small_session import iterate, session_of
 
-CUT_SHORT = ("checkpoint_events.py", "checkpoint_run.py", "checkpointer.py", "persister.py", "snapshotter.py")
+CUT_SHORT = ("reports.py", "run.py", "saver.py", "persister.py", "snapshotter.py")
 
 
 class Interrupting:
@@ -51,7 +51,7 @@ class Interrupting:
 
 def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, monkeypatch):
     model, optimizer, session = session_of(str(tmp_path), keep=3)
-    checkpoints, take = session._checkpoints, Checkpointer.take
+    checkpoints, take = session._checkpoints, Saver.take
     session.resume()
     while checkpoints.head is None:
         iterate(model, optimizer, session)
@@ -66,7 +66,7 @@ def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, mo
 
         session.checkpoint()
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpointer, "take", take_cut_short)
+            patch.setattr(Saver, "take", take_cut_short)
             with contextlib.suppress(KeyboardInterrupt):
                 iterate(model, optimizer, session)
         assert checkpoints.wait_settled(300), cut.where

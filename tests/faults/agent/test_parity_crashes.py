@@ -9,11 +9,11 @@ import shutil
 import pytest
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
-from holdfast.persist.writer import write_manifest_copies
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import (
     FailingFiles,

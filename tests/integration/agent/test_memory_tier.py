@@ -17,13 +17,13 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import manifest as fmt
-from holdfast.persist import completion_marker
-from holdfast.persist.completion_marker import mapped, markers_of, read_marker, verify
-from holdfast.persist.task import Task
-from holdfast.persist.writer import _Writing
-from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim, slots_in
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save import completion_marker
+from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
+from holdfast.save.host_buffers import Arena
+from holdfast.save.reuse import Task
+from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim, slots_in
+from holdfast.save.snapshotter import Snapshotter
+from holdfast.save.writer import _Writing
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue
@@ -231,7 +231,7 @@ def test_a_slot_is_one_sessions_at_a_time_and_one_that_holds_something_is_not_ta
 
 def test_what_a_dead_process_claimed_is_free_and_what_a_living_one_has_is_not(folder):
     program = (
-        "import sys, pathlib; from holdfast.snapshot.shared_buffers import claim\n"
+        "import sys, pathlib; from holdfast.save.shared_buffers import claim\n"
         "claim(pathlib.Path(sys.argv[1]), [], 3); print('has them', flush=True); input()\n"
     )
     command = [sys.executable, "-c", program, str(folder)]

@@ -13,13 +13,13 @@ from holdfast.distributed.ranks import Ranks as OneRank
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.memory_tier.complete_snapshot import complete, complete_snapshots_in
 from holdfast.memory_tier.tier import MemoryTier
-from holdfast.persist.completion_marker import markers_of
-from holdfast.persist.task import Task
-from holdfast.persist.two_phase_commit import NotPrepared
-from holdfast.persist.writer import _Writing
-from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save.completion_marker import markers_of
+from holdfast.save.host_buffers import Arena
+from holdfast.save.reuse import Task
+from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
+from holdfast.save.snapshotter import Snapshotter
+from holdfast.save.two_phase_commit import NotPrepared
+from holdfast.save.writer import _Writing
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from holdfast.supervisor.crash_commit import rescue

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from holdfast.snapshot.copying import HostCopies
+from holdfast.save.copying import HostCopies
 from holdfast.store import open_store
 from tests.support import small_session
 from tests.support.small_session import session_of

@@ -7,8 +7,8 @@ import torch
 
 import holdfast
 from holdfast.engine import training
-from holdfast.snapshot.checkpoint_run import RunState
-from holdfast.snapshot.copying import HostCopies
+from holdfast.save.copying import HostCopies
+from holdfast.save.run import RunState
 from tests.support.small_session import iterate, session_of
 
 

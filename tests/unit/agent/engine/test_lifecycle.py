@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine.checkpointer import Checkpointer
 from holdfast.engine.lifecycle import TRANSITIONS, Life, Lifecycle
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
+from holdfast.save.saver import Saver
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import EXIT_SIGTERM
 from tests.support.small_session import iterate, session_of
@@ -105,7 +105,7 @@ def test_closing_after_an_interrupted_resume_takes_no_checkpoint(tmp_path, monke
             torch.nn.init.zeros_(model.weight)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(*((Training, "apply") if at == "apply" else (Checkpointer, "save_survivor")), interrupted)
+    monkeypatch.setattr(*((Training, "apply") if at == "apply" else (Saver, "save_survivor")), interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.resume()
     monkeypatch.undo()

@@ -7,7 +7,7 @@ import torch
 
 import holdfast
 from holdfast.checkpoint.restore import load
-from holdfast.snapshot.copying import HostCopies
+from holdfast.save.copying import HostCopies
 from holdfast.store import open_store
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from holdfast.checkpoint import restore
-from holdfast.engine.compression import FIRST_PAUSE, Compression
 from holdfast.pacing import Controller, PacingSettings
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import Checkpoint
-from holdfast.snapshot.checkpoint_run import RunState, WriteResult
+from holdfast.save.compression import FIRST_PAUSE, Compression
+from holdfast.save.run import RunState, WriteResult
 from holdfast.store import open_store
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from holdfast.units import FixedInterval

@@ -15,15 +15,16 @@ import holdfast
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.engine import checkpointer, orders, startup
+from holdfast.engine import orders, startup
 from holdfast.format import manifest as fmt
 from holdfast.protocol import messages as protocol
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.retention import parse_retention
+from holdfast.save import saver
+from holdfast.save.copying import HostCopies
+from holdfast.save.snapshotter import Snapshotter
 from holdfast.server_link.http_client import RequestFailed
-from holdfast.snapshot.copying import HostCopies
-from holdfast.snapshot.snapshotter import Snapshotter
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel
@@ -170,7 +171,7 @@ def test_damaged_checkpoints_take_no_place_of_sound_ones_in_retention(store):
 
 
 def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog, monkeypatch):
-    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
     (tmp_path / "file").write_text("")
     trainer = Trainer(tmp_path / "file" / "store", **linked).run(until=8)
     trainer.session.close()
@@ -611,7 +612,7 @@ def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carri
         )
         trainer = Trainer(store, **linked)
         assert trainer.session.resume() == 3
-    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
     trainer.run(until=8).crash()
     again = Trainer(store, **linked)
     assert (again.session.resume(), moves_of(again)) == (
@@ -1295,7 +1296,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
 def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(
     store, tmp_path, linked, monkeypatch
 ):
-    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
     Trainer(store).run(until=7).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -1324,7 +1325,7 @@ def test_what_was_asked_for_outlives_retention_when_the_store_comes_back_late(st
             store.unlink()
             away.rename(store)
 
-    monkeypatch.setattr(checkpointer, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
     Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
     away = tmp_path / "away"
     store.rename(away)

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from holdfast.snapshot.checkpoint_run import RunState, WriteResult
+from holdfast.save.run import RunState, WriteResult
 from holdfast.telemetry import iteration_clock
 from holdfast.telemetry.iteration_metrics import BATCH_ITERATIONS, BATCH_SECONDS, IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.errors import HoldfastError
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, CopyResult, RunState, SnapshotContents
-from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.layout import Layout
+from holdfast.save.host_buffers import Arena
+from holdfast.save.layout import Layout
+from holdfast.save.run import SETTLED, CopyResult, Run, RunState, SnapshotContents
 from holdfast.state.registry import CapturedState
 
 logger = logging.getLogger("holdfast")
@@ -31,7 +31,7 @@ logger = logging.getLogger("holdfast")
 class _Copy:
     """The copy under way."""
 
-    run: CheckpointRun
+    run: Run
     layout: Layout
     started: float
     hold_failure: Exception | None = None
@@ -116,7 +116,7 @@ class Snapshotter:
         del self._free[: len(taken)]
         self._work.put(reserve)
 
-    def begin(self, run: CheckpointRun, captured: CapturedState) -> None:
+    def begin(self, run: Run, captured: CapturedState) -> None:
         """Copy what forward may change, and move `run` to copying; `copy` then copies the rest.
 
         With the mode "gpu" tensors on a device are first copied within its memory, if there is room.
@@ -158,7 +158,7 @@ class Snapshotter:
                 self._release(layout)
             raise
 
-    def copy(self, run: CheckpointRun) -> None:
+    def copy(self, run: Run) -> None:
         """Copy the rest in the background; at once, and before this returns, where the request says so.
 
         Submit the run first: the copying thread takes the interpreter lock when this thread releases it.
@@ -172,7 +172,7 @@ class Snapshotter:
             run.wait_copied()
             run.add_stall(time.perf_counter() - started)
 
-    def fail_copy(self, run: CheckpointRun, reason: str) -> None:
+    def fail_copy(self, run: Run, reason: str) -> None:
         """Fail the copy if it has not begun; otherwise do nothing."""
         copy = self._copy
         assert copy is not None
@@ -228,7 +228,7 @@ class Snapshotter:
         """Reserve an arena that holds a snapshot of an earlier attempt, until its run settles."""
         self._free = [layout for layout in self._free if layout.arena is not arena]
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         """Release the memory of a settled run, and wake `wait_free`."""
         if state is RunState.DURABLE and run.copy.versions:
             self._durable = {run.id: run.copy.versions}

@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts, is_full
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
-from holdfast.persist.task import Task, Written
-from holdfast.persist.writer import manifest_of, write_manifest_copies
 from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.save.reuse import Task, Written
+from holdfast.save.writer import manifest_of
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3

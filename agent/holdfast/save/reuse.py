@@ -29,7 +29,7 @@ from holdfast.format.manifest import File, Shard, TensorRange
 from holdfast.format.shards import RankShard
 from holdfast.protocol.messages import CheckpointKind
 from holdfast.retention import LoggedMetric
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunOrigin, SnapshotContents
+from holdfast.save.run import Run, RunOrigin, SnapshotContents
 from holdfast.store import Store, read_manifest
 
 MIN_SHARED_BYTES = 1 << 20
@@ -67,7 +67,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the completion marker; None if the memory does not outlive the process."""
 
     @classmethod
-    def of(cls, run: CheckpointRun) -> Task:
+    def of(cls, run: Run) -> Task:
         request, contents = run.request, run.contents
         assert contents is not None
         return cls(
@@ -92,7 +92,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _unchanged(run: CheckpointRun, contents: SnapshotContents) -> set[str]:
+def _unchanged(run: Run, contents: SnapshotContents) -> set[str]:
     """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
     before = contents.parent_versions
     if before is None:

@@ -16,11 +16,11 @@ from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.format.resharding import Region
-from holdfast.persist.task import Task
-from holdfast.persist.two_phase_commit import commit_alone
-from holdfast.persist.writer import write_checkpoint
-from holdfast.snapshot.checkpoint_run import RunState
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save.reuse import Task
+from holdfast.save.run import RunState
+from holdfast.save.snapshotter import Snapshotter
+from holdfast.save.two_phase_commit import commit_alone
+from holdfast.save.writer import write_checkpoint
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
 from tests.support.persist_job import JOB, copied, origin, running
@@ -131,7 +131,7 @@ def round_trip(store, seed, monkeypatch):
     most, own = draw.choice([(4096, 1024), (16384, 16384), (16 << 20, 1 << 20)])
     monkeypatch.setattr("holdfast.format.encoding.MOST_BLOCK_BYTES", most)
     monkeypatch.setattr("holdfast.format.encoding.OWN_BLOCK_BYTES", own)
-    monkeypatch.setattr("holdfast.persist.writer.ENCODED_FILE_BYTES", draw.choice([1000, 50_000, 256 << 20]))
+    monkeypatch.setattr("holdfast.save.writer.ENCODED_FILE_BYTES", draw.choice([1000, 50_000, 256 << 20]))
     monkeypatch.setattr("holdfast.checkpoint.reading.READ_BYTES", draw.choice([4096, 8 << 20]))
     tensors = random_state(draw)
     checkpoint = taken(store, tensors)
@@ -174,7 +174,7 @@ def test_blocks_that_gain_less_than_a_tenth_are_stored_as_they_are(store):
 
 
 def test_a_large_state_is_encoded_file_by_file(store, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.writer.ENCODED_FILE_BYTES", 2_000_000)
+    monkeypatch.setattr("holdfast.save.writer.ENCODED_FILE_BYTES", 2_000_000)
     tensors = dense() | {f"noise{n}": torch.randint(256, (2_000_000,), dtype=torch.uint8) for n in range(2)}
     checkpoint = taken(store, tensors)
     files = files_of(store, checkpoint)

@@ -18,7 +18,7 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
 from holdfast.format.parity_file import ParityCode
-from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.save.run import RunState
 from holdfast.store import open_store
 from tests.support.persist_job import JOB, PersistJob, bytes_of, running
 
@@ -251,7 +251,7 @@ def test_a_state_without_unchanged_tensors_reads_no_manifest_and_compares_no_dig
         def refuse(*_):
             raise AssertionError
 
-        monkeypatch.setattr("holdfast.persist.task.read_manifest", refuse)
+        monkeypatch.setattr("holdfast.save.reuse.read_manifest", refuse)
         second = take(job, first)
     assert files_of(store, second.id).keys() == {MAIN}
 
@@ -418,8 +418,8 @@ def random_tensor(dtype, shape, seed):
 @given(kinds=st.lists(ONE, min_size=1, max_size=8), steps=st.lists(st.sets(st.integers(0, 7)), max_size=4))
 def test_every_state_is_restored_bit_for_bit_whatever_changed(tmp_path_factory, kinds, steps):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
-        patch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
+        patch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
         store = open_store(tmp_path_factory.mktemp("store"))
         store.acquire_attempt(JOB, "first")
         tensors = {f"t{n}": random_tensor(*kind, n) for n, kind in enumerate(kinds)}

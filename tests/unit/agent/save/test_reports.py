@@ -14,11 +14,11 @@ import holdfast
 from holdfast.checkpoint import restore
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.retention import parse_retention
-from holdfast.snapshot.checkpoint_run import CopyResult, RunState, WriteResult
-from holdfast.snapshot.layout import estimate_checkpoint_bytes
+from holdfast.save.layout import estimate_checkpoint_bytes
+from holdfast.save.reports import CheckpointEvents
+from holdfast.save.run import CopyResult, RunState, WriteResult
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files
-from holdfast.telemetry.checkpoint_events import CheckpointEvents
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from holdfast.testing.small_checkpoints import FIRST, JOB, SECOND, commit
 from tests.support.eventually import eventually

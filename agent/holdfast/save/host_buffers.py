@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from holdfast.snapshot.shared_buffers import SharedBuffer
+from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import populate
 from holdfast.torch_internals import never_compiled
 

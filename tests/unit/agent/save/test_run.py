@@ -5,17 +5,17 @@ import threading
 
 import pytest
 
-from holdfast.snapshot.checkpoint_run import (
+from holdfast.save.host_buffers import Arena
+from holdfast.save.run import (
     NEXT,
     SETTLED,
-    CheckpointRun,
     CopyResult,
     IllegalTransition,
+    Run,
     RunState,
     SnapshotContents,
     WriteResult,
 )
-from holdfast.snapshot.host_buffers import Arena
 from tests.support.persist_job import requested
 
 PATHS = [
@@ -45,7 +45,7 @@ def test_every_state_is_reached_and_none_is_left_once_settled():
 
 @pytest.mark.parametrize("path", PATHS, ids="-".join)
 def test_a_transition_is_made_once_and_all_others_raise_and_change_nothing(path):
-    run = CheckpointRun(requested())
+    run = Run(requested())
     for to in path:
         move(run, to)
     before = run.state, run.copy, run.result, run.contents
@@ -65,7 +65,7 @@ def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
                 assert go.wait(300)
             heard.append(state)
 
-    run = CheckpointRun(requested(), BlockingListener())
+    run = Run(requested(), BlockingListener())
     for to in (RunState.COPYING, RunState.COPIED, RunState.WRITING):
         move(run, to)
     thread = threading.Thread(target=move, args=(run, RunState.DURABLE))
@@ -88,7 +88,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(caplog):
         def run_changed(self, run, state):
             heard.append(state)
 
-    run = CheckpointRun(requested(), RaisingListener(), Listener())
+    run = Run(requested(), RaisingListener(), Listener())
     move(run, RunState.FAILED)
     assert heard == ["failed"]
     assert run.wait_settled(0)

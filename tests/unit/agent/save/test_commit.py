@@ -15,11 +15,11 @@ from holdfast.distributed.ranks import RanksLost
 from holdfast.errors import IncompleteParts
 from holdfast.format.manifest import TensorRange
 from holdfast.format.parity_file import ParityCode
-from holdfast.persist.task import Task
-from holdfast.persist.two_phase_commit import NotPrepared, commit, decline
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.snapshot.checkpoint_run import RunOrigin
+from holdfast.save.reuse import Task
+from holdfast.save.run import RunOrigin
+from holdfast.save.two_phase_commit import NotPrepared, commit, decline
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
 
@@ -242,7 +242,7 @@ class CommitJob:
 def test_what_each_rank_took_is_told_by_rank_0_the_slowest_first(tmp_path, monkeypatch):
     took = {0: 0.2, 1: 0.5, 2: 0.1}
     monkeypatch.setattr(
-        "holdfast.persist.two_phase_commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
+        "holdfast.save.two_phase_commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
     )
     job = CommitJob(tmp_path, 3)
     job.checkpoint()
@@ -429,7 +429,7 @@ def test_several_at_the_same_time_are_kept_apart(tmp_path):
 
 
 def test_each_rank_shares_the_file_of_its_own_base(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 3)
     at = {rank: {"base": True} for rank in range(3)}
     for iteration in (1, 2, 3):
@@ -449,7 +449,7 @@ def test_each_rank_shares_the_file_of_its_own_base(tmp_path, monkeypatch):
 
 
 def test_after_damage_that_rank_0_knows_of_no_rank_links_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 2)
     at = {rank: {"base": True} for rank in range(2)}
     job.checkpoint(1, at=at)
@@ -461,7 +461,7 @@ def test_after_damage_that_rank_0_knows_of_no_rank_links_a_file(tmp_path, monkey
 @pytest.mark.parametrize("step", ["link", *STEPS])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_with_shared_files_leaves_the_checkpoint_before(tmp_path, monkeypatch, rank, step):
-    monkeypatch.setattr("holdfast.persist.task.MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr("holdfast.save.reuse.MIN_SHARED_BYTES", 1)
     job = CommitJob(tmp_path, 2)
     at = {rank: {"base": True} for rank in range(2)}
     job.checkpoint(1, at=at)

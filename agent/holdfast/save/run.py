@@ -4,7 +4,7 @@
         ↓          ↓        ↓         ↓
     failed | abandoned      failed | torn
 
-`CheckpointRun` is the only place that changes the state, under one lock. Listeners are called after each
+`Run` is the only place that changes the state, under one lock. Listeners are called after each
 transition, on the thread that made it and without the lock. Waits for a state end when they have returned.
 """
 
@@ -29,7 +29,7 @@ from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes
 from holdfast.retention import LoggedMetric
 
 if TYPE_CHECKING:
-    from holdfast.snapshot.host_buffers import Arena
+    from holdfast.save.host_buffers import Arena
     from holdfast.state.round_trip import RoundTrip
 
 logger = logging.getLogger("holdfast")
@@ -214,10 +214,10 @@ class WriteResult:
 class RunListener(Protocol):
     """Telemetry, pacing, retention and buffers listen to runs."""
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None: ...
+    def run_changed(self, run: Run, state: RunState) -> None: ...
 
 
-class CheckpointRun:
+class Run:
     """One checkpoint on this rank. Thread-safe: training, copying and writing threads share it."""
 
     def __init__(self, request: RunRequest, *listeners: RunListener) -> None:

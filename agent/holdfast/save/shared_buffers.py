@@ -3,7 +3,7 @@
 Each slot is a memory file (memfd). The kernel frees it when the last process that holds it exits, however it
 exits, and a small /dev/shm in a container does not limit it. The supervisor keeps the descriptors; the trainer
 opens them via /proc, through links in the supervisor's folder. While a slot holds a complete snapshot, the folder
-also has its completion marker: see `persist.completion_marker`.
+also has its completion marker: see `save.completion_marker`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from holdfast.format.manifest import SMALL_BYTES
-from holdfast.snapshot import host_buffers as arena_module
-from holdfast.snapshot.checkpoint_run import CheckpointRun, WriteResult
-from holdfast.snapshot.copying import HostCopies
-from holdfast.snapshot.layout import Layout
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save import host_buffers as arena_module
+from holdfast.save.copying import HostCopies
+from holdfast.save.layout import Layout
+from holdfast.save.run import Run, WriteResult
+from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.system import host_memory
 from tests.support.persist_job import requested
@@ -33,7 +33,7 @@ def captured(deferred=("w",), **tensors):
 
 
 def begin(snapshotter, what, **options):
-    run = CheckpointRun(requested(**options), snapshotter)
+    run = Run(requested(**options), snapshotter)
     snapshotter.begin(run, what)
     snapshotter.copy(run)
     return run
@@ -358,7 +358,7 @@ def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
 
 
 def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshotter):
-    run = CheckpointRun(requested(), snapshotter)
+    run = Run(requested(), snapshotter)
     snapshotter.begin(run, captured(w=torch.ones(2)))
     assert not snapshotter.has_room
     run.end("abandoned", WriteResult(reason="interrupted"))
@@ -368,7 +368,7 @@ def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshott
 
 
 def test_a_copy_that_is_given_up_fails_and_keeps_its_memory_until_the_run_ends(snapshotter):
-    run = CheckpointRun(requested(), snapshotter)
+    run = Run(requested(), snapshotter)
     snapshotter.begin(run, captured(w=torch.ones(2)))
     snapshotter.fail_copy(run, "KeyboardInterrupt")
     assert run.wait_copied(300)

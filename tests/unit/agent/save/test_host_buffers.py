@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from holdfast.snapshot.host_buffers import Arena, PinnableMemory
+from holdfast.save.host_buffers import Arena, PinnableMemory
 
 SIZE_BYTES = 1 << 20
 

@@ -19,9 +19,9 @@ import msgspec
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard
-from holdfast.persist.task import Task
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.snapshot.shared_buffers import SharedBuffer, slots_in
+from holdfast.save.reuse import Task
+from holdfast.save.shared_buffers import SharedBuffer, slots_in
 from holdfast.system import io_pool
 
 

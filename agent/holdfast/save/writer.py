@@ -16,14 +16,15 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
 from holdfast.format.parity_file import ParityCode, ParityFile, StripeLayout, build_parity
 from holdfast.format.shards import MergedRanks, RankShard
-from holdfast.persist import completion_marker
-from holdfast.persist.task import Reuse, Task, Written, find_unchanged, stem_of
+from holdfast.save import completion_marker
+from holdfast.save.reuse import Reuse, Task, Written, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.system import io_pool
 
@@ -342,17 +343,3 @@ def write_parity(
     found, entry = build_parity(code, payload, parts)
     writer.write(entry.name, [found])
     return entry
-
-
-def write_manifest_copies(writer: CheckpointWriter, manifest: fmt.Manifest, data: bytes) -> None:
-    """Write the copies of the manifest `data`, where the checkpoint has parity. Before the commit.
-
-    Raises what `CheckpointWriter.write` does.
-    """
-    for name in manifest_copies(manifest):
-        writer.write(name, [data])
-
-
-def manifest_copies(manifest: fmt.Manifest) -> tuple[str, ...]:
-    """Return the names of the copies of a manifest."""
-    return fmt.MANIFEST_COPIES if any(file.parity for file in manifest.files) else ()

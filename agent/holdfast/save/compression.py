@@ -7,7 +7,7 @@ from dataclasses import replace
 from holdfast.pacing import Controller
 from holdfast.pacing.controller import MIN_CHANGE
 from holdfast.pacing.interval_cost import pipeline_interval
-from holdfast.snapshot.checkpoint_run import CheckpointRun, RunState
+from holdfast.save.run import Run, RunState
 from holdfast.telemetry.reporter import Reporter
 from holdfast.units import duration, format_iterations, percent
 
@@ -34,7 +34,7 @@ class Compression:
             return False
         return self._enabled
 
-    def settled(self, run: CheckpointRun) -> None:
+    def settled(self, run: Run) -> None:
         """Pause if a compressed checkpoint took too long."""
         if self._paused_left or run.state is not RunState.DURABLE or not run.result.encode_seconds:
             return

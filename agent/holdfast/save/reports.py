@@ -9,13 +9,13 @@ import time
 
 from holdfast.distributed.error_transport import printable
 from holdfast.format.parity_file import ParityCode, StripeLayout
-from holdfast.persist.task import is_worth_sharing
 from holdfast.protocol import messages
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
 from holdfast.retention import Retention
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState
-from holdfast.snapshot.layout import estimate_checkpoint_bytes
+from holdfast.save.layout import estimate_checkpoint_bytes
+from holdfast.save.reuse import is_worth_sharing
+from holdfast.save.run import SETTLED, Run, RunState
 from holdfast.state.registry import CapturedState
 from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
@@ -56,7 +56,7 @@ class CheckpointEvents:
         self._implausible: set[str] = set()
         """Kinds of server numbers that were reported as implausible."""
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         if state is RunState.COPYING and not run.request.survived:
             self._report(run, "snapshot")
         elif state is RunState.WRITING:
@@ -163,7 +163,7 @@ class CheckpointEvents:
             )
         return 0
 
-    def _report_settled(self, run: CheckpointRun, state: RunState) -> None:
+    def _report_settled(self, run: Run, state: RunState) -> None:
         result, is_durable = run.result, state is RunState.DURABLE
         free_bytes = self._free_bytes() if is_durable else None
         if is_durable:
@@ -191,7 +191,7 @@ class CheckpointEvents:
             ranks=list(result.ranks),
         )
 
-    def _report_growth(self, run: CheckpointRun, free_bytes: int | None) -> None:
+    def _report_growth(self, run: Run, free_bytes: int | None) -> None:
         """Say once if the checkpoints that retention keeps for good fill the store within a day."""
         iteration, started_at = run.request.iteration, run.request.started_at
         before, self._last_durable = self._last_durable, (iteration, started_at)
@@ -214,7 +214,7 @@ class CheckpointEvents:
             f"are free: raise 'every {every}', or add a limit such as 'size 1TB'",
         )
 
-    def _report(self, run: CheckpointRun, state: CheckpointState, **more: object) -> None:
+    def _report(self, run: Run, state: CheckpointState, **more: object) -> None:
         request, copied = run.request, run.copy.seconds > 0
         self._reporter.event(
             messages.Checkpoint(

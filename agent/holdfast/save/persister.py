@@ -12,11 +12,11 @@ from collections.abc import Callable
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
 from holdfast.format.manifest import raw_bytes, reused_bytes
-from holdfast.persist.task import Task, Written
-from holdfast.persist.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
-from holdfast.persist.writer import write_checkpoint
 from holdfast.protocol.messages import RankCheckpointTimes
-from holdfast.snapshot.checkpoint_run import SETTLED, CheckpointRun, RunState, WriteResult
+from holdfast.save.reuse import Task, Written
+from holdfast.save.run import SETTLED, Run, RunState, WriteResult
+from holdfast.save.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
+from holdfast.save.writer import write_checkpoint
 from holdfast.store import Store
 from holdfast.system.io_pool import lower_cpu_priority
 
@@ -41,10 +41,10 @@ class Persister:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
         self._make_room = make_room
         self._threads: list[threading.Thread] = []
-        self._work: queue.SimpleQueue[CheckpointRun | tuple[int, str] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Run | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
 
-    def submit(self, run: CheckpointRun) -> None:
+    def submit(self, run: Run) -> None:
         """Write a run once it is copied. RuntimeError when no thread can be started."""
         if len(self._threads) < self._max_in_flight:
             self._start_thread()
@@ -89,7 +89,7 @@ class Persister:
                 self._settle(item)
             del item  # it holds references to the state
 
-    def _settle(self, run: CheckpointRun) -> None:
+    def _settle(self, run: Run) -> None:
         try:
             run.wait_copied()
             if run.state in SETTLED:  # Ctrl-C interrupted `submit`
@@ -100,7 +100,7 @@ class Persister:
         except Exception:  # keep the thread alive: a defect must not stop later checkpoints
             logger.exception("checkpoint %s did not settle", run.id)
 
-    def _persist(self, run: CheckpointRun) -> tuple[RunState, WriteResult]:
+    def _persist(self, run: Run) -> tuple[RunState, WriteResult]:
         written = Written(write_seconds=0.0)
         spans: list[RankCheckpointTimes] = []
         problem = _problem(run)
@@ -158,7 +158,7 @@ class Persister:
             logger.debug("checkpoint %d was not declined: %s", number, error)
 
 
-def _problem(run: CheckpointRun) -> NotPrepared | None:
+def _problem(run: Run) -> NotPrepared | None:
     """Return why the run cannot become durable; None if it can."""
     if (problem := run.copy.problem) is not None:
         return NotPrepared(problem, torn=run.copy.is_torn)

@@ -9,8 +9,8 @@ import torch
 from holdfast.format.dtypes import PAIRED, stored_as
 from holdfast.format.manifest import TensorRange, lay_out
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.snapshot.copying import DeviceCopies, HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
-from holdfast.snapshot.host_buffers import Arena
+from holdfast.save.copying import DeviceCopies, HostCopies, Pair, TornCopyDetector, UnchangedTensorCache
+from holdfast.save.host_buffers import Arena
 from holdfast.state.registry import CapturedState
 from holdfast.system.host_memory import is_plain
 

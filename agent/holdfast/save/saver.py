@@ -25,15 +25,17 @@ from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.errors import HoldfastError
 from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.persist.persister import Persister
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.messages import CheckpointKind
 from holdfast.retention import LoggedMetric, Retention
-from holdfast.snapshot.checkpoint_run import (
+from holdfast.save.host_buffers import Arena
+from holdfast.save.persister import Persister
+from holdfast.save.reports import CheckpointEvents, not_writable
+from holdfast.save.run import (
     SETTLED,
     CheckpointOutcome,
-    CheckpointRun,
     CopyResult,
+    Run,
     RunListener,
     RunOrigin,
     RunRequest,
@@ -41,12 +43,10 @@ from holdfast.snapshot.checkpoint_run import (
     SnapshotContents,
     WriteResult,
 )
-from holdfast.snapshot.host_buffers import Arena
-from holdfast.snapshot.snapshotter import Snapshotter
+from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import Lineage, Store
 from holdfast.system import io_pool
-from holdfast.telemetry.checkpoint_events import CheckpointEvents, not_writable
 from holdfast.telemetry.fingerprint import fingerprint, of_thread
 from holdfast.telemetry.reporter import Reporter
 
@@ -87,7 +87,7 @@ class SnapshotMemory(Protocol):
         """Release the memory and keep all snapshots."""
 
 
-class Checkpointer:
+class Saver:
     """Takes checkpoints of one attempt, and listens to their runs.
 
     `memory` holds snapshots that outlive this process; without it, each process has its own. `compresses` returns
@@ -142,9 +142,9 @@ class Checkpointer:
         self._head: str | None = None
         self._newest_durable = 0  # the number of the run that the head is from
         self._links_from = 0  # files of earlier runs are not linked: they may share a damaged file
-        self._runs: list[CheckpointRun] = []
+        self._runs: list[Run] = []
         """Runs that have not settled."""
-        self._settled: list[CheckpointRun] = []
+        self._settled: list[Run] = []
         """Runs that have settled since `drain`."""
         self._outcomes: collections.deque[CheckpointOutcome] = collections.deque(maxlen=OUTCOMES_KEPT)
         self._damaged: set[str] = set()
@@ -260,7 +260,7 @@ class Checkpointer:
         *,
         mode: SnapshotMode = "cpu",
         at_once: bool = False,
-    ) -> CheckpointRun | None:
+    ) -> Run | None:
         """Begin a checkpoint of this instant; `None` when it could not begin, which is reported.
 
         All ranks call it at the same boundary.
@@ -282,7 +282,7 @@ class Checkpointer:
             fingerprint=_fingerprint(),
             metrics=self._read_metrics(),
         )
-        run = CheckpointRun(request, self.snapshots, self._events, *self.listeners, self)
+        run = Run(request, self.snapshots, self._events, *self.listeners, self)
         is_submitted = False
         try:
             self._follow(run)
@@ -339,12 +339,12 @@ class Checkpointer:
             return
         self._number += 1
         self.continue_lineage(self.lineage, parent)  # until it is durable
-        run: CheckpointRun | None = None
+        run: Run | None = None
         try:
             request, contents, copied = memory.survivor(
                 number=self._number, attempt=self.attempt, uid=self.uid, damaged=self._damaged
             )
-            run = CheckpointRun(request, self.snapshots, self._events, self)
+            run = Run(request, self.snapshots, self._events, self)
             self._follow(run)
             self.snapshots.reserve(contents.arena)
             run.begin_copy(contents)
@@ -373,7 +373,7 @@ class Checkpointer:
             self._outcomes.clear()
         return found
 
-    def drain(self) -> list[CheckpointRun]:
+    def drain(self) -> list[Run]:
         """Return the runs that settled since the last call."""
         if not self._settled:  # as after most iterations
             return []
@@ -403,7 +403,7 @@ class Checkpointer:
                 CheckpointOutcome(checkpoint_id(iteration, lineage), iteration, RunState.FAILED, reason)
             )
 
-    def run_changed(self, run: CheckpointRun, state: RunState) -> None:
+    def run_changed(self, run: Run, state: RunState) -> None:
         """Move the head, request retention, and keep the run for `drain`, once it has settled."""
         if state not in SETTLED:
             return
@@ -420,11 +420,11 @@ class Checkpointer:
         if is_durable and self._ranks.leads:
             self.retention_queue.request()
 
-    def _follow(self, run: CheckpointRun) -> None:
+    def _follow(self, run: Run) -> None:
         with self._lock:
             self._runs.append(run)
 
-    def _drop(self, run: CheckpointRun, reason: str, state: RunState) -> None:
+    def _drop(self, run: Run, reason: str, state: RunState) -> None:
         """End a run that no writer has; the other ranks wait for a message about it."""
         self._decline(reason)
         run.end(state, WriteResult(reason=reason))
