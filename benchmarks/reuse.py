@@ -28,7 +28,7 @@ import torch
 import holdfast
 from holdfast.checkpoint import restore
 from holdfast.format.manifest import reused_bytes
-from holdfast.save import reuse, writer
+from holdfast.save import snapshotter, writer
 from holdfast.save.layout import Layout
 from holdfast.store import Store, open_store
 
@@ -117,7 +117,7 @@ def off_overhead(place: Path, width: int, layers: int) -> float:
         return call
 
     with (
-        mock.patch.object(reuse, "_unchanged", timed(reuse._unchanged)),
+        mock.patch.object(snapshotter, "_unchanged", timed(snapshotter._unchanged)),
         mock.patch.object(writer, "find_unchanged", timed(writer.find_unchanged)),
         mock.patch.object(Layout, "versions", property(timed(Layout.versions.fget))),  # type: ignore[attr-defined]
     ):
@@ -144,7 +144,7 @@ def in_turn(rounds: int, first: Callable[[], object], second: Callable[[], objec
 @contextmanager
 def never_reused() -> Iterator[None]:
     """Write every tensor again."""
-    with mock.patch.object(reuse, "_unchanged", return_value=set()):
+    with mock.patch.object(snapshotter, "_unchanged", return_value=set()):
         yield
 
 

@@ -169,7 +169,7 @@ class Session:
             store, self.job, uid, retention=options.retention_rules, max_in_flight=options.max_in_flight,
             debug=options.debug, parity=options.parity, compress=options.compress, reporter=self._reporter,
             ranks=self._ranks, memory=self._memory, compresses=compression.begin,
-            read_metrics=self._meter.newest_metrics if leads else lambda: dict,
+            read_metrics=self._meter.newest_metrics if leads else lambda: None,
         )  # fmt: skip
         console_log.open()
         self._orders = Orders(

@@ -21,9 +21,7 @@ import torch
 
 from holdfast.checkpoint import restore
 from holdfast.format import manifest as fmt
-from holdfast.protocol.ids import checkpoint_id
-from holdfast.save.reuse import Task
-from holdfast.save.run import RunOrigin
+from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import open_store
 
@@ -56,11 +54,10 @@ class Payload:
         for slot in self.slots:
             self.memory[slot.start : slot.end] = tensors[slot.name][2]
 
-    def task(self, iteration: int, *, compress: bool) -> Task:
-        origin = RunOrigin(job=JOB, attempt=1, parent=None, versions={}, compress=compress)
-        return Task(
-            origin=origin, id=checkpoint_id(iteration, 1), iteration=iteration, lineage=1, kind="scheduled",
-            created_at=0.0, slots=self.slots, views={}, state={}, timings={},
+    def draft(self, iteration: int, *, compress: bool) -> Draft:
+        return Draft(
+            job=JOB, iteration=iteration, lineage=1, attempt=1, kind="scheduled", created_at=0.0, parent=None,
+            world_size=1, compress=compress, slots=self.slots,
         )  # fmt: skip
 
 
@@ -103,19 +100,19 @@ def measure(payload: Payload, rounds: int, *, restores: bool = True) -> dict[str
 
 
 def _take(store: Any, payload: Payload, cost: Cost, iteration: int, *, compress: bool, restores: bool) -> None:
-    task = payload.task(iteration, compress=compress)
+    draft = payload.draft(iteration, compress=compress)
     started, used = time.perf_counter(), time.process_time()
-    written = write_checkpoint(store, task, payload.memory)
+    written = write_checkpoint(store, draft, payload.memory)
     cost.write_seconds.append(time.perf_counter() - started)
     cost.write_cpu_seconds.append(time.process_time() - used)
     cost.encode_seconds.append(written.encode_seconds)
     cost.stored_bytes = sum(file.size_bytes for file in written.files)
     if restores:
         started, used = time.perf_counter(), time.process_time()
-        restore.load(store, JOB, task.id)
+        restore.load(store, JOB, draft.id)
         cost.restore_seconds.append(time.perf_counter() - started)
         cost.restore_cpu_seconds.append(time.process_time() - used)
-    store.delete(JOB, task.id, 1)
+    store.delete(JOB, draft.id, 1)
 
 
 def figures(size_bytes: int, rounds: int) -> dict[str, float]:

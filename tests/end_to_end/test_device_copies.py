@@ -89,9 +89,9 @@ def test_checkpoints_hold_the_state_of_their_iteration_though_updates_follow_at_
             job.iterate()
             expected[iteration] = job.end_iteration()
     assert job.runs.torn == []
-    assert [run.request.iteration for run in job.runs.durable] == list(expected)
+    assert [run.draft.iteration for run in job.runs.durable] == list(expected)
     for run in job.runs.durable:
-        assert saved(tmp_path, run.id) == expected[run.request.iteration], f"iteration {run.request.iteration}"
+        assert saved(tmp_path, run.id) == expected[run.draft.iteration], f"iteration {run.draft.iteration}"
     if DEVICE == "cuda":
         assert any(run.copy.device_copy_seconds for run in job.runs.durable), "none was first copied on the device"
 
@@ -130,7 +130,7 @@ def test_a_write_before_the_update_never_makes_a_wrong_checkpoint(tmp_path):
     if DEVICE == "cuda":
         assert job.runs.torn, "the write went undetected"
     for run in job.runs.durable:
-        assert saved(tmp_path, run.id) == expected[run.request.iteration], f"iteration {run.request.iteration}"
+        assert saved(tmp_path, run.id) == expected[run.draft.iteration], f"iteration {run.draft.iteration}"
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA device")
@@ -156,9 +156,9 @@ def test_updates_that_a_cuda_graph_replays_mix_no_iterations(is_captured_first, 
             expected[iteration] = job.end_iteration()
         reason = job.session._training.obstacle_to_restore()
     assert job.runs.torn == []
-    assert [run.request.iteration for run in job.runs.durable] == list(expected)
+    assert [run.draft.iteration for run in job.runs.durable] == list(expected)
     for run in job.runs.durable:
-        assert saved(tmp_path, run.id) == expected[run.request.iteration], f"iteration {run.request.iteration}"
-    assert [run.request.at_once for run in job.runs.durable] == [not waits] * ITERATIONS
+        assert saved(tmp_path, run.id) == expected[run.draft.iteration], f"iteration {run.draft.iteration}"
+    assert [run.at_once for run in job.runs.durable] == [not waits] * ITERATIONS
     if not is_captured_first:
         assert "CUDA graph" in reason

@@ -16,16 +16,14 @@ from opentelemetry.trace import StatusCode
 
 import holdfast
 from holdfast.integrations import opentelemetry
+from holdfast.save.host_buffers import Arena
 from holdfast.save.run import (
     CopyResult,
-    Run,
-    RunOrigin,
-    RunRequest,
     RunState,
-    SnapshotContents,
     WriteResult,
 )
 from holdfast.store.local import LocalWriter
+from tests.support import persist_job
 from tests.support.eventually import eventually
 from tests.support.small_session import iterate, session_of
 
@@ -114,9 +112,8 @@ def test_a_torn_checkpoint_has_error_status(tmp_path, exported):
     providers, read = exported
     session = session_of(tmp_path)[2]
     opentelemetry.instrument(session, **providers)
-    origin = RunOrigin(job="m", attempt=1, parent=None, versions={})
-    run = Run(RunRequest(iteration=7, lineage=1, kind="scheduled", origin=origin), opentelemetry_of(session))
-    run.begin_copy(SnapshotContents(arena=None))
+    run = persist_job.requested(7, opentelemetry_of(session))
+    run.begin_copy(Arena(), run.draft)
     run.end_copy(CopyResult(seconds=0.5, torn=["model.weight"]))
     run.end(RunState.TORN, WriteResult(reason=run.copy.problem))
     spans, values = read(session)

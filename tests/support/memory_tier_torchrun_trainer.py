@@ -77,7 +77,7 @@ def die_unsealed() -> None:
     def act(task: Any, _: object) -> None:
         if task.iteration == AT:
             eventually(
-                lambda: any(marker.task.iteration == AT for marker in completion_marker.markers_of(FOLDER, JOB)),
+                lambda: any(marker.draft.iteration == AT for marker in completion_marker.markers_of(FOLDER, JOB)),
                 "the completion marker of another rank",
             )
             die()
@@ -87,7 +87,7 @@ def die_unsealed() -> None:
 
 def end_at_once(end: str) -> None:
     def found() -> Any:
-        return next((each for each in complete_snapshots_in(FOLDER, JOB) if each.task.iteration == AT), None)
+        return next((each for each in complete_snapshots_in(FOLDER, JOB) if each.draft.iteration == AT), None)
 
     eventually(found, "a complete snapshot")
     if end == "damaged":

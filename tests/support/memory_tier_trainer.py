@@ -100,7 +100,7 @@ class MemoryTierTrainer:
     def wait_sealed(self, iteration):
         held = slots_in(FOLDER)
         while held and not any(
-            marker.task.iteration == iteration for marker in completion_marker.markers_of(FOLDER, "tier")
+            marker.draft.iteration == iteration for marker in completion_marker.markers_of(FOLDER, "tier")
         ):
             threading.Event().wait(0.005)
 

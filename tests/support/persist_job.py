@@ -8,16 +8,10 @@ import torch
 
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
+from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena
 from holdfast.save.persister import Persister
-from holdfast.save.run import (
-    SETTLED,
-    CopyResult,
-    Run,
-    RunOrigin,
-    RunRequest,
-    SnapshotContents,
-)
+from holdfast.save.run import SETTLED, CopyResult, Run
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store, read_manifest
@@ -27,19 +21,26 @@ from tests.support.process_inspection import children
 JOB = "job"
 
 
-def origin(**changes):
-    plain = {"job": JOB, "attempt": 1, "parent": None, "world_size": 1, "versions": {"torch": "x"}}
-    return RunOrigin(**plain | changes)
+OF_RUN = ("number", "mode", "at_once", "metrics", "survived")
 
 
-def requested(iteration=1, **changes):
-    plain = {"iteration": iteration, "lineage": 1, "kind": "scheduled", "number": iteration, "origin": origin()}
-    return RunRequest(**plain | changes)
+def draft(iteration=1, **changes):
+    plain = {
+        "job": JOB, "iteration": iteration, "lineage": 1, "attempt": 1, "kind": "scheduled", "created_at": 1.0,
+        "parent": None, "world_size": 1, "versions": {"torch": "x"},
+    }  # fmt: skip
+    return Draft(**plain | changes)
 
 
-def copied(snapshotter, captured, **changes):
+def requested(iteration=1, *listeners, **changes):
+    """A run that has not begun; `changes` are arguments of `Run`, or fields of its draft."""
+    options = {"number": iteration} | {name: changes.pop(name) for name in OF_RUN if name in changes}
+    return Run(draft(iteration, **changes), *listeners, **options)
+
+
+def copied(snapshotter, captured, iteration=1, **changes):
     """A run whose copy is over."""
-    run = Run(requested(**changes, at_once=True), snapshotter)
+    run = requested(iteration, snapshotter, **changes, at_once=True)
     snapshotter.begin(run, captured)
     snapshotter.copy(run)
     return run
@@ -47,8 +48,8 @@ def copied(snapshotter, captured, **changes):
 
 def empty_run(iteration, *listeners, **copied):
     """One whose copy is over and holds nothing, for tests of what becomes of it."""
-    run = Run(requested(iteration), *listeners)
-    run.begin_copy(SnapshotContents(arena=Arena()))
+    run = requested(iteration, *listeners)
+    run.begin_copy(Arena(), run.draft)
     run.end_copy(CopyResult(**copied))
     return run
 
@@ -88,8 +89,7 @@ class PersistJob:
         captured = CapturedState(
             trees={"model": {"w": 1}}, tensors=self.tensors, deferred=set(self.tensors), frozen=self.frozen
         )
-        request = requested(self.iteration, origin=origin(**changes), at_once=True)
-        run = Run(request, self.snapshots, self._settled)
+        run = requested(self.iteration, self.snapshots, self._settled, **changes, at_once=True)
         self.snapshots.begin(run, captured)
         self.persister.submit(run)
         self.snapshots.copy(run)

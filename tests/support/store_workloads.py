@@ -12,8 +12,7 @@ from holdfast.checkpoint import restore
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
-from holdfast.save.reuse import Task
-from holdfast.save.run import RunOrigin
+from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Lineage, Store, open_store
 
@@ -63,12 +62,11 @@ def save_sharing(store: Store, attempt: int, checkpoint: str, size_bytes: int, p
     memory = mmap.mmap(-1, slots[-1].end)
     for slot in slots:
         memory[slot.start : slot.end] = content(0 if slot.name == "base" else iteration, slot.end - slot.start)
-    task = Task(
-        origin=RunOrigin(job=JOB, attempt=attempt, parent=parent, world_size=1, versions={}), id=checkpoint,
-        iteration=iteration, lineage=lineage, kind="scheduled", created_at=time.time(), slots=slots, views={},
-        state={}, timings={}, unchanged={"base"},
+    draft = Draft(
+        job=JOB, iteration=iteration, lineage=lineage, attempt=attempt, kind="scheduled", created_at=time.time(),
+        parent=parent, world_size=1, slots=slots, unchanged={"base"},
     )  # fmt: skip
-    write_checkpoint(store, task, memoryview(memory))
+    write_checkpoint(store, draft, memoryview(memory))
 
 
 def _tensor(slot: fmt.TensorRange, header_bytes: int, payload: memoryview) -> fmt.Tensor:

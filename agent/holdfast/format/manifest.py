@@ -91,8 +91,8 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.size_bytes + (self.parity.size_bytes if self.parity is not None else 0)
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """The description of a checkpoint, written last: a checkpoint with a manifest is complete."""
+class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint without its tensors: the fields that its draft and its manifest share."""
 
     format: Literal[1] = 1
     job: str
@@ -107,6 +107,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parent: str | None
     """The previous checkpoint of its lineage, or the one that its lineage began from."""
     world_size: int
+    timings: dict[str, float] = {}
+    versions: dict[str, str] = {}
+    fingerprint: dict[str, str] = {}
+    """Environment on which bitwise results depend: devices, threads, flags … Compared on resume."""
+    metrics: dict[str, LoggedMetric] = {}
+    """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
+
+
+class Manifest(CheckpointDescription, frozen=True, kw_only=True):
+    """The description of a checkpoint, written last: a checkpoint with a manifest is complete."""
+
     digest: str = DIGEST
     files: list[File]
     tensors: list[Tensor]
@@ -115,12 +126,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     that JSON lacks. One entry per object of the session, and `rng` and `session`."""
     rank_states: dict[str, dict[str, Any]] = {}
     """Entries of `state` that differ on other ranks, by rank; `{"$absent": true}` for missing ones."""
-    timings: dict[str, float] = {}
-    versions: dict[str, str] = {}
-    fingerprint: dict[str, str] = {}
-    """Environment on which bitwise results depend: devices, threads, flags … Compared on resume."""
-    metrics: dict[str, LoggedMetric] = {}
-    """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
     origin: Origin | None = None
     """The checkpoint that it is a copy of, in a forked job; otherwise absent from the file."""
     manifest_digest: str | msgspec.UnsetType = msgspec.UNSET

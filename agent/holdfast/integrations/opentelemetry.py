@@ -66,16 +66,16 @@ class Instrumentation:
         if state is RunState.COPYING:
             self._current = run.id
         elif state in SETTLED:
-            request = run.request
+            draft = run.draft
             facts = {
                 "holdfast.checkpoint": run.id,
-                "holdfast.iteration": request.iteration,
-                "holdfast.lineage": request.lineage,
-                "holdfast.kind": request.kind,
+                "holdfast.iteration": draft.iteration,
+                "holdfast.lineage": draft.lineage,
+                "holdfast.kind": draft.kind,
                 "holdfast.state": str(state),
                 "holdfast.bytes": run.result.stored_bytes or run.size_bytes,
             }
-            times = (request.started_at, run.copy.seconds, run.write_started_at, run.result.seconds, time.time())
+            times = (draft.created_at, run.copy.seconds, run.write_started_at, run.result.seconds, time.time())
             overhead = self._session.measured_overhead
             self._queue.append((self._checkpoint, facts, state, run.result.reason, times, overhead))
             io_pool.submit(self._drain)

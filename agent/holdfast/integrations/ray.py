@@ -63,14 +63,14 @@ class CheckpointReporter:
         return self._reference is not None and self._reference.done()
 
     def _refer(self, run: Run) -> tuple[dict[str, Any], Any]:
-        request, filesystem = run.request, self._storage.storage_filesystem
-        path = f"{self._storage.experiment_fs_path}/checkpoint_{request.origin.job}_{run.id}"
-        where = {"store": self._session.store, "job": request.origin.job, "checkpoint": run.id}
+        draft, filesystem = run.draft, self._storage.storage_filesystem
+        path = f"{self._storage.experiment_fs_path}/checkpoint_{draft.job}_{run.id}"
+        where = {"store": self._session.store, "job": draft.job, "checkpoint": run.id}
         filesystem.create_dir(path, recursive=True)
         reference = ray.train.Checkpoint(path, filesystem=filesystem)
         reference.set_metadata({"holdfast": where})
-        metrics = {name: each.value for name, each in request.metrics().items() if math.isfinite(each.value)}
-        return {**metrics, "iteration": request.iteration}, reference
+        metrics = {name: each.value for name, each in draft.metrics.items() if math.isfinite(each.value)}
+        return {**metrics, "iteration": draft.iteration}, reference
 
     def __call__(self) -> None:
         """Report the reference, which only rank 0 has; Ray waits until all workers have called it."""

@@ -8,11 +8,9 @@ from pathlib import Path
 
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import merge_ranks
-from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import CompletionMarker, markers_of
-from holdfast.save.reuse import Task
+from holdfast.save.draft import Draft, manifest_of
 from holdfast.save.two_phase_commit import require_agreement
-from holdfast.save.writer import manifest_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +21,14 @@ class CompleteSnapshot:
     """Completion markers, by rank."""
 
     @property
-    def task(self) -> Task:
-        """The task of rank 0."""
-        return self.markers[0].task
+    def draft(self) -> Draft:
+        """The draft of rank 0."""
+        return self.markers[0].draft
 
     @property
     def position(self) -> tuple[int, int]:
         """(lineage, iteration), in which a later checkpoint compares greater."""
-        iteration, lineage = parse_checkpoint_id(self.task.id)
-        return lineage, iteration
+        return self.draft.lineage, self.draft.iteration
 
     @property
     def numbers(self) -> list[int]:
@@ -40,9 +37,9 @@ class CompleteSnapshot:
 
     def manifest(self) -> fmt.Manifest:
         """Return the manifest that a commit would write. Raises NotPrepared and IncompleteParts."""
-        require_agreement({marker.task.origin.rank: marker.task.must_match for marker in self.markers})
-        parts = [marker.part for marker in self.markers]
-        return manifest_of(self.task, merge_ranks(parts, self.task.origin.world_size), 0.0)
+        drafts = [marker.draft for marker in self.markers]
+        require_agreement({draft.rank: draft.must_match for draft in drafts})
+        return manifest_of(self.draft, merge_ranks((draft.part for draft in drafts), self.draft.world_size))
 
 
 def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:
@@ -53,14 +50,14 @@ def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:
     """
     groups: dict[object, list[CompletionMarker]] = {}
     for marker in markers:
-        origin = marker.task.origin
-        alone = marker.number if origin.world_size == 1 else None
-        key = marker.task.id, origin.uid, origin.attempt, origin.world_size, origin.folder, alone
+        draft = marker.draft
+        alone = marker.number if draft.world_size == 1 else None
+        key = draft.id, draft.uid, draft.attempt, draft.world_size, draft.folder, alone
         groups.setdefault(key, []).append(marker)
     found = [
-        CompleteSnapshot(tuple(sorted(group, key=lambda marker: marker.task.origin.rank)))
+        CompleteSnapshot(tuple(sorted(group, key=lambda marker: marker.draft.rank)))
         for group in groups.values()
-        if sorted(marker.task.origin.rank for marker in group) == list(range(group[0].task.origin.world_size))
+        if sorted(marker.draft.rank for marker in group) == list(range(group[0].draft.world_size))
     ]
     return sorted(found, key=lambda each: each.position, reverse=True)
 

@@ -20,8 +20,8 @@ from holdfast.format import manifest as fmt
 from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, complete_snapshots_in
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
+from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena, free_slot_pages
-from holdfast.save.run import CopyResult, RunRequest, SnapshotContents
 from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
@@ -89,11 +89,11 @@ class MemoryTier:
         )
         here = {arena.slot.number for arena in self.arenas if arena.slot is not None}
         return [
-            MemoryCheckpoint(id=each.task.id, numbers=each.numbers)
+            MemoryCheckpoint(id=each.draft.id, numbers=each.numbers)
             for each in self._found
             if each.numbers[0] in here
             and len(each.markers) == self._ranks.world_size
-            and each.task.origin.uid in others
+            and each.draft.uid in others
             and each.position >= newest
             and each.position[0] == lineages[-1].number
         ]
@@ -118,14 +118,14 @@ class MemoryTier:
             raise DamagedCheckpoint("memory", "no supervisor holds memory for this rank")
         snapshot = _read_snapshot(folder, found)
         own, arena = snapshot.markers[rank], self._arena(snapshot)
-        arena.adopt(own.size_bytes)
-        verify(own, arena.bytes(own.size_bytes))
-        others = {marker.part.file.name: marker for marker in snapshot.markers if marker is not own}
+        arena.adopt(own.draft.size_bytes)
+        verify(own, arena.bytes(own.draft.size_bytes))
+        others = {marker.draft.files[0].name: marker for marker in snapshot.markers if marker is not own}
 
         def payload(file: fmt.File, names: Collection[str]) -> memoryview:
             if (marker := others.get(file.name)) is None:
-                return arena.bytes(own.size_bytes)
-            with mapped(SharedBuffer(folder, marker.number), marker.size_bytes, private=True) as data:
+                return arena.bytes(own.draft.size_bytes)
+            with mapped(SharedBuffer(folder, marker.number), marker.draft.size_bytes, private=True) as data:
                 verify(marker, data, only=names)
                 return data
 
@@ -135,47 +135,18 @@ class MemoryTier:
 
     def is_unsaved(self, committed: Sequence[str]) -> bool:
         """Return whether the loaded snapshot is not among the checkpoints `committed`."""
-        return self._loaded is not None and self._loaded.task.id not in committed
+        return self._loaded is not None and self._loaded.draft.id not in committed
 
     @property
     def parent(self) -> str | None:
         """The parent of the loaded snapshot."""
-        return self._loaded.task.origin.parent if self._loaded is not None else None
+        return self._loaded.draft.parent if self._loaded is not None else None
 
-    def survivor(
-        self, *, number: int, attempt: int, uid: str, damaged: Collection[str]
-    ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
-        """Return this rank's part of the loaded snapshot for this attempt to persist.
-
-        It replaces the checkpoint of the same name in the store if that is among the `damaged` ones.
-        """
+    def survivor(self) -> tuple[Arena, Draft]:
+        """Return this rank's part of the loaded snapshot, for this attempt to save: it is digested again."""
         assert self._loaded is not None
-        task = self._loaded.markers[self._ranks.rank].task
-        contents = SnapshotContents(
-            arena=self._arena(self._loaded),
-            trees=task.state,
-            slots=task.slots,
-            views=task.views,
-            shards=task.shards,
-            rank_local=task.rank_local,
-            must_match=task.must_match,
-            frozen=task.unchanged,
-        )
-        origin = msgspec.structs.replace(
-            task.origin, attempt=attempt, uid=uid, folder=None, replaces=task.id in damaged
-        )
-        request = RunRequest(
-            iteration=task.iteration,
-            lineage=task.lineage,
-            kind=task.kind,
-            origin=origin,
-            number=number,
-            fingerprint=task.fingerprint,
-            metrics=lambda: task.metrics,
-            started_at=task.created_at,
-            survived=True,
-        )
-        return request, contents, CopyResult(seconds=task.timings.get("snapshot_seconds", 0.0))
+        draft = self._loaded.markers[self._ranks.rank].draft
+        return self._arena(self._loaded), msgspec.structs.replace(draft, files=[], tensors=[])
 
     def report_start(self, committed: Sequence[str]) -> None:
         """Report a resume from memory, and why the tier is not used if there is a supervisor."""
@@ -186,10 +157,10 @@ class MemoryTier:
             self._unreported = None
         if self._loaded is None:
             return
-        task, end = self._loaded.task, os.environ.get("HOLDFAST_PREVIOUS_EXIT")
+        iteration, end = self._loaded.draft.iteration, os.environ.get("HOLDFAST_PREVIOUS_EXIT")
         since = f"; the last attempt ended: {end}" if end else ""
         durable = "not durable yet, being written" if self.is_unsaved(committed) else "also durable"
-        message = f"resumed from iteration {task.iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
+        message = f"resumed from iteration {iteration:,} (kept in memory by `holdfast run`; {durable}){since}"
         self._reporter.notice("info", NOTICE_CODE, message)
 
     def report_damaged(self, found: MemoryCheckpoint, error: Exception) -> None:
@@ -218,7 +189,7 @@ class MemoryTier:
             if (slot := arena.slot) is None:
                 continue
             marker = read_marker(slot)
-            if marker is None or marker.task.iteration <= saved:
+            if marker is None or marker.draft.iteration <= saved:
                 slot.remove_marker()
                 arena.free_pages()
             slot.release()
@@ -235,7 +206,7 @@ class MemoryTier:
         rank, world_size = self._ranks.rank, self._ranks.world_size
         if self._folder is not None:
             markers = markers_of(self._folder, self._job)
-            own = [marker.number for marker in markers if marker.task.origin.rank % world_size == rank]
+            own = [marker.number for marker in markers if marker.draft.rank % world_size == rank]
             claimed = claim(self._folder, own, max_in_flight)
         if world_size == 1:
             return claimed
@@ -273,7 +244,7 @@ def _supervisor_folder() -> Path | None:
 def _read_snapshot(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
     """Read the completion markers of all ranks again. DamagedCheckpoint when they have changed."""
     snapshots = complete(filter(None, (read_marker(SharedBuffer(folder, number)) for number in found.numbers)))
-    if [(each.task.id, each.numbers) for each in snapshots] != [(found.id, found.numbers)]:
+    if [(each.draft.id, each.numbers) for each in snapshots] != [(found.id, found.numbers)]:
         raise DamagedCheckpoint("memory", f"{found.id} no longer has completion markers of all ranks")
     return snapshots[0]
 

@@ -11,42 +11,35 @@ import collections
 import contextlib
 import mmap
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import RankShard
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.save.reuse import Task
+from holdfast.save.draft import Draft
 from holdfast.save.shared_buffers import SharedBuffer, slots_in
 from holdfast.system import io_pool
 
 
-class CompletionMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is needed to write the checkpoint or to resume from it, except its bytes."""
+@dataclass(frozen=True, slots=True)
+class CompletionMarker:
+    """A marker that was found: all that a write of the checkpoint or a resume needs, except its bytes."""
 
-    task: Task
-    part: RankShard
-    number: int = 0
+    draft: Draft
+    number: int
     """Slot number."""
 
-    @property
-    def size_bytes(self) -> int:
-        return self.task.slots[-1].end if self.task.slots else 0
+
+_drafts = msgspec.msgpack.Decoder(Draft)
 
 
-_markers = msgspec.msgpack.Decoder(CompletionMarker)
-
-
-def write_marker(task: Task, part: RankShard) -> None:
-    """Mark the shared buffer of `task` as complete; does nothing without one. OSError if that fails."""
-    if task.marker is None:
-        return
-    path = Path(task.marker)
-    data = msgspec.msgpack.encode(CompletionMarker(task=task, part=part))
+def write_marker(path: Path, draft: Draft) -> None:
+    """Mark a shared buffer as complete: it holds the tensors of `draft`. OSError if that fails."""
+    data = msgspec.msgpack.encode(draft)
     written = path.with_suffix(f".{os.getpid()}")
     try:
         written.write_bytes(bytes.fromhex(fmt.digest(data)) + data)
@@ -64,7 +57,7 @@ def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
         digest, data = content[:16], content[16:]
         if bytes.fromhex(fmt.digest(data)) != digest:
             return None
-        return msgspec.structs.replace(_markers.decode(data), number=slot.number)
+        return CompletionMarker(_drafts.decode(data), slot.number)
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -72,8 +65,8 @@ def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
 def markers_of(folder: Path, job: str) -> list[CompletionMarker]:
     """Read the markers of all snapshots of a job, the newest lineage's latest iteration first."""
     markers = filter(None, map(read_marker, slots_in(folder)))
-    found = [each for each in markers if each.task.origin.job == job]
-    return sorted(found, key=lambda each: parse_checkpoint_id(each.task.id)[::-1], reverse=True)
+    found = [each for each in markers if each.draft.job == job]
+    return sorted(found, key=lambda each: parse_checkpoint_id(each.draft.id)[::-1], reverse=True)
 
 
 @contextlib.contextmanager
@@ -97,12 +90,12 @@ def mapped(slot: SharedBuffer, size_bytes: int, *, private: bool = False) -> Ite
 
 def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str] | None = None) -> None:
     """Verify the bytes, or only those of the tensors in `only`, on several threads. Raises DamagedCheckpoint."""
-    file, opening = found.part.file, found.part.file.header_bytes
-    header = header_of(found.task)
-    fmt.check_digest(file, fmt.DigestRange(None, 0, opening, file.header_digest), fmt.digest(header))
-    if [t.name for t in found.part.tensors] != [s.name for s in found.task.slots]:
+    draft, (file, *_) = found.draft, found.draft.files
+    opening = file.header_bytes
+    fmt.check_digest(file, fmt.DigestRange(None, 0, opening, file.header_digest), fmt.digest(draft.header()))
+    if [t.name for t in draft.tensors] != [s.name for s in draft.slots]:
         raise DamagedCheckpoint(file.name, "its completion marker lists other tensors")
-    tensors = [tensor for tensor in found.part.tensors if only is None or tensor.name in only]
+    tensors = [tensor for tensor in draft.tensors if only is None or tensor.name in only]
     left = collections.deque(each for tensor in tensors for each in fmt.tensor_ranges(tensor))
 
     def check() -> None:
@@ -115,10 +108,3 @@ def verify(found: CompletionMarker, payload: memoryview, *, only: Collection[str
 
     is_small = len(payload) < fmt.SMALL_BYTES
     io_pool.share(check, 1 if is_small else len(os.sched_getaffinity(0)))
-
-
-def header_of(task: Task, slots: Sequence[fmt.TensorRange] | None = None) -> bytes:
-    """Return the safetensors header of a file of this task, with all its tensors or only `slots`."""
-    origin = task.origin
-    names = {"job": origin.job, "iteration": str(task.iteration), "rank": str(origin.rank)}
-    return fmt.payload_header(task.slots if slots is None else slots, names)

@@ -36,9 +36,9 @@ class Compression:
 
     def settled(self, run: Run) -> None:
         """Pause if a compressed checkpoint took too long."""
-        if self._paused_left or run.state is not RunState.DURABLE or not run.result.encode_seconds:
+        if self._paused_left or run.state is not RunState.DURABLE or not run.draft.encode_seconds:
             return
-        if (reason := self._objection(run.result.seconds, run.result.encode_seconds)) is None:
+        if (reason := self._objection(run.result.seconds, run.draft.encode_seconds)) is None:
             self._compressed += 1
             return
         has_paid = self._compressed >= self._pause

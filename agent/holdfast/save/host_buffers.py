@@ -8,6 +8,7 @@ import logging
 import mmap
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -95,9 +96,9 @@ class Arena:
             self._map.register()
 
     @property
-    def marker(self) -> str | None:
+    def marker(self) -> Path | None:
         """Path of the completion marker, for readers after this process is gone."""
-        return str(self.slot.marker) if self.slot is not None else None
+        return self.slot.marker if self.slot is not None else None
 
     def remove_marker(self) -> None:
         """Remove the completion marker before the content changes. OSError: then it must not change."""

@@ -13,7 +13,7 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
 from holdfast.format.manifest import raw_bytes, reused_bytes
 from holdfast.protocol.messages import RankCheckpointTimes
-from holdfast.save.reuse import Task, Written
+from holdfast.save.draft import Draft
 from holdfast.save.run import SETTLED, Run, RunState, WriteResult
 from holdfast.save.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
 from holdfast.save.writer import write_checkpoint
@@ -95,57 +95,53 @@ class Persister:
             if run.state in SETTLED:  # Ctrl-C interrupted `submit`
                 return
             started = time.perf_counter()
-            state, result = self._persist(run)
-            run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started))
+            state, result, written = self._persist(run)
+            run.end(state, dataclasses.replace(result, seconds=time.perf_counter() - started), written)
         except Exception:  # keep the thread alive: a defect must not stop later checkpoints
             logger.exception("checkpoint %s did not settle", run.id)
 
-    def _persist(self, run: Run) -> tuple[RunState, WriteResult]:
-        written = Written(write_seconds=0.0)
-        spans: list[RankCheckpointTimes] = []
-        problem = _problem(run)
+    def _persist(self, run: Run) -> tuple[RunState, WriteResult, Draft]:
+        draft, spans, problem = run.draft, list[RankCheckpointTimes](), _problem(run)
 
-        def write(task: Task) -> Written:
-            nonlocal written
-            assert run.contents is not None
-            payload = run.contents.arena.bytes(run.size_bytes)
-            written = write_checkpoint(self._store, task, payload)
-            return written
+        def write(unwritten: Draft) -> Draft:
+            nonlocal draft
+            assert run.arena is not None
+            draft = write_checkpoint(self._store, unwritten, run.arena.bytes(run.size_bytes), run.marker)
+            return draft
 
         try:
             if problem is None:
-                run.begin_write()
+                draft = run.begin_write()
             elif self._channel is None:
                 raise problem
-            task = Task.of(run)
             if self._channel is None:
-                files = self._write_alone(task, write).files
+                files = self._write_alone(draft, write).files
             else:
                 files = commit(
-                    *(self._channel, run.request.number, self._store, task, problem, write),
+                    *(self._channel, run.number, self._store, draft, problem, write),
                     on_durable=spans.extend,
                     make_room=self._make_room,
                 )
         except NotPrepared as error:
-            return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error))
+            return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error)), draft
         except Exception as error:  # training continues; the event reports the error
             if not isinstance(error, (HoldfastError, OSError)):
                 logger.error("persisting checkpoint %s failed", run.id, exc_info=error)
-            return RunState.FAILED, WriteResult(reason=describe_error(error), fenced=isinstance(error, Fenced))
-        return RunState.DURABLE, WriteResult(
+            failed = WriteResult(reason=describe_error(error), fenced=isinstance(error, Fenced))
+            return RunState.FAILED, failed, draft
+        result = WriteResult(
             stored_bytes=sum(file.size_bytes for file in files),
             reused_bytes=reused_bytes(files),
             written_bytes=sum(file.stored_bytes for file in files if file.written_by is None),
             raw_bytes=raw_bytes(files),
-            encode_seconds=written.encode_seconds,
-            not_linked=written.not_linked,
             ranks=spans,
         )
+        return RunState.DURABLE, result, draft
 
-    def _write_alone(self, task: Task, write: Callable[[Task], Written]) -> Written:
+    def _write_alone(self, draft: Draft, write: Callable[[Draft], Draft]) -> Draft:
         while True:
             try:
-                return write(task)
+                return write(draft)
             except OSError as error:
                 if not (is_full(error) and self._make_room(error)):
                     raise
@@ -162,11 +158,11 @@ def _problem(run: Run) -> NotPrepared | None:
     """Return why the run cannot become durable; None if it can."""
     if (problem := run.copy.problem) is not None:
         return NotPrepared(problem, torn=run.copy.is_torn)
-    contents = run.contents
-    if contents is None or contents.round_trip is None:
+    if run.round_trip is None:
         return None
+    draft = run.draft
     try:
-        contents.round_trip.require_same(contents.trees, contents.slots, contents.views, contents.shards)
+        run.round_trip.require_same(draft.state, draft.slots, draft.views, draft.shards)
     except Exception as error:  # a resume would fail the same way
         return NotPrepared(f"a checkpoint of this state could not be loaded: {describe_error(error)}")
     return None

@@ -57,7 +57,7 @@ class CheckpointEvents:
         """Kinds of server numbers that were reported as implausible."""
 
     def run_changed(self, run: Run, state: RunState) -> None:
-        if state is RunState.COPYING and not run.request.survived:
+        if state is RunState.COPYING and not run.survived:
             self._report(run, "snapshot")
         elif state is RunState.WRITING:
             self._report(run, "persisting", persist_started_at=run.write_started_at)
@@ -173,10 +173,10 @@ class CheckpointEvents:
             if was_warned:
                 self._reporter.notice("info", "checkpoint", f"checkpoints are durable again, from {run.id}")
             self._reporter.durable(run.id, result.seconds)
-            if result.not_linked and not self._link_failure_reported:
+            if run.draft.not_linked and not self._link_failure_reported:
                 self._link_failure_reported = True
                 self._reporter.notice(
-                    "info", "reuse", f"unchanged tensors were written again: {result.not_linked}"
+                    "info", "reuse", f"unchanged tensors were written again: {run.draft.not_linked}"
                 )
         elif result.reason and state is RunState.FAILED and not result.fenced:  # the session logs the others
             self.warn(result.reason)
@@ -215,19 +215,19 @@ class CheckpointEvents:
         )
 
     def _report(self, run: Run, state: CheckpointState, **more: object) -> None:
-        request, copied = run.request, run.copy.seconds > 0
+        draft, copied = run.draft, run.copy.seconds > 0
         self._reporter.event(
             messages.Checkpoint(
                 at=time.time(),
                 id=run.id,
-                iteration=request.iteration,
-                lineage=request.lineage,
-                kind=request.kind,
+                iteration=draft.iteration,
+                lineage=draft.lineage,
+                kind=draft.kind,
                 state=state,
                 payload_bytes=run.result.stored_bytes or run.size_bytes,
                 reused_bytes=run.result.reused_bytes,
                 raw_bytes=run.result.raw_bytes,
-                snapshot_started_at=request.started_at,
+                snapshot_started_at=draft.created_at,
                 snapshot_seconds=run.copy.seconds if copied else None,
                 stall_seconds=run.stall_seconds if copied else None,
                 **more,  # type: ignore[arg-type]

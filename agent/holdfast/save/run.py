@@ -15,18 +15,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.format.manifest import Shard, TensorRange
-from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.profile import Profile, SnapshotMode
-from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import CheckpointKind, RankCheckpointTimes
+from holdfast.protocol.messages import RankCheckpointTimes
 from holdfast.retention import LoggedMetric
+from holdfast.save.draft import Draft
 
 if TYPE_CHECKING:
     from holdfast.save.host_buffers import Arena
@@ -81,81 +80,6 @@ class IllegalTransition(RuntimeError):
     """A defect of Holdfast. The checkpoint threads catch and log it; training continues."""
 
 
-class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The writer of a checkpoint, and its parent checkpoint."""
-
-    job: str
-    attempt: int
-    uid: str = ""
-    """The attempt's identifier in its own store."""
-    parent: str | None
-    rank: int = 0
-    world_size: int = 1
-    folder: str | None = None
-    """Folder in the store in which rank 0 began the checkpoint; `None` if this process writes all of it."""
-    versions: dict[str, str]
-    replaces: bool = False
-    """Replaces a damaged checkpoint of the same name."""
-    may_link: bool = True
-    """Whether files of `parent` may be linked; False after damage was found."""
-    parity: ParityCode | None = None
-    """Strength of the parity files to write; `None` for none."""
-    compress: bool = False
-    """Whether files are encoded as byte planes where that makes them smaller."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
-    """What to save and how; fixed before anything is copied."""
-
-    iteration: int
-    lineage: int
-    kind: CheckpointKind
-    origin: RunOrigin
-    number: int = 0
-    """Sequence number within the attempt, the same on all ranks."""
-    mode: SnapshotMode = "cpu"
-    at_once: bool = False
-    """Copy everything while training waits."""
-    fingerprint: Mapping[str, str] = field(default_factory=dict)
-    """Environment that the state was trained in."""
-    metrics: Callable[[], Mapping[str, LoggedMetric]] = dict
-    """Returns the newest value of each metric, once the copy of the state has ended. For any thread."""
-    started_at: float = field(default_factory=time.time)
-    survived: bool = False
-    """An earlier attempt copied it into the memory tier and ended before it was durable."""
-
-    @property
-    def id(self) -> str:
-        return checkpoint_id(self.iteration, self.lineage)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotContents:
-    """A copied state and the layout of its tensors in host memory."""
-
-    arena: Arena
-    trees: dict[str, Any] = field(default_factory=dict)
-    slots: list[TensorRange] = field(default_factory=list)
-    views: dict[str, str] = field(default_factory=dict)
-    shards: dict[str, Shard] = field(default_factory=dict)
-    """Position of each sharded tensor in its global tensor, by name."""
-    rank_local: set[str] = field(default_factory=set)
-    """Names of tensors that may differ between ranks."""
-    must_match: dict[str, str] = field(default_factory=dict)
-    """Values that must be equal on all ranks that report the same key."""
-    round_trip: RoundTrip | None = None
-    """Check that the written state decodes to the captured one; None once one check has passed."""
-    frozen: set[str] = field(default_factory=set)
-    """Names of parameters that no optimizer trains."""
-    parent_versions: Mapping[str, int] | None = None
-    """`CopyResult.versions` of the parent; None if this session did not take it."""
-
-    @property
-    def size_bytes(self) -> int:
-        return self.slots[-1].end if self.slots else 0
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyResult:
     """Duration and outcome of the copy."""
@@ -203,12 +127,11 @@ class WriteResult:
     """Size of the others with their parity: what was sent to the store."""
     raw_bytes: int = 0
     """Size of all ranks' files before they were encoded; 0 if none was."""
-    encode_seconds: float = 0.0
-    """Part of `seconds` in which this rank encoded its files."""
-    not_linked: str | None = None
-    """Why unchanged tensors were written again; None if they were not."""
     ranks: Sequence[RankCheckpointTimes] = ()
     """Durations of the slowest ranks, on rank 0 once the checkpoint is durable."""
+
+
+MetricsReader = Callable[[], Mapping[str, LoggedMetric]]
 
 
 class RunListener(Protocol):
@@ -218,17 +141,41 @@ class RunListener(Protocol):
 
 
 class Run:
-    """One checkpoint on this rank. Thread-safe: training, copying and writing threads share it."""
+    """One checkpoint on this rank. Thread-safe: training, copying and writing threads share it.
 
-    def __init__(self, request: RunRequest, *listeners: RunListener) -> None:
-        self.request = request
+    Args:
+        draft: what is known at the decision. Transitions complete it.
+        listeners: called in this order.
+        number: sequence number within the attempt, the same on all ranks.
+        mode: how tensors on a device are copied.
+        at_once: copy everything while training waits.
+        metrics: returns the newest value of each metric, once the copy of the state has ended; for any thread.
+        survived: an earlier attempt copied it into memory that outlives a process and ended before it was durable.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        *listeners: RunListener,
+        number: int = 0,
+        mode: SnapshotMode = "cpu",
+        at_once: bool = False,
+        metrics: MetricsReader | None = None,
+        survived: bool = False,
+    ) -> None:
         self._listeners = listeners
+        self._metrics = metrics
+        self.number, self.mode, self.at_once, self.survived = number, mode, at_once, survived
         self._lock = threading.Lock()
         self.state = RunState.REQUESTED
         self._copied, self._settled = threading.Event(), threading.Event()
         """Set when the listeners have returned from the transition."""
         # set by transitions only
-        self.contents: SnapshotContents | None = None
+        self.draft = draft
+        self.arena: Arena | None = None
+        """Where the copied state is."""
+        self.round_trip: RoundTrip | None = None
+        """Check that the written state decodes to the captured one; None once one check has passed."""
         self.copy, self.result = CopyResult(), WriteResult()
         self.write_started_at = 0.0
         self.stall_seconds = 0.0
@@ -236,15 +183,23 @@ class Run:
 
     @property
     def id(self) -> str:
-        return self.request.id
+        return self.draft.id
 
     @property
     def outcome(self) -> CheckpointOutcome:
-        return CheckpointOutcome(self.id, self.request.iteration, self.state, self.result.reason)
+        return CheckpointOutcome(self.id, self.draft.iteration, self.state, self.result.reason)
 
     @property
     def size_bytes(self) -> int:
-        return self.contents.size_bytes if self.contents is not None else 0
+        return self.draft.size_bytes
+
+    @property
+    def marker(self) -> Path | None:
+        """Path of the completion marker to write; None if the memory does not outlive the process.
+
+        A survivor has one: while ranks rewrite theirs one by one, the set would be incomplete.
+        """
+        return None if self.survived or self.arena is None else self.arena.marker
 
     @property
     def cost(self) -> Profile | None:
@@ -252,8 +207,8 @@ class Run:
 
         Safety and final checkpoints are copied while training waits.
         """
-        request, copied, result = self.request, self.copy, self.result
-        is_alike = request.kind in ("scheduled", "requested") and not request.survived
+        copied, result = self.copy, self.result
+        is_alike = self.draft.kind in ("scheduled", "requested") and not self.survived
         if self.state is not RunState.DURABLE or not is_alike:
             return None
         return Profile(
@@ -272,17 +227,23 @@ class Run:
         with self._lock:
             self.stall_seconds += seconds
 
-    def begin_copy(self, contents: SnapshotContents) -> None:
-        self._move(RunState.COPYING, contents=contents)
+    def begin_copy(self, arena: Arena, draft: Draft, round_trip: RoundTrip | None = None) -> None:
+        self._move(RunState.COPYING, arena=arena, draft=draft, round_trip=round_trip)
 
-    def end_copy(self, result: CopyResult) -> None:
-        self._move(RunState.COPIED, copy=result)
+    def end_copy(self, result: CopyResult, unchanged: Collection[str] = ()) -> None:
+        draft = msgspec.structs.replace(self.draft, unchanged=set(unchanged)) if unchanged else self.draft
+        self._move(RunState.COPIED, copy=result, draft=draft)
 
-    def begin_write(self) -> None:
+    def begin_write(self) -> Draft:
+        """Return the draft, completed by what is known now that the copy has ended."""
         self._move(RunState.WRITING, write_started_at=time.time())
+        timings = {"snapshot_seconds": self.copy.seconds, "stall_seconds": self.stall_seconds}
+        metrics = self.draft.metrics if self._metrics is None else dict(self._metrics())  # may wait for a device
+        self.draft = msgspec.structs.replace(self.draft, timings=timings, metrics=metrics)
+        return self.draft
 
-    def end(self, state: RunState, result: WriteResult) -> None:
-        self._move(state, result=result)
+    def end(self, state: RunState, result: WriteResult, written: Draft | None = None) -> None:
+        self._move(state, result=result, draft=written or self.draft)
 
     def wait_copied(self, timeout_seconds: float | None = None) -> bool:
         return self._copied.wait(timeout_seconds)

@@ -12,7 +12,7 @@ import logging
 import platform
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -27,7 +27,8 @@ from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.messages import CheckpointKind
-from holdfast.retention import LoggedMetric, Retention
+from holdfast.retention import Retention
+from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena
 from holdfast.save.persister import Persister
 from holdfast.save.reports import CheckpointEvents, not_writable
@@ -35,12 +36,10 @@ from holdfast.save.run import (
     SETTLED,
     CheckpointOutcome,
     CopyResult,
+    MetricsReader,
     Run,
     RunListener,
-    RunOrigin,
-    RunRequest,
     RunState,
-    SnapshotContents,
     WriteResult,
 )
 from holdfast.save.snapshotter import Snapshotter
@@ -58,8 +57,6 @@ RETURN_SECONDS = 0.05
 """How long training waits to learn whether an unavailable store is back."""
 OUTCOMES_KEPT = 1000
 """How many outcomes are kept for a script that does not ask for them."""
-ReadMetrics = Callable[[], Callable[[], Mapping[str, LoggedMetric]]]
-"""Returns a function that returns the newest value of each metric, once the copy of the state has ended."""
 
 
 class SnapshotMemory(Protocol):
@@ -75,10 +72,8 @@ class SnapshotMemory(Protocol):
     def is_unsaved(self, committed: Sequence[str]) -> bool:
         """Return whether this attempt resumed from a snapshot that is not among the checkpoints `committed`."""
 
-    def survivor(
-        self, *, number: int, attempt: int, uid: str, damaged: Collection[str]
-    ) -> tuple[RunRequest, SnapshotContents, CopyResult]:
-        """Return this rank's part of that snapshot."""
+    def survivor(self) -> tuple[Arena, Draft]:
+        """Return this rank's part of that snapshot, as its attempt described it."""
 
     def close(self, head: str | None) -> None:
         """Release the memory, but keep snapshots newer than the durable `head`."""
@@ -112,7 +107,7 @@ class Saver:
         reporter: Reporter,
         ranks: Ranks,
         memory: SnapshotMemory | None = None,
-        read_metrics: ReadMetrics = lambda: dict,
+        read_metrics: Callable[[], MetricsReader | None] = lambda: None,
         compresses: Callable[[], bool] = lambda: False,
     ) -> None:
         self._ranks = ranks
@@ -270,19 +265,17 @@ class Saver:
             self._decline("the store is not writable")
             return None
         started = time.perf_counter()
-        iteration, lineage = self._position.iteration, self._position.lineage
-        request = RunRequest(
-            iteration=iteration,
-            lineage=lineage,
-            kind=kind,
-            origin=self._origin(iteration, lineage),
+        run = Run(
+            self._draft(kind),
+            self.snapshots,
+            self._events,
+            *self.listeners,
+            self,
             number=self._number,
             mode=mode,
             at_once=at_once,
-            fingerprint=_fingerprint(),
             metrics=self._read_metrics(),
         )
-        run = Run(request, self.snapshots, self._events, *self.listeners, self)
         is_submitted = False
         try:
             self._follow(run)
@@ -307,18 +300,24 @@ class Saver:
             return None  # a checkpoint that cannot be taken must not end training
         return run
 
-    def _origin(self, iteration: int, lineage: int) -> RunOrigin:
-        return RunOrigin(
+    def _draft(self, kind: CheckpointKind) -> Draft:
+        iteration, lineage = self._position.iteration, self._position.lineage
+        return Draft(
             job=self.job,
+            iteration=iteration,
+            lineage=lineage,
             attempt=self.attempt,
             uid=self.uid,
+            kind=kind,
+            created_at=time.time(),
             parent=self.head or self.lineage.parent,
             rank=self._ranks.rank,
             world_size=self._ranks.world_size,
             versions=self.versions,
+            fingerprint=_fingerprint(),
             replaces=checkpoint_id(iteration, lineage) in self._damaged,
-            parity=self.parity,
             may_link=self._newest_durable >= self._links_from,
+            parity=self.parity,
             compress=self._compresses(),
         )
 
@@ -341,14 +340,15 @@ class Saver:
         self.continue_lineage(self.lineage, parent)  # until it is durable
         run: Run | None = None
         try:
-            request, contents, copied = memory.survivor(
-                number=self._number, attempt=self.attempt, uid=self.uid, damaged=self._damaged
+            arena, draft = memory.survivor()
+            draft = msgspec.structs.replace(
+                draft, attempt=self.attempt, uid=self.uid, folder=None, replaces=draft.id in self._damaged
             )
-            run = Run(request, self.snapshots, self._events, self)
+            run = Run(draft, self.snapshots, self._events, self, number=self._number, survived=True)
             self._follow(run)
-            self.snapshots.reserve(contents.arena)
-            run.begin_copy(contents)
-            run.end_copy(copied)
+            self.snapshots.reserve(arena)
+            run.begin_copy(arena, draft)
+            run.end_copy(CopyResult(seconds=draft.timings.get("snapshot_seconds", 0.0)))
             self.persister.submit(run)
         except Exception as error:  # training continues without it; the other ranks wait for a message
             reason = f"the snapshot in memory is not saved: {describe_error(error)}"
@@ -409,13 +409,13 @@ class Saver:
             return
         is_durable = state is RunState.DURABLE
         with self._lock:
-            if is_durable and run.request.number > self._newest_durable:  # a slow one may settle after newer ones
-                self._newest_durable, self._head = run.request.number, run.id
+            if is_durable and run.number > self._newest_durable:  # a slow one may settle after newer ones
+                self._newest_durable, self._head = run.number, run.id
             self._runs = [each for each in self._runs if each is not run]
             self._settled.append(run)
             self._outcomes.append(run.outcome)
             self._changed.notify_all()
-        if is_durable and run.request.kind == "requested":
+        if is_durable and run.draft.kind == "requested":
             self.retention_queue.add_requested(run.id)
         if is_durable and self._ranks.leads:
             self.retention_queue.request()

@@ -15,13 +15,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from holdfast.errors import HoldfastError
 from holdfast.save.host_buffers import Arena
 from holdfast.save.layout import Layout
-from holdfast.save.run import SETTLED, CopyResult, Run, RunState, SnapshotContents
+from holdfast.save.reuse import worth_sharing
+from holdfast.save.run import SETTLED, CopyResult, Run, RunState
 from holdfast.state.registry import CapturedState
 
 logger = logging.getLogger("holdfast")
@@ -34,6 +37,10 @@ class _Copy:
     run: Run
     layout: Layout
     started: float
+    frozen: Collection[str]
+    """Names of parameters that no optimizer trains."""
+    parent_versions: Mapping[str, int] | None
+    """`CopyResult.versions` of the parent; None if this session did not take it."""
     hold_failure: Exception | None = None
     """Why the next update on a device could not be delayed."""
     update_may_begin: threading.Event = field(default_factory=threading.Event)
@@ -126,7 +133,7 @@ class Snapshotter:
             TypeError: a tensor of a kind that cannot be stored.
         """
         assert self.free, "every arena still holds a snapshot, or the previous copy is not complete"
-        started, mode = time.perf_counter(), run.request.mode
+        started, mode = time.perf_counter(), run.mode
         layout = self._free[0]  # in turn: a layout that is rarely used would keep the tensors of an old state
         try:
             del self._free[0]
@@ -137,29 +144,26 @@ class Snapshotter:
                 self._tried_on_device = True
             layout.start(captured, mode, digests=self._debug)
             self._start_thread()
-            self._copy = _Copy(run, layout, started)
-            run.begin_copy(
-                SnapshotContents(
-                    arena=layout.arena,
-                    trees=captured.trees,
-                    slots=layout.slots,
-                    views=layout.views,
-                    shards=captured.shards,
-                    rank_local=captured.rank_local,
-                    must_match=captured.must_match,
-                    round_trip=captured.round_trip,
-                    frozen=captured.frozen,
-                    parent_versions=self._durable.get(run.request.origin.parent or ""),
-                )
+            parent_versions = self._durable.get(run.draft.parent or "")
+            self._copy = _Copy(run, layout, started, captured.frozen, parent_versions)
+            draft = msgspec.structs.replace(
+                run.draft,
+                state=captured.trees,
+                slots=layout.slots,
+                views=layout.views,
+                shards=captured.shards,
+                rank_local=captured.rank_local,
+                must_match=captured.must_match,
             )
+            run.begin_copy(layout.arena, draft, captured.round_trip)
         except BaseException:
             layout.quiesce()
-            if run.contents is None and layout not in self._free:  # otherwise the settled run releases it
+            if run.arena is None and layout not in self._free:  # otherwise the settled run releases it
                 self._release(layout)
             raise
 
     def copy(self, run: Run) -> None:
-        """Copy the rest in the background; at once, and before this returns, where the request says so.
+        """Copy the rest in the background; at once, and before this returns, where the run says so.
 
         Submit the run first: the copying thread takes the interpreter lock when this thread releases it.
         """
@@ -167,7 +171,7 @@ class Snapshotter:
         assert copy is not None
         assert copy.run is run
         self._work.put(lambda: self._copy_rest(copy))
-        if run.request.at_once:
+        if run.at_once:
             started = time.perf_counter()
             run.wait_copied()
             run.add_stall(time.perf_counter() - started)
@@ -232,8 +236,8 @@ class Snapshotter:
         """Release the memory of a settled run, and wake `wait_free`."""
         if state is RunState.DURABLE and run.copy.versions:
             self._durable = {run.id: run.copy.versions}
-        if state in SETTLED and run.contents is not None:
-            self._release(next(layout for layout in self._layouts if layout.arena is run.contents.arena))
+        if state in SETTLED and run.arena is not None:
+            self._release(next(layout for layout in self._layouts if layout.arena is run.arena))
         else:
             with self._lock:
                 self._changed.notify_all()
@@ -260,15 +264,18 @@ class Snapshotter:
             work()
 
     def _copy_rest(self, copy: _Copy) -> None:
+        unchanged: Collection[str] = ()
         try:
             result = self._copy_and_wait(copy)
+            unchanged = _unchanged(copy, result.versions)
         except Exception as error:  # release the waiting step, and keep this thread alive
             result = CopyResult(failure=error)
             copy.layout.quiesce()
         finally:
             copy.update_may_begin.set()
         seconds = time.perf_counter() - copy.started
-        copy.run.end_copy(replace(result, seconds=seconds, failure=result.failure or copy.hold_failure))
+        result = replace(result, seconds=seconds, failure=result.failure or copy.hold_failure)
+        copy.run.end_copy(result, unchanged)
 
     def _copy_and_wait(self, copy: _Copy) -> CopyResult:
         layout = copy.layout
@@ -281,3 +288,11 @@ class Snapshotter:
             device_copy_seconds=layout.device_copy_seconds,
             device_memory=layout.device_memory,
         )
+
+
+def _unchanged(copy: _Copy, versions: Mapping[str, int]) -> Collection[str]:
+    """Return the tensors whose version counter is that of the parent, or the frozen ones if that is unknown."""
+    before, names = copy.parent_versions, copy.frozen
+    if before is not None:
+        names = {name for name, version in versions.items() if before.get(name) == version}
+    return worth_sharing(copy.run.draft.slots, names)

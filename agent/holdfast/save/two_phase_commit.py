@@ -18,8 +18,7 @@ from holdfast.errors import HoldfastError, IncompleteParts, is_full
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
-from holdfast.save.reuse import Task, Written
-from holdfast.save.writer import manifest_of
+from holdfast.save.draft import Draft, manifest_of
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
@@ -105,9 +104,9 @@ def commit(
     channel: RankChannel,
     number: int,
     store: Store,
-    task: Task,
+    draft: Draft,
     problem: NotPrepared | None,
-    write: Callable[[Task], Written],
+    write: Callable[[Draft], Draft],
     on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
     make_room: MakeRoom = lambda error: False,
 ) -> list[fmt.File]:
@@ -129,12 +128,12 @@ def commit(
         Exception: what `write` or the commit raised on this rank.
     """
     if channel.rank == 0:
-        lead = _Lead(channel, number, store, task, write, make_room)
+        lead = _Lead(channel, number, store, draft, write, make_room)
         while (files := lead.run(problem)) is None:
             pass
         on_durable(lead.spans)
         return files
-    while (files := _follow(channel, number, task, problem, write)) is None:
+    while (files := _follow(channel, number, draft, problem, write)) is None:
         pass
     return files
 
@@ -153,21 +152,22 @@ def decline(channel: RankChannel, number: int, reason: str) -> None:
         channel.receive([0], _tag(number, 2))
 
 
-def commit_alone(store: Store, tasks: Sequence[Task], write: Callable[[Task], Written]) -> list[fmt.File]:
+def commit_alone(store: Store, drafts: Sequence[Draft], write: Callable[[Draft], Draft]) -> list[fmt.File]:
     """Write and commit the parts of all ranks, by rank, after the ranks have ended; return their files.
 
     Raises:
         NotPrepared, IncompleteParts: the parts do not belong to one checkpoint.
         Exception: what `write` or the commit raised; the partial checkpoint is removed.
     """
-    first = tasks[0]
-    writer = store.begin(first.origin.job, first.id, first.origin.attempt, _size_bytes(first))
+    first = drafts[0]
+    writer = store.begin(first.job, first.id, first.attempt, _size_bytes(first))
     try:
         begun = _begin_message(writer, first)
-        written = [write(_for_folder(task, begun)) for task in tasks]
-        must_match = {task.origin.rank: task.must_match for task in tasks}
-        parts = [each.part for each in written if each.part is not None]
-        return _commit_parts(writer, first, must_match, parts, sum(each.write_seconds for each in written))
+        written = [write(_for_folder(draft, begun)) for draft in drafts]
+        must_match = {draft.rank: draft.must_match for draft in drafts}
+        seconds = sum(draft.timings["write_seconds"] for draft in written)
+        first = msgspec.structs.replace(written[0], timings=first.timings | {"write_seconds": seconds})
+        return _commit_parts(writer, first, must_match, [draft.part for draft in written])
     except BaseException:  # also on Ctrl-C: remove the partial checkpoint
         writer.abort()
         raise
@@ -179,12 +179,12 @@ class _Lead:
         channel: RankChannel,
         number: int,
         store: Store,
-        task: Task,
-        write: Callable[[Task], Written],
+        draft: Draft,
+        write: Callable[[Draft], Draft],
         make_room: MakeRoom,
     ) -> None:
         self._channel, self._number, self._store = channel, number, store
-        self._task, self._write, self._make_room = task, write, make_room
+        self._draft, self._write, self._make_room = draft, write, make_room
         self._others = range(1, channel.world_size)
         self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
@@ -194,8 +194,8 @@ class _Lead:
         try:
             if problem is not None:
                 raise problem
-            origin, digests = self._task.origin, _digests(self._task.state)
-            writer = self._store.begin(origin.job, self._task.id, origin.attempt, _size_bytes(self._task))
+            draft, digests = self._draft, _digests(self._draft.state)
+            writer = self._store.begin(draft.job, draft.id, draft.attempt, _size_bytes(draft))
         except Exception as error:  # the other ranks wait for a message
             self._fail(0, _Begin, error)
             return None
@@ -217,12 +217,12 @@ class _Lead:
             raise error
 
     def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> list[fmt.File]:
-        task = self._task
-        begun = _begin_message(writer, task, digests)
+        draft = self._draft
+        begun = _begin_message(writer, draft, digests)
         self._send_to_others(0, begun)
         written, error = None, None
         try:
-            written = self._write(_for_folder(task, begun))
+            written = self._write(_for_folder(draft, begun))
         except Exception as raised:  # wait for the other ranks' writes before the folder is removed
             error = raised
         received = self._channel.receive(self._others, _tag(self._number, 1))
@@ -236,16 +236,16 @@ class _Lead:
             if are_full or not vote.is_full:  # rather the reason that room does not remove
                 raise _OtherRankFailed(f"rank {rank}: {vote.reason}", torn=vote.torn, is_full=are_full)
         assert written is not None
-        seconds = {0: _seconds(task, written)} | {rank: vote.seconds for rank, vote in votes.items()}
+        seconds = {0: _seconds(written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
-        must_match = {0: task.must_match} | {rank: vote.must_match for rank, vote in votes.items()}
+        must_match = {0: draft.must_match} | {rank: vote.must_match for rank, vote in votes.items()}
         parts = [written.part, *(self._with_shared_state(vote) for vote in votes.values())]
-        return _commit_parts(writer, task, must_match, filter(None, parts), written.write_seconds)
+        return _commit_parts(writer, written, must_match, filter(None, parts))
 
     def _with_shared_state(self, vote: _Vote) -> RankShard | None:
         if vote.part is None:
             return None
-        same = {key: self._task.state[key] for key in vote.same}
+        same = {key: self._draft.state[key] for key in vote.same}
         return msgspec.structs.replace(vote.part, state=same | vote.part.state)
 
     def _send_to_others(self, stage: int, message: _Begin | _Outcome) -> None:
@@ -257,7 +257,7 @@ class _Lead:
 
 
 def _follow(
-    channel: RankChannel, number: int, task: Task, problem: NotPrepared | None, write: Callable[[Task], Written]
+    channel: RankChannel, number: int, draft: Draft, problem: NotPrepared | None, write: Callable[[Draft], Draft]
 ) -> list[fmt.File] | None:
     """Return the files of this rank; None when all ranks write again."""
     begun = _receive_begin(channel, number)
@@ -270,17 +270,16 @@ def _follow(
     try:
         if problem is not None:
             raise problem
-        if begun.id != task.id:
-            raise NotPrepared(f"this rank copied {task.id}, but rank 0 began {begun.id}")
-        written = write(_for_folder(task, begun))
-        assert written.part is not None
-        same = [key for key, found in _digests(task.state).items() if found == begun.state.get(key)]
-        other = {key: tree for key, tree in task.state.items() if key not in same}
+        if begun.id != draft.id:
+            raise NotPrepared(f"this rank copied {draft.id}, but rank 0 began {begun.id}")
+        written = write(_for_folder(draft, begun))
+        same = [key for key, found in _digests(draft.state).items() if found == begun.state.get(key)]
+        other = {key: tree for key, tree in draft.state.items() if key not in same}
         part = msgspec.structs.replace(written.part, state=other)
         vote = msgspec.msgpack.encode(
-            _Vote(part=part, must_match=task.must_match, same=same, seconds=_seconds(task, written))
+            _Vote(part=part, must_match=draft.must_match, same=same, seconds=_seconds(written))
         )
-        files = part.files
+        files = written.files
     except Exception as raised:  # rank 0 waits for a vote
         error = raised
         vote = msgspec.msgpack.encode(_Vote(**_reason_fields(raised), is_full=is_full(raised)))
@@ -295,9 +294,9 @@ def _follow(
     return files
 
 
-def _seconds(task: Task, written: Written) -> tuple[float, float, float]:
-    timings = task.timings
-    return timings.get("snapshot_seconds", 0.0), timings.get("stall_seconds", 0.0), written.write_seconds
+def _seconds(written: Draft) -> tuple[float, float, float]:
+    timings = written.timings
+    return timings.get("snapshot_seconds", 0.0), timings.get("stall_seconds", 0.0), timings["write_seconds"]
 
 
 def _slowest(seconds: Mapping[int, tuple[float, float, float]]) -> list[RankCheckpointTimes]:
@@ -334,51 +333,48 @@ def require_agreement(by_rank: Mapping[int, Mapping[str, str]]) -> None:
 
 def _commit_parts(
     writer: CheckpointWriter,
-    task: Task,
+    draft: Draft,
     must_match: Mapping[int, Mapping[str, str]],
     parts: Iterable[RankShard],
-    write_seconds: float,
 ) -> list[fmt.File]:
     """Merge and check the parts of all ranks, and commit; return all files."""
     require_agreement(must_match)
-    merged = merge_ranks(parts, task.origin.world_size)
-    manifest = manifest_of(task, merged, write_seconds)
+    merged = merge_ranks(parts, draft.world_size)
+    manifest = manifest_of(draft, merged)
     data = fmt.encode_manifest(manifest)
     write_manifest_copies(writer, manifest, data)
-    writer.commit(data, replace=task.origin.replaces)
+    writer.commit(data, replace=draft.replaces)
     return merged.files
 
 
-def _begin_message(writer: CheckpointWriter, task: Task, state: dict[str, str] | None = None) -> _Begin:
-    origin = task.origin
+def _begin_message(writer: CheckpointWriter, draft: Draft, state: dict[str, str] | None = None) -> _Begin:
     return _Begin(
-        id=task.id,
+        id=draft.id,
         folder=writer.folder,
-        attempt=origin.attempt,
-        uid=origin.uid,
+        attempt=draft.attempt,
+        uid=draft.uid,
         state=state or {},
-        may_link=origin.may_link,
-        compress=origin.compress,
+        may_link=draft.may_link,
+        compress=draft.compress,
     )
 
 
-def _for_folder(task: Task, begun: _Begin) -> Task:
-    """Return the task with the folder and attempt of rank 0, which identify markers of the same checkpoint."""
-    origin = msgspec.structs.replace(
-        task.origin,
+def _for_folder(draft: Draft, begun: _Begin) -> Draft:
+    """Return the draft with the folder and attempt of rank 0, which identify markers of the same checkpoint."""
+    return msgspec.structs.replace(
+        draft,
         folder=begun.folder,
         attempt=begun.attempt,
         uid=begun.uid,
-        may_link=begun.may_link and task.origin.may_link,
+        may_link=begun.may_link and draft.may_link,
         compress=begun.compress,
     )
-    return msgspec.structs.replace(task, origin=origin)
 
 
-def _size_bytes(task: Task) -> int:
+def _size_bytes(draft: Draft) -> int:
     """Return about how many bytes the rank will write."""
-    links = task.origin.parent is not None and task.origin.may_link
-    return sum(slot.end - slot.start for slot in task.slots if not (links and slot.name in task.unchanged))
+    links = draft.parent is not None and draft.may_link
+    return sum(slot.end - slot.start for slot in draft.slots if not (links and slot.name in draft.unchanged))
 
 
 def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:

@@ -12,7 +12,7 @@ import functools
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from pathlib import Path
 
 import msgspec
 
@@ -22,9 +22,10 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
 from holdfast.format.parity_file import ParityCode, ParityFile, StripeLayout, build_parity
-from holdfast.format.shards import MergedRanks, RankShard
+from holdfast.format.shards import MergedRanks
 from holdfast.save import completion_marker
-from holdfast.save.reuse import Reuse, Task, Written, find_unchanged, stem_of
+from holdfast.save.draft import Draft, manifest_of
+from holdfast.save.reuse import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.system import io_pool
 
@@ -40,30 +41,33 @@ ENCODED_FILE_BYTES = 256 << 20
 
 def write_checkpoint(
     store: Store,
-    task: Task,
+    draft: Draft,
     payload: memoryview,
-    *,
-    known: list[fmt.Tensor] | None = None,
-) -> Written:
+    marker: Path | None = None,
+) -> Draft:
     """Write and commit a checkpoint, or write this rank's part of one that rank 0 began.
 
     Args:
+        draft: with `tensors` where they are known, as from a completion marker.
         payload: the bytes, which must not change until this returns.
-        known: the manifest entries of the tensors, if already computed.
+        marker: path of the completion marker; None if the memory does not outlive the process.
+
+    Returns:
+        The draft with what was written.
 
     Raises:
         Fenced, FileExistsError, OSError: as the store's writer does; the partial checkpoint is removed.
     """
-    writing = _Writing(store, task, payload, known)
+    writing = _Writing(store, draft, payload, marker)
     try:
-        if task.origin.folder is not None:
-            return writing.part(task.origin.folder)
+        if draft.folder is not None:
+            return writing.part(draft.folder)
         try:
-            return writing.attempt(find_unchanged(store, task, writing.tensors))
+            return writing.attempt(find_unchanged(store, draft, writing.tensors))
         except OSError as error:
             if error.errno not in UNKNOWN_CONTENT_ERRORS:
                 raise
-        return writing.attempt(Reuse(), tries=2)
+        return writing.attempt(Reuse())
     finally:
         # the payload may change once this returns, also after an error
         concurrent.futures.wait([writing.tensors])
@@ -75,80 +79,85 @@ class _Writing:
     def __init__(
         self,
         store: Store,
-        task: Task,
+        draft: Draft,
         payload: memoryview,
-        known: list[fmt.Tensor] | None,
+        marker: Path | None = None,
     ) -> None:
-        self._store, self._task, self._payload = store, task, payload
-        self._header = completion_marker.header_of(task)
-        self._file = f"{stem_of(task.origin.rank)}{PLAIN}"
-        self._replace = task.origin.replaces
-        self._known = known
+        self._store, self._draft, self._payload, self._marker = store, draft, payload, marker
+        self._header = draft.header()
+        self._file = f"{stem_of(draft.rank)}{PLAIN}"
+        self._replace = draft.replaces
         self._not_linked: str | None = None
         self._encode_seconds = 0.0
         self.tensors: Future[list[fmt.Tensor]] = io_pool.submit(self._describe_and_mark)
 
-    def attempt(self, reuse: Reuse, tries: int = 1) -> Written:
+    def attempt(self, reuse: Reuse) -> Draft:
         """Write to a new folder and commit."""
-        origin = self._task.origin
-        writer = self._store.begin(origin.job, self._task.id, origin.attempt, self._stored_bytes(reuse))
+        draft = self._draft
+        writer = self._store.begin(draft.job, draft.id, draft.attempt, self._stored_bytes(reuse))
         try:
-            part, write_seconds = self._write(writer, reuse)
-            whole = MergedRanks(files=part.files, tensors=part.tensors, state=part.state, rank_states={})
-            self._commit(writer, manifest_of(self._task, whole, write_seconds))
+            written = self._write(writer, reuse)
+            ranks = MergedRanks(written.files, written.tensors, written.state, rank_states={})
+            self._commit(writer, manifest_of(written, ranks))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
-        return Written(write_seconds=write_seconds, tries=tries, files=part.files, **self._notes())
+        return written
 
-    def part(self, folder: str) -> Written:
+    def part(self, folder: str) -> Draft:
         """Write this rank's files to the folder that rank 0 began, and make them durable."""
-        origin = self._task.origin
-        reuse = find_unchanged(self._store, self._task, self.tensors)
-        size_bytes = self._stored_bytes(reuse)
-        writer = self._store.join(origin.job, self._task.id, origin.attempt, folder, size_bytes)
-        part, write_seconds = self._write(writer, reuse)
+        draft = self._draft
+        reuse = find_unchanged(self._store, draft, self.tensors)
+        writer = self._store.join(draft.job, draft.id, draft.attempt, folder, self._stored_bytes(reuse))
+        written = self._write(writer, reuse)
         writer.make_durable()
-        return Written(write_seconds=write_seconds, part=part, **self._notes())
-
-    def _notes(self) -> dict[str, Any]:
-        return {"encode_seconds": self._encode_seconds, "not_linked": self._not_linked}
+        return written
 
     def _stored_bytes(self, reuse: Reuse) -> int:
-        code = self._task.origin.parity
+        code = self._draft.parity
         linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
         size_bytes = len(self._header) + len(self._payload) - linked_bytes
         return size_bytes + (StripeLayout(code, size_bytes).size_bytes if code is not None else 0)
 
-    def _write(self, writer: CheckpointWriter, reuse: Reuse) -> tuple[RankShard, float]:
-        """Link what can be reused and write the rest; return it, and the seconds that the payload took."""
+    def _write(self, writer: CheckpointWriter, reuse: Reuse) -> Draft:
+        """Link what can be reused and write the rest."""
         linked = [file for file in reuse.files if self._link(writer, file)]
         names = {file.name for file in linked}
         entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
         apart = {*reuse.apart, *reuse.tensors} - entries.keys()
-        if not (entries or apart or self._task.origin.compress):
+        if not (entries or apart or self._draft.compress):
             file, seconds = self._write_file(writer, self._file, self._header, [self._payload])
-            return self._shard_of(self.tensors.result(), [file]), seconds
-        files, total_seconds, slots = list[fmt.File](), 0.0, self._task.slots
+            return self._written([file], self.tensors.result(), seconds)
+        files, total_seconds, slots = list[fmt.File](), 0.0, self._draft.slots
         own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
         shared = [slot for slot in slots if slot.name in apart]
-        rank = self._task.origin.rank
-        for stem, held in (stem_of(rank), own), (stem_of(rank, self._task.id), shared):
+        rank = self._draft.rank
+        for stem, held in (stem_of(rank), own), (stem_of(rank, self._draft.id), shared):
             if not held and stem != stem_of(rank):
                 continue
             for number, group in enumerate(self._groups(held)):
                 moved, runs = _closed_up(group)
-                header = completion_marker.header_of(self._task, moved)
+                header = self._draft.header(moved)
                 name = f"{stem}.{number}" if number else stem
                 file, seconds = self._write_group(writer, name, header, group, runs)
                 files.append(file)
                 total_seconds += seconds
                 entries |= self._entries(moved, file.name, len(header))
-        return self._shard_of([entries[slot.name] for slot in slots], [*files, *linked]), total_seconds
+        return self._written([*files, *linked], [entries[slot.name] for slot in slots], total_seconds)
+
+    def _written(self, files: list[fmt.File], tensors: list[fmt.Tensor], write_seconds: float) -> Draft:
+        return msgspec.structs.replace(
+            self._draft,
+            files=files,
+            tensors=tensors,
+            timings=self._draft.timings | {"write_seconds": write_seconds},
+            encode_seconds=self._encode_seconds,
+            not_linked=self._not_linked,
+        )
 
     def _groups(self, slots: list[fmt.TensorRange]) -> list[list[fmt.TensorRange]]:
         """Return the tensors of each file: what is encoded is held in memory, so that such files are limited."""
-        if not self._task.origin.compress:
+        if not self._draft.compress:
             return [slots]
         groups: list[list[fmt.TensorRange]] = [[]]
         for slot in slots:
@@ -166,7 +175,7 @@ class _Writing:
         runs: Sequence[tuple[int, int]],
     ) -> tuple[fmt.File, float]:
         """Write a file, encoded where that is requested and makes it smaller."""
-        if self._task.origin.compress:
+        if self._draft.compress:
             started = time.perf_counter()
             ranges = ((slot.start, slot.end, _number_bytes(slot.dtype)) for slot in slots)
             with contextlib.suppress(MemoryError):  # it is then written as it is
@@ -179,7 +188,7 @@ class _Writing:
 
     def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
         """Link a file of the parent and its parity file. If that fails, its tensors are written."""
-        job, parent = self._task.origin.job, self._task.origin.parent
+        job, parent = self._draft.job, self._draft.parent
         assert parent is not None
         try:
             with self._store.open_file(job, parent, file.name) as opened:
@@ -208,7 +217,7 @@ class _Writing:
         started = time.perf_counter()
         writer.write(name, parts)
         seconds = time.perf_counter() - started
-        parity = write_parity(writer, self._task.origin.parity, name, parts)
+        parity = write_parity(writer, self._draft.parity, name, parts)
         entry = _file(name, header, sum(map(len, parts)))
         return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
@@ -233,19 +242,21 @@ class _Writing:
             raise
 
     def _describe_and_mark(self) -> list[fmt.Tensor]:
-        tensors = self._describe() if self._known is None else self._known
-        with contextlib.suppress(OSError):  # only a resume from memory needs the marker
-            completion_marker.write_marker(self._task, self._shard_of(tensors))
+        tensors = self._draft.tensors or self._describe()
+        if self._marker is not None:
+            file = _file(self._file, self._header, len(self._header) + len(self._payload))
+            with contextlib.suppress(OSError):  # only a resume from memory needs the marker
+                draft = msgspec.structs.replace(self._draft, files=[file], tensors=tensors)
+                completion_marker.write_marker(self._marker, draft)
         return tensors
 
     def _describe(self) -> list[fmt.Tensor]:
         """Return the manifest entry of each tensor; digests the payload."""
-        task, opening, payload = self._task, len(self._header), self._payload
-        rank = task.origin.rank
+        draft, opening, payload = self._draft, len(self._header), self._payload
         found = []
-        for slot in task.slots:
+        for slot in draft.slots:
             whole, chunks = fmt.digest_tensor(payload[slot.start : slot.end])
-            shard = task.shards.get(slot.name) if task.shards else None
+            shard = draft.shards.get(slot.name) if draft.shards else None
             found.append(
                 fmt.Tensor(
                     name=slot.name,
@@ -258,39 +269,11 @@ class _Writing:
                     end=opening + slot.end,
                     digest=whole,
                     chunks=chunks,
-                    view=task.views.get(slot.name),
-                    rank=rank if slot.name in task.rank_local else None,
+                    view=draft.views.get(slot.name),
+                    rank=draft.rank if slot.name in draft.rank_local else None,
                 )
             )
         return found
-
-    def _shard_of(self, tensors: list[fmt.Tensor], files: Sequence[fmt.File] = ()) -> RankShard:
-        """Return this rank's part, by default in one file without parity, as it is in memory."""
-        task = self._task
-        file, *more = files or [_file(self._file, self._header, len(self._header) + len(self._payload))]
-        return RankShard(rank=task.origin.rank, file=file, tensors=tensors, state=task.state, more_files=more)
-
-
-def manifest_of(task: Task, whole: MergedRanks, write_seconds: float) -> fmt.Manifest:
-    """Build the manifest of the merged parts of all ranks."""
-    return fmt.Manifest(
-        job=task.origin.job,
-        iteration=task.iteration,
-        lineage=task.lineage,
-        attempt=task.origin.attempt,
-        kind=task.kind,
-        created_at=task.created_at,
-        parent=task.origin.parent,
-        world_size=task.origin.world_size,
-        files=whole.files,
-        tensors=whole.tensors,
-        state=whole.state,
-        rank_states=whole.rank_states,
-        timings=task.timings | {"write_seconds": write_seconds},
-        versions=task.origin.versions,
-        fingerprint=task.fingerprint,
-        metrics=task.metrics,
-    )
 
 
 def _file(name: str, header: bytes, size_bytes: int) -> fmt.File:

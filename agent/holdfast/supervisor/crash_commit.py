@@ -23,7 +23,7 @@ from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError, Incomplete
 from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete_snapshots_in
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import mapped, verify
-from holdfast.save.reuse import Task, Written
+from holdfast.save.draft import Draft
 from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.save.two_phase_commit import NotPrepared, commit_alone
 from holdfast.save.writer import write_checkpoint
@@ -36,8 +36,8 @@ from holdfast.system.supervisor_channel import PublishedAttempt, log_line
 class RescuedCheckpoint:
     """A checkpoint committed from memory."""
 
-    task: Task
-    """The task of rank 0."""
+    draft: Draft
+    """The draft of rank 0."""
     size_bytes: int
     """Size of the files of all ranks."""
     before: int
@@ -70,7 +70,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
         return None
     known = {attempt.uid for attempt in attempts}  # a job by this name may have another store
     for sealed in complete_snapshots_in(folder, trained.job):
-        if sealed.task.origin.uid not in known:
+        if sealed.draft.uid not in known:
             continue
         lineages = store.records(trained.job, Lineage)
         durable = next(iter(restore.lineage_checkpoints(store, trained.job)), None)
@@ -84,7 +84,7 @@ def rescue(folder: Path, trained: PublishedAttempt, dead: Collection[str] = ()) 
             continue
         except FileExistsError:  # the rescue of an earlier start committed it first
             return None
-        return RescuedCheckpoint(sealed.task, size_bytes, before[0])
+        return RescuedCheckpoint(sealed.draft, size_bytes, before[0])
     if worst is not None:
         raise worst
     return None
@@ -95,36 +95,28 @@ def _save(store: Store, folder: Path, sealed: CompleteSnapshot, attempt: int) ->
     with contextlib.ExitStack() as held:
         payloads = []
         for marker in sealed.markers:  # verify all before writing any
-            payload = held.enter_context(mapped(SharedBuffer(folder, marker.number), marker.size_bytes))
+            payload = held.enter_context(mapped(SharedBuffer(folder, marker.number), marker.draft.size_bytes))
             verify(marker, payload)
             payloads.append(payload)
 
-        def write(task: Task) -> Written:
-            rank = task.origin.rank
-            known = sealed.markers[rank].part.tensors
-            return write_checkpoint(store, task, payloads[rank], known=known)
+        def write(draft: Draft) -> Draft:
+            return write_checkpoint(store, draft, payloads[draft.rank])
 
-        tasks = [_of_attempt(marker.task, attempt) for marker in sealed.markers]
-        if len(tasks) > 1:
-            return sum(file.size_bytes for file in commit_alone(store, tasks, write))
-        return sum(file.size_bytes for file in write(tasks[0]).files)
-
-
-def _of_attempt(task: Task, attempt: int) -> Task:
-    origin = msgspec.structs.replace(task.origin, attempt=attempt, folder=None)
-    return msgspec.structs.replace(task, origin=origin, marker=None)
+        drafts = [msgspec.structs.replace(marker.draft, attempt=attempt, folder=None) for marker in sealed.markers]
+        files = commit_alone(store, drafts, write) if len(drafts) > 1 else write(drafts[0]).files
+        return sum(file.size_bytes for file in files)
 
 
 def _report(trained: PublishedAttempt, saved: RescuedCheckpoint, end: str) -> None:
     """Log the checkpoint, and report it to the server for the job's timeline."""
-    iteration = saved.task.iteration
+    iteration = saved.draft.iteration
     gained = f"{iteration - saved.before:,} iterations that were in no checkpoint"
     message = f"saved iteration {iteration:,} from memory after the trainer ended ({end}): {gained}"
     log_line(message)
     if trained.server:
         from holdfast.supervisor.supervisor_link import report_rescue
 
-        report_rescue(trained, saved.task, saved.size_bytes, message)
+        report_rescue(trained, saved.draft, saved.size_bytes, message)
 
 
 def main(folder: str, attempt_json: str, end: str, dead: str) -> None:

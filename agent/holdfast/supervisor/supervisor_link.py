@@ -26,7 +26,7 @@ from holdfast.protocol.messages import (
     Notice,
     RestoreOrder,
 )
-from holdfast.save.reuse import Task
+from holdfast.save.draft import Draft
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
 from holdfast.server_link.http_client import AgentClient, Backoff, send_once
 from holdfast.system import processes, supervisor_channel
@@ -144,20 +144,20 @@ class StateReporter:
         return attempt is not None and attempt.job == ended.job and attempt.uid != ended.uid
 
 
-def report_rescue(attempt: PublishedAttempt, task: Task, payload_bytes: int, message: str) -> None:
+def report_rescue(attempt: PublishedAttempt, draft: Draft, payload_bytes: int, message: str) -> None:
     """Report a checkpoint that was saved from memory after its attempt died. Never raises."""
     SupervisorReporter(RESCUE_RANK, RESCUE_SEQUENCE).send(
         attempt,
-        task.iteration,
+        draft.iteration,
         Checkpoint(
-            at=time.time(), id=task.id, iteration=task.iteration, lineage=task.lineage,
-            kind=task.kind,
-            state="durable", payload_bytes=payload_bytes, durable_iteration=task.iteration,
-            snapshot_started_at=task.created_at, snapshot_seconds=task.timings.get("snapshot_seconds"),
-            stall_seconds=task.timings.get("stall_seconds"),
+            at=time.time(), id=draft.id, iteration=draft.iteration, lineage=draft.lineage,
+            kind=draft.kind,
+            state="durable", payload_bytes=payload_bytes, durable_iteration=draft.iteration,
+            snapshot_started_at=draft.created_at, snapshot_seconds=draft.timings.get("snapshot_seconds"),
+            stall_seconds=draft.timings.get("stall_seconds"),
         ),
         Notice(
-            at=time.time(), iteration=task.iteration, lineage=task.lineage, level="warning", code="rescue",
+            at=time.time(), iteration=draft.iteration, lineage=draft.lineage, level="warning", code="rescue",
             message=message,
         ),
     )  # fmt: skip

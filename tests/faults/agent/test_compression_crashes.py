@@ -16,8 +16,7 @@ from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.save.reuse import Task
-from holdfast.save.run import RunOrigin
+from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store.local import LocalStore
 from tests.support.simulated_files import FailingFiles, SimulatedProcessDeath, crash_states, plant
@@ -53,15 +52,11 @@ def commit(store, iteration, parent=None, attempt=1, parity=CODE):
     payload = memoryview(mmap.mmap(-1, slots[-1].end))
     for slot in slots:
         payload[slot.start : slot.end] = BASE if slot.name == "base" else numbers(iteration)
-    origin = RunOrigin(
-        job=JOB, attempt=attempt, parent=parent, rank=0, world_size=1, versions={}, parity=parity,
-        compress=True,
+    draft = Draft(
+        job=JOB, iteration=iteration, lineage=1, attempt=attempt, kind="scheduled", created_at=0.0, parent=parent,
+        world_size=1, parity=parity, compress=True, slots=slots, unchanged={"base"},
     )  # fmt: skip
-    task = Task(
-        origin=origin, id=checkpoint_id(iteration, 1), iteration=iteration, lineage=1, kind="scheduled",
-        created_at=0.0, slots=slots, views={}, state={}, timings={}, unchanged={"base"},
-    )  # fmt: skip
-    return write_checkpoint(store, task, payload)
+    return write_checkpoint(store, draft, payload)
 
 
 def require_sound(store):

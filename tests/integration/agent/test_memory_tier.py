@@ -17,10 +17,8 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format import manifest as fmt
-from holdfast.save import completion_marker
 from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
 from holdfast.save.host_buffers import Arena
-from holdfast.save.reuse import Task
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim, slots_in
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.save.writer import _Writing
@@ -58,8 +56,10 @@ class DeadAttempt:
             captured = CapturedState(
                 trees={"model": {"w": iteration}}, tensors=self.tensors, deferred=set(self.tensors)
             )
-            origin = persist_job.origin(attempt=self.attempt, uid="dead", **changes)
-            _seal(persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin))
+            run = persist_job.copied(
+                snapshots, captured, iteration, lineage=lineage, attempt=self.attempt, uid="dead", **changes
+            )
+            _seal(run)
         snapshots.close()
 
     @property
@@ -74,13 +74,13 @@ class DeadAttempt:
 
 def _seal(run):
     """As whoever writes the checkpoint does, when it has the digests."""
-    _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None).tensors.result()
+    _Writing(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
 
 
 def test_a_rescue_commits_an_ordinary_checkpoint_of_the_dead_attempt(folder, tmp_path):
     dead = DeadAttempt(folder, tmp_path)
     saved = dead.rescue()
-    assert (saved.task.id, saved.before) == ("000000000003-1", 0)
+    assert (saved.draft.id, saved.before) == ("000000000003-1", 0)
     manifest = restore.verify(dead.store, JOB, "000000000003-1")
     assert (manifest.attempt, manifest.kind, manifest.state) == (dead.attempt, "scheduled", {"model": {"w": 3}})
     assert persist_job.committed_bytes(dead.store, "000000000003-1") == persist_job.bytes_of(dead.tensors)
@@ -91,7 +91,7 @@ def test_a_snapshot_in_memory_is_plain_and_a_rescue_compresses_it(folder, tmp_pa
     pytest.importorskip("numpy")
     dead = DeadAttempt(folder, tmp_path, compress=True)
     (marker,) = markers_of(folder, JOB)
-    assert marker.part.file.encoding is None
+    assert marker.draft.files[0].encoding is None
     dead.rescue()
     found = restore.load(dead.store, JOB, "000000000003-1")
     assert [file.name for file in found.manifest.files] == ["rank-0.planes"]
@@ -100,9 +100,9 @@ def test_a_snapshot_in_memory_is_plain_and_a_rescue_compresses_it(folder, tmp_pa
 
 def test_of_several_snapshots_the_newest_is_rescued_and_of_a_damaged_one_the_one_before(folder, tmp_path):
     dead = DeadAttempt(folder, tmp_path, iterations=(3, 6))
-    newest = next(marker for marker in markers_of(folder, JOB) if marker.task.iteration == 6)
+    newest = next(marker for marker in markers_of(folder, JOB) if marker.draft.iteration == 6)
     flip(SharedBuffer(folder, newest.number), 100)
-    assert dead.rescue().task.iteration == 3
+    assert dead.rescue().draft.iteration == 3
 
 
 def test_a_job_that_others_took_over_gets_nothing_committed(folder, tmp_path):
@@ -149,12 +149,12 @@ def test_no_flipped_bit_goes_unseen(folder, tmp_path, times):
     marker = read_marker(slot)
     random_bytes = random.Random(0)
     for _ in range(times):
-        at = random_bytes.randrange(marker.size_bytes)
+        at = random_bytes.randrange(marker.draft.size_bytes)
         flip(slot, at)
-        with mapped(slot, marker.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
+        with mapped(slot, marker.draft.size_bytes) as payload, pytest.raises(DamagedCheckpoint):
             verify(marker, payload)
         flip(slot, at)
-    with mapped(slot, marker.size_bytes) as payload:
+    with mapped(slot, marker.draft.size_bytes) as payload:
         verify(marker, payload)
 
 
@@ -173,7 +173,7 @@ def test_memory_that_was_cut_short_is_refused_before_it_is_touched(folder, tmp_p
     fd = slot.open()
     os.ftruncate(fd, 4096)
     os.close(fd)
-    with pytest.raises(DamagedCheckpoint, match="shorter"), mapped(slot, read_marker(slot).size_bytes):
+    with pytest.raises(DamagedCheckpoint, match="shorter"), mapped(slot, read_marker(slot).draft.size_bytes):
         pass
 
 
@@ -297,7 +297,7 @@ def test_where_no_thread_can_be_started_a_snapshot_is_verified_all_the_same(fold
     monkeypatch.setattr("holdfast.format.manifest.SMALL_BYTES", 1)
     (slot,) = dead.slots
     marker = read_marker(slot)
-    with mapped(slot, marker.size_bytes) as payload:
+    with mapped(slot, marker.draft.size_bytes) as payload:
         verify(marker, payload)
         flip(slot, 100)
         with pytest.raises(DamagedCheckpoint):
@@ -309,7 +309,7 @@ def test_a_start_that_died_before_it_said_anything_takes_no_snapshot_with_it(sup
     dead.store.acquire_attempt(JOB, "mute")
     assert rescue(supervised, dead.trained) is None
     supervisor_channel.publish_uid("mute")
-    assert rescue(supervised, dead.trained, supervisor_channel.published_uids(supervised)).task.iteration == 3
+    assert rescue(supervised, dead.trained, supervisor_channel.published_uids(supervised)).draft.iteration == 3
 
 
 def test_nothing_is_left_of_memory_that_no_supervisor_holds(tmp_path):
@@ -409,8 +409,6 @@ def test_the_optimizer_goes_on_in_memory_of_its_own(supervised, tmp_path):
 def test_what_is_sealed_is_read_by_the_format_of_any_checkpoint(folder, tmp_path):
     (slot,) = DeadAttempt(folder, tmp_path).slots
     marker = read_marker(slot)
-    assert completion_marker.header_of(marker.task)[:8] == (marker.part.file.header_bytes - 8).to_bytes(
-        8, "little"
-    )
-    assert {tensor.name for tensor in marker.part.tensors} == set(small_state())
-    assert all(tensor.digest == fmt.digest(b"") for tensor in marker.part.tensors if tensor.start == tensor.end)
+    assert marker.draft.header()[:8] == (marker.draft.files[0].header_bytes - 8).to_bytes(8, "little")
+    assert {tensor.name for tensor in marker.draft.tensors} == set(small_state())
+    assert all(tensor.digest == fmt.digest(b"") for tensor in marker.draft.tensors if tensor.start == tensor.end)

@@ -15,7 +15,6 @@ from holdfast.memory_tier.complete_snapshot import complete, complete_snapshots_
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.save.completion_marker import markers_of
 from holdfast.save.host_buffers import Arena
-from holdfast.save.reuse import Task
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.save.two_phase_commit import NotPrepared
@@ -52,11 +51,11 @@ class DeadMultiRankAttempt:
             (slot,) = claim(self.folder, [], 1)
             snapshots = Snapshotter(arenas=[Arena(slot)])
             captured = CapturedState(**self._captured(rank, iteration) | changes)
-            origin = persist_job.origin(
-                attempt=self.attempt, uid=self.uid, rank=rank, world_size=self.world_size, folder=folder
-            )
-            run = persist_job.copied(snapshots, captured, iteration=iteration, lineage=lineage, origin=origin)
-            _Writing(None, Task.of(run), run.contents.arena.bytes(run.size_bytes), None).tensors.result()
+            run = persist_job.copied(
+                snapshots, captured, iteration, lineage=lineage, attempt=self.attempt, uid=self.uid, rank=rank,
+                world_size=self.world_size, folder=folder,
+            )  # fmt: skip
+            _Writing(None, run.draft, run.arena.bytes(run.size_bytes), run.marker).tensors.result()
             snapshots.close()
             slot.release()
 
@@ -71,7 +70,7 @@ class DeadMultiRankAttempt:
 
     def slot(self, iteration, rank):
         markers = markers_of(self.folder, JOB)
-        found = next(s for s in markers if (s.task.iteration, s.task.origin.rank) == (iteration, rank))
+        found = next(s for s in markers if (s.draft.iteration, s.draft.rank) == (iteration, rank))
         return SharedBuffer(self.folder, found.number)
 
     @property
@@ -96,12 +95,12 @@ def dead(folder, tmp_path):
 def test_what_all_ranks_have_sealed_is_rescued_as_an_ordinary_checkpoint(dead):
     dead.leave(3)
     saved = dead.rescue()
-    assert (saved.task.id, saved.before) == ("000000000003-1", 0)
-    manifest = restore.verify(dead.store, JOB, saved.task.id)
+    assert (saved.draft.id, saved.before) == ("000000000003-1", 0)
+    manifest = restore.verify(dead.store, JOB, saved.draft.id)
     assert (manifest.attempt, manifest.world_size) == (dead.attempt, WORLD)
     assert saved.size_bytes == sum(file.size_bytes for file in manifest.files)
     for rank in range(WORLD):
-        loaded = restore.load(dead.store, JOB, saved.task.id, rank=rank)
+        loaded = restore.load(dead.store, JOB, saved.draft.id, rank=rank)
         assert loaded.tensors["noise"].tolist() == [rank] * 4
         assert loaded.tensors["model.1"].tolist() == [[3.0, 3.0]] * 5
     assert dead.rescue() is None, "it is durable by now"
@@ -118,7 +117,7 @@ def test_the_newest_that_is_complete_is_rescued(dead):
     dead.leave(3)
     dead.leave(6, folder="elsewhere")
     dead.leave(9, [0, 2], folder="nowhere")
-    assert dead.rescue().task.iteration == 6
+    assert dead.rescue().draft.iteration == 6
 
 
 @pytest.mark.parametrize("rank", range(WORLD))
@@ -126,7 +125,7 @@ def test_where_one_rank_s_bytes_are_damaged_the_one_before_is_rescued(dead, rank
     dead.leave(3)
     dead.leave(6)
     flip(dead.slot(6, rank), 8)
-    assert dead.rescue().task.iteration == 3
+    assert dead.rescue().draft.iteration == 3
     flip(dead.slot(3, rank), 8)
     assert dead.rescue() is None, "one that is durable wins"
 
@@ -164,7 +163,7 @@ def test_two_tries_of_one_iteration_stay_apart(dead, folder):
     dead.leave(3, folder="second")
     dead.leave(3, [2], folder="third")
     (sealed,) = complete_snapshots_in(folder, JOB)
-    assert {marker.task.origin.folder for marker in sealed.markers} == {"second"}
+    assert {marker.draft.folder for marker in sealed.markers} == {"second"}
 
 
 def test_ranks_that_were_not_at_the_same_data_make_nothing(dead):
@@ -194,7 +193,7 @@ def test_in_whatever_order_seals_are_found_ranks_have_their_own(dead, folder):
     dead.leave(3)
     for markers in itertools.permutations(markers_of(folder, JOB)):
         (sealed,) = complete(markers)
-        assert [marker.task.origin.rank for marker in sealed.markers] == list(range(WORLD))
+        assert [marker.draft.rank for marker in sealed.markers] == list(range(WORLD))
         assert [SharedBuffer(folder, number) for number in sealed.numbers] == [
             dead.slot(3, r) for r in range(WORLD)
         ]
@@ -385,8 +384,8 @@ def test_a_rank_verifies_what_it_needs_of_the_others_parts_and_nothing_else_of_t
     dead.store.acquire_attempt(JOB, "next")
     own = tier()
     (found,) = own.candidates(dead.store, [])
-    theirs = next(marker for marker in markers_of(dead.folder, JOB) if marker.task.origin.rank == 2)
-    starts = {slot.name: slot.start for slot in theirs.task.slots}
+    theirs = next(marker for marker in markers_of(dead.folder, JOB) if marker.draft.rank == 2)
+    starts = {slot.name: slot.start for slot in theirs.draft.slots}
     flip(dead.slot(3, 2), starts["noise"])
     loaded = own.load(found, None)
     assert loaded.tensors["noise"].tolist() == [0.0] * 4, "rank 0's, not that which is damaged"

@@ -60,7 +60,7 @@ def test_a_server_that_copies_no_objects_gets_the_tensors_again(store, monkeypat
     monkeypatch.setattr(store.bucket, "_copied", lambda source, target: False)
     runs, last = checkpoints(store, 2)
     assert runs[1].result.reused_bytes == 0
-    assert "cannot copy" in runs[1].result.not_linked
+    assert "cannot copy" in runs[1].draft.not_linked
     assert loaded(store, runs[1].id) == last
 
 

@@ -32,7 +32,7 @@ class Copies:
 
     def run_changed(self, run, state):
         if state is RunState.COPYING:
-            self.at_once.append(run.request.at_once)
+            self.at_once.append(run.at_once)
 
 
 def steps(session, copies, *, waits):

@@ -16,8 +16,7 @@ from holdfast.errors import IncompleteParts
 from holdfast.format.manifest import TensorRange
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.save.reuse import Task
-from holdfast.save.run import RunOrigin
+from holdfast.save.draft import Draft
 from holdfast.save.two_phase_commit import NotPrepared, commit, decline
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import LocalStore
@@ -147,29 +146,28 @@ class StepFailingFiles(Files):
         super().sync_directory(path)
 
 
-def task_of(rank, world_size, iteration, parity=None, base=False, may_link=True):
+def draft_of(rank, world_size, iteration, parity=None, base=False, may_link=True):
     """With a `base` that does not change, it is that of the checkpoint before as well."""
     parent = checkpoint_id(iteration - 1, 1) if base and iteration > 1 else None
-    origin = RunOrigin(
-        job=JOB, attempt=1, parent=parent, rank=rank, world_size=world_size, versions={}, parity=parity,
-        may_link=may_link,
-    )  # fmt: skip
     slots = [TensorRange("w", "F32", (4,), 0, 16)]
     if base:
         slots.append(TensorRange("base", "F32", (8,), 16, 48))
-    return Task(
-        origin=origin,
-        id=checkpoint_id(iteration, 1),
+    return Draft(
+        job=JOB,
         iteration=iteration,
         lineage=1,
+        attempt=1,
         kind="scheduled",
         created_at=0.0,
+        parent=parent,
+        rank=rank,
+        world_size=world_size,
+        parity=parity,
+        may_link=may_link,
         slots=slots,
-        views={},
         rank_local={"w", "base"} if base else {"w"},
         unchanged={"base"} if base else set(),
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
-        timings={},
     )
 
 
@@ -199,14 +197,14 @@ class CommitJob:
         line = self.wires.line(rank, case.get("breaks"))
         store = StepFailingStore(self.root, case.get("step"), case.get("error"))
         kind = {name: case[name] for name in ("parity", "base", "may_link") if name in case}
-        task = task_of(rank, self.world_size, iteration, **kind)
+        draft = draft_of(rank, self.world_size, iteration, **kind)
         payload = memoryview(bytes([rank, iteration]) * 8 + bytes([rank] * 32 if case.get("base") else []))
         if case.get("foreign"):
-            task = task_of(rank, self.world_size, iteration)
-            task.state["model"]["other"] = {"$tensor": "nowhere"}
+            draft = draft_of(rank, self.world_size, iteration)
+            draft.state["model"]["other"] = {"$tensor": "nowhere"}
 
-        def write(task):
-            return write_checkpoint(store, task, payload)
+        def write(draft):
+            return write_checkpoint(store, draft, payload)
 
         try:
             if "declined" in case:
@@ -214,7 +212,7 @@ class CommitJob:
                 found[rank] = NotPrepared(case["declined"])
             else:
                 commit(
-                    *(line, number, store, task, case.get("problem"), write),
+                    *(line, number, store, draft, case.get("problem"), write),
                     on_durable=self.spans.extend,
                     make_room=self.make_room,
                 )
@@ -241,9 +239,7 @@ class CommitJob:
 
 def test_what_each_rank_took_is_told_by_rank_0_the_slowest_first(tmp_path, monkeypatch):
     took = {0: 0.2, 1: 0.5, 2: 0.1}
-    monkeypatch.setattr(
-        "holdfast.save.two_phase_commit._seconds", lambda task, written: (0.1, 0.01, took[task.origin.rank])
-    )
+    monkeypatch.setattr("holdfast.save.two_phase_commit._seconds", lambda written: (0.1, 0.01, took[written.rank]))
     job = CommitJob(tmp_path, 3)
     job.checkpoint()
     told = [(each.rank, each.snapshot_seconds, each.stall_seconds, each.persist_seconds) for each in job.spans]

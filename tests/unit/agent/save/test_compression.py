@@ -16,14 +16,13 @@ from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.format.resharding import Region
-from holdfast.save.reuse import Task
 from holdfast.save.run import RunState
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.save.two_phase_commit import commit_alone
 from holdfast.save.writer import write_checkpoint
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
-from tests.support.persist_job import JOB, copied, origin, running
+from tests.support.persist_job import JOB, copied, running
 
 pytest.importorskip("numpy")
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
@@ -331,19 +330,16 @@ def sharded(store, parts, **changes):
     from holdfast.format.manifest import Shard
 
     snapshots = Snapshotter(len(parts))
-    whole, at, tasks, payloads = torch.cat(parts), 0, [], {}
+    whole, at, drafts, payloads = torch.cat(parts), 0, [], {}
     for rank, part in enumerate(parts):
         captured = CapturedState(
             trees={}, tensors={"w": part}, deferred={"w"}, shards={"w": Shard(tuple(whole.shape), (at, 0))}
         )
-        run = copied(
-            snapshots, captured, origin=origin(rank=rank, world_size=len(parts), compress=True, **changes)
-        )
-        run.begin_write()
-        tasks.append(Task.of(run))
-        payloads[rank] = run.contents.arena.bytes(run.size_bytes)
+        run = copied(snapshots, captured, rank=rank, world_size=len(parts), compress=True, **changes)
+        drafts.append(run.begin_write())
+        payloads[rank] = run.arena.bytes(run.size_bytes)
         at += len(part)
-    commit_alone(store, tasks, lambda task: write_checkpoint(store, task, payloads[task.origin.rank]))
+    commit_alone(store, drafts, lambda draft: write_checkpoint(store, draft, payloads[draft.rank]))
     return whole
 
 

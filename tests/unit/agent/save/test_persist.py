@@ -82,7 +82,7 @@ def test_the_manifest_says_all_there_is_to_say(store):
     assert (manifest.job, manifest.iteration, manifest.lineage, manifest.attempt) == (JOB, 2, 1, 1)
     assert (manifest.kind, manifest.parent, manifest.versions) == ("scheduled", parent.id, {"torch": "2"})
     assert manifest.state == {"model": {"w": 1}}
-    assert manifest.created_at == snapshot.request.started_at
+    assert manifest.created_at == snapshot.draft.created_at
     assert manifest.timings["snapshot_seconds"] == snapshot.copy.seconds
     assert manifest.timings["write_seconds"] > 0
     found = {t.name: (t.dtype, t.shape, t.view) for t in manifest.tensors}
@@ -348,7 +348,7 @@ def run_in_any_order(max_in_flight, rng):
         left -= len(chosen)
     assert persister.close(300)
     assert saver.retention_queue.wait_idle(300)
-    assert sorted(run.request.iteration for run in settled.runs) == list(range(1, 9))
+    assert sorted(run.draft.iteration for run in settled.runs) == list(range(1, 9))
     assert sorted(run.id for run in saver.drain()) == sorted(snapshots)
     assert all((run.state == "durable") == (run.id in store.committed) for run in settled.runs)
     seen = [head for head in heads if head is not None]

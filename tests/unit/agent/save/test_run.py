@@ -11,9 +11,7 @@ from holdfast.save.run import (
     SETTLED,
     CopyResult,
     IllegalTransition,
-    Run,
     RunState,
-    SnapshotContents,
     WriteResult,
 )
 from tests.support.persist_job import requested
@@ -28,7 +26,7 @@ PATHS = [
 
 def move(run, to):
     if to is RunState.COPYING:
-        run.begin_copy(SnapshotContents(arena=Arena()))
+        run.begin_copy(Arena(), run.draft)
     elif to is RunState.COPIED:
         run.end_copy(CopyResult(seconds=0.5))
     elif to is RunState.WRITING:
@@ -45,14 +43,14 @@ def test_every_state_is_reached_and_none_is_left_once_settled():
 
 @pytest.mark.parametrize("path", PATHS, ids="-".join)
 def test_a_transition_is_made_once_and_all_others_raise_and_change_nothing(path):
-    run = Run(requested())
+    run = requested()
     for to in path:
         move(run, to)
-    before = run.state, run.copy, run.result, run.contents
+    before = run.state, run.copy, run.result, run.arena, run.draft
     for to in set(RunState) - NEXT[run.state] - {RunState.REQUESTED}:
         with pytest.raises(IllegalTransition, match=f"cannot go from {run.state} to {to}"):
             move(run, to)
-    assert (run.state, run.copy, run.result, run.contents) == before
+    assert (run.state, run.copy, run.result, run.arena, run.draft) == before
 
 
 def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
@@ -65,7 +63,7 @@ def test_listeners_hear_of_each_transition_in_order_before_a_wait_ends():
                 assert go.wait(300)
             heard.append(state)
 
-    run = Run(requested(), BlockingListener())
+    run = requested(1, BlockingListener())
     for to in (RunState.COPYING, RunState.COPIED, RunState.WRITING):
         move(run, to)
     thread = threading.Thread(target=move, args=(run, RunState.DURABLE))
@@ -88,7 +86,7 @@ def test_a_listener_that_fails_is_logged_and_the_others_hear(caplog):
         def run_changed(self, run, state):
             heard.append(state)
 
-    run = Run(requested(), RaisingListener(), Listener())
+    run = requested(1, RaisingListener(), Listener())
     move(run, RunState.FAILED)
     assert heard == ["failed"]
     assert run.wait_settled(0)

@@ -14,7 +14,7 @@ from holdfast.format.manifest import SMALL_BYTES
 from holdfast.save import host_buffers as arena_module
 from holdfast.save.copying import HostCopies
 from holdfast.save.layout import Layout
-from holdfast.save.run import Run, WriteResult
+from holdfast.save.run import WriteResult
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.system import host_memory
@@ -33,7 +33,7 @@ def captured(deferred=("w",), **tensors):
 
 
 def begin(snapshotter, what, **options):
-    run = Run(requested(**options), snapshotter)
+    run = requested(1, snapshotter, **options)
     snapshotter.begin(run, what)
     snapshotter.copy(run)
     return run
@@ -45,7 +45,7 @@ def release(run):
 
 def contents(snapshotter, run):
     """What the arena holds, by name, as the dtype it came as."""
-    layout = next(layout for layout in snapshotter._layouts if layout.arena is run.contents.arena)
+    layout = next(layout for layout in snapshotter._layouts if layout.arena is run.arena)
     return {name: target.clone() for name, target in layout._targets.items()}
 
 
@@ -120,17 +120,17 @@ def test_every_tensor_gets_memory_of_its_own(snapshotter):
     for tensor in tensors.values():
         tensor.zero_()
     found = contents(snapshotter, snapshot)
-    assert snapshot.contents.views == {"complex": "complex128"}
+    assert snapshot.draft.views == {"complex": "complex128"}
     assert all(torch.equal(found[name], expected[name]) for name in tensors)
 
 
 def test_the_arena_is_allocated_once(snapshotter):
     what = captured(w=torch.ones(1000))
     first = begin(snapshotter, what, at_once=True)
-    address = first.contents.arena.address
+    address = first.arena.address
     release(first)
     second = begin(snapshotter, captured(w=torch.ones(1000), late=torch.ones(10)), at_once=True)
-    assert second.contents.arena.address == address
+    assert second.arena.address == address
 
 
 def test_preparing_allocates_what_the_first_snapshot_uses(snapshotter):
@@ -138,7 +138,7 @@ def test_preparing_allocates_what_the_first_snapshot_uses(snapshotter):
     assert snapshotter.wait_idle(300)
     address = snapshotter._layouts[0].arena.address
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
-    assert snapshot.contents.arena.address == address
+    assert snapshot.arena.address == address
 
 
 def test_a_copy_that_fails_lets_the_update_go_on(snapshotter, monkeypatch):
@@ -230,7 +230,7 @@ def test_hundreds_of_small_tensors_are_copied_to_the_bit(snapshotter, monkeypatc
 def test_private_memory_is_not_for_children(snapshotter):
     """A loader's workers would hold every page of it that a snapshot writes to after they were forked."""
     snapshot = begin(snapshotter, captured(w=torch.ones(1000)), at_once=True)
-    assert "wf" in flags_of(snapshot.contents.arena.address)
+    assert "wf" in flags_of(snapshot.arena.address)
 
 
 def flags_of(address):
@@ -358,7 +358,7 @@ def test_the_last_bytes_of_a_large_tensor_are_looked_at_too(snapshotter, held):
 
 
 def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshotter):
-    run = Run(requested(), snapshotter)
+    run = requested(1, snapshotter)
     snapshotter.begin(run, captured(w=torch.ones(2)))
     assert not snapshotter.has_room
     run.end("abandoned", WriteResult(reason="interrupted"))
@@ -368,7 +368,7 @@ def test_a_run_that_is_abandoned_before_its_copy_gives_its_memory_back(snapshott
 
 
 def test_a_copy_that_is_given_up_fails_and_keeps_its_memory_until_the_run_ends(snapshotter):
-    run = Run(requested(), snapshotter)
+    run = requested(1, snapshotter)
     snapshotter.begin(run, captured(w=torch.ones(2)))
     snapshotter.fail_copy(run, "KeyboardInterrupt")
     assert run.wait_copied(300)

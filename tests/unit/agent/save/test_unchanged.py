@@ -212,7 +212,7 @@ def test_without_a_file_to_link_all_is_written(store, loss, monkeypatch):
     assert stored(store, second.id) == last
     assert second.result.reused_bytes == 0
     if loss in ("no links", "truncated"):
-        assert "could not be linked" in second.result.not_linked
+        assert "could not be linked" in second.draft.not_linked
 
 
 def test_a_parent_that_retention_removes_during_the_write_is_not_missed(store, monkeypatch):

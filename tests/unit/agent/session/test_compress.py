@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from holdfast.checkpoint import restore
 from holdfast.pacing import Controller, PacingSettings
@@ -71,8 +72,8 @@ class Judged:
 
     def settle(self, persist_seconds, encode_seconds):
         run = empty_run(1)
-        run.begin_write()
-        run.end(RunState.DURABLE, WriteResult(seconds=persist_seconds, encode_seconds=encode_seconds))
+        written = replace(run.begin_write(), encode_seconds=encode_seconds)
+        run.end(RunState.DURABLE, WriteResult(seconds=persist_seconds), written)
         self.compression.settled(run)
 
     def begin(self, count):

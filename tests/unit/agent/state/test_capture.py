@@ -9,7 +9,7 @@ from torch import nn
 
 from holdfast import Variables
 from holdfast.format.shards import names_in
-from holdfast.save.run import Run, WriteResult
+from holdfast.save.run import WriteResult
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import Registry
 from tests.support.persist_job import requested
@@ -260,7 +260,7 @@ def test_a_snapshot_beside_training_is_the_state_of_the_boundary(kind, wrap):
         job.step(micro=1 + i % 3)
         captured = job.capture()
         expected = {name: tensor.clone() for name, tensor in captured.tensors.items()}
-        run = Run(requested(i), snapshotter)
+        run = requested(i, snapshotter)
         snapshotter.begin(run, captured)
         snapshotter.copy(run)
         job.step(micro=2)

@@ -1,0 +1,87 @@
+"""The description of one rank's part of a checkpoint, without the bytes. Does not import torch.
+
+A draft is made once, at the decision. The copy and the write complete it; it is then the content of the completion
+marker, and with the parts of all ranks it becomes the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+from holdfast.format import manifest as fmt
+from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.parity_file import ParityCode
+from holdfast.format.shards import MergedRanks, RankShard
+from holdfast.protocol.ids import checkpoint_id
+from holdfast.protocol.messages import CheckpointKind
+
+
+class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
+    """A checkpoint as one rank takes it: what its manifest will say, and how to write it."""
+
+    kind: CheckpointKind
+    uid: str = ""
+    """The attempt's identifier in its own store."""
+    rank: int = 0
+    replaces: bool = False
+    """Replaces a damaged checkpoint of the same name."""
+    may_link: bool = True
+    """Whether files of `parent` may be linked; False after damage was found."""
+    parity: ParityCode | None = None
+    """Strength of the parity files to write; `None` for none."""
+    compress: bool = False
+    """Whether files are encoded as byte planes where that makes them smaller."""
+
+    # completed by the copy
+    state: dict[str, Any] = field(default_factory=dict)
+    slots: list[TensorRange] = field(default_factory=list)
+    views: dict[str, str] = field(default_factory=dict)
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """Position of each sharded tensor in its global tensor, by name."""
+    rank_local: set[str] = field(default_factory=set)
+    """Names of tensors that may differ between ranks."""
+    must_match: dict[str, str] = field(default_factory=dict)
+    """Values that must be equal on all ranks that report the same key; otherwise the commit fails."""
+    unchanged: set[str] = field(default_factory=set)
+    """Names of tensors that probably equal those of the parent. The writer compares their digests."""
+
+    # completed by the write
+    folder: str | None = None
+    """Folder in the store in which rank 0 began the checkpoint; `None` if this process writes all of it."""
+    files: list[fmt.File] = field(default_factory=list)
+    """All files of the rank, linked ones included."""
+    tensors: list[fmt.Tensor] = field(default_factory=list)
+    """Digest and place of each tensor, in the order of `slots`."""
+    encode_seconds: float = 0.0
+    """Part of the write in which files were encoded."""
+    not_linked: str | None = None
+    """Why a file of the parent was written again; `None` if none was."""
+
+    @property
+    def id(self) -> str:
+        return checkpoint_id(self.iteration, self.lineage)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.slots[-1].end if self.slots else 0
+
+    @property
+    def part(self) -> RankShard:
+        """What this rank stored, once it is written."""
+        file, *more = self.files
+        return RankShard(rank=self.rank, file=file, tensors=self.tensors, state=self.state, more_files=more)
+
+    def header(self, slots: Sequence[TensorRange] | None = None) -> bytes:
+        """Return the safetensors header of a file with all tensors, or only `slots`."""
+        names = {"job": self.job, "iteration": str(self.iteration), "rank": str(self.rank)}
+        return fmt.payload_header(self.slots if slots is None else slots, names)
+
+
+def manifest_of(draft: Draft, ranks: MergedRanks) -> fmt.Manifest:
+    """Build the manifest from the draft of rank 0 and the merged parts of all ranks."""
+    described = {name: getattr(draft, name) for name in fmt.CheckpointDescription.__struct_fields__}
+    return fmt.Manifest(**described, **msgspec.structs.asdict(ranks))
