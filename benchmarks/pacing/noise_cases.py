@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from holdfast.engine.compression import Compression
 from holdfast.pacing import Controller, PacingSettings
-from holdfast.snapshot.checkpoint_run import RunState
+from holdfast.save.compression import Compression
+from holdfast.save.run import RunState
 
 from .noisy import BUDGET, PHASE_SECONDS, SHARES, BudgetRecord
 from .paced import PacedJob

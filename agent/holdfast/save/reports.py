@@ -193,7 +193,7 @@ class CheckpointEvents:
 
     def _report_growth(self, run: Run, free_bytes: int | None) -> None:
         """Say once if the checkpoints that retention keeps for good fill the store within a day."""
-        iteration, started_at = run.request.iteration, run.request.started_at
+        iteration, started_at = run.draft.iteration, run.draft.created_at
         before, self._last_durable = self._last_durable, (iteration, started_at)
         every, kept_bytes = self._keeps_every, run.result.written_bytes
         if self._growth_reported or before is None or every is None or not free_bytes or not kept_bytes:

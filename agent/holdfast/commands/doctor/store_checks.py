@@ -152,7 +152,7 @@ class StoreProbe:
                 if self._is_new:
                     os.rmdir(self._url)
             else:
-                from holdfast.store.s3 import ObjectStore
+                from holdfast.store.objects import ObjectStore
 
                 assert isinstance(store, ObjectStore)
                 store.bucket.delete(store.bucket.sizes(""))

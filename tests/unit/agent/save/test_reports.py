@@ -137,12 +137,13 @@ def growth_warnings(root: Path, caplog: pytest.LogCaptureFixture, *, rules: str,
     captured: Any = None  # it has no size, so that the estimate for the start is left out
     for number in range(3):
         checkpoint_events.estimate_space(JOB, captured, 1, parse_retention(rules))
-        request = SimpleNamespace(
-            iteration=100 * number, lineage=1, kind="scheduled", started_at=100 * number * seconds
-        )
+        draft = SimpleNamespace(
+            iteration=100 * number, lineage=1, kind="scheduled", created_at=100 * number * seconds, parent=None,
+            not_linked=None, encode_seconds=0.0,
+        )  # fmt: skip
         result = WriteResult(stored_bytes=GB, written_bytes=GB)
         run: Any = SimpleNamespace(
-            id=checkpoint_id(100 * number, 1), request=request, result=result, copy=CopyResult(), size_bytes=GB,
+            id=checkpoint_id(100 * number, 1), draft=draft, result=result, copy=CopyResult(), size_bytes=GB,
             write_started_at=0.0,
         )  # fmt: skip
         checkpoint_events.run_changed(run, RunState.DURABLE)
