@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast_server.accounts import policy
-from holdfast_server.accounts.policy import AccessRule
+from holdfast_server.api.endpoints import table_of
 from holdfast_server.app import create_app
+from holdfast_server.core.access import AccessRule
 from holdfast_server.core.settings import ServerSettings
 
 HEAD = """\
@@ -45,12 +45,15 @@ METHODS = ("get", "post", "put", "patch", "delete")
 def page() -> str:
     """Return the page."""
     app = create_app(ServerSettings(database="never-opened.db"))
+    access = table_of(app).access
     by_tag: dict[str, list[str]] = {}
     for path, operations in app.openapi()["paths"].items():
         for method in METHODS:
             if (operation := operations.get(method)) is not None:
                 tag = operation["tags"][0]
-                by_tag.setdefault(tag, []).append(_row(method.upper(), path, operation))
+                by_tag.setdefault(tag, []).append(
+                    _row(method.upper(), path, operation, access[method.upper(), path])
+                )
     sections = [
         f"\n## {TITLES.get(tag, tag.capitalize())}\n\n| request | who | effect |\n|---|---|---|\n" + "".join(rows)
         for tag, rows in by_tag.items()
@@ -58,10 +61,10 @@ def page() -> str:
     return HEAD + "".join(sections)
 
 
-def _row(method: str, path: str, operation: dict[str, Any]) -> str:
+def _row(method: str, path: str, operation: dict[str, Any], rule: AccessRule) -> str:
     described = operation.get("description", "").partition("\n\n")[0] or f"{operation['summary']}."
     text = " ".join(described.split()).replace("|", "\\|")
-    return f"| `{method} {path}` | {_who(policy.TABLE[method, path])} | {text} |\n"
+    return f"| `{method} {path}` | {_who(rule)} | {text} |\n"
 
 
 def _who(rule: AccessRule) -> str:

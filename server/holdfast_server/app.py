@@ -11,36 +11,36 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.responses import Response
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from holdfast_server.accounts import sign_ins
 from holdfast_server.accounts.auth_backends import choose_backend
-from holdfast_server.accounts.auth_middleware import AuthMiddleware
 from holdfast_server.accounts.job_projects import JobProjects
 from holdfast_server.accounts.oidc import Provider
 from holdfast_server.alerts import deliveries, evaluation
-from holdfast_server.api import openapi, responses, router
+from holdfast_server.api import ROUTERS, openapi, responses
+from holdfast_server.api.endpoints import MAX_FORM_BYTES, EndpointTable, MountedApp, Router, check_routes
 from holdfast_server.api.exports import PARQUET
 from holdfast_server.control import report_retention
+from holdfast_server.core.access import PUBLIC
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
 from holdfast_server.db.background_jobs import BackgroundJob, background_jobs_running
-from holdfast_server.http import api_reference, security
+from holdfast_server.http import security
 from holdfast_server.http.access_log import RequestMiddleware
+from holdfast_server.http.auth_middleware import AuthMiddleware
 from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.http.services import Services
 from holdfast_server.ingest.admission import AdmissionControl
 from holdfast_server.queries import exports
 from holdfast_server.records import audit, desired_state, restore_orders
 from holdfast_server.samples import compaction
-
-MAX_FORM_BYTES = 2**20
 
 COMPRESSED_BYTES = 1400
 """Smallest compressed answer: a shorter one fits into one packet."""
@@ -63,7 +63,7 @@ BACKGROUND_JOBS: tuple[BackgroundJob, ...] = (
 class Web:
     """A dashboard that the server mounts without depending on it."""
 
-    routers: Callable[[], Sequence[APIRouter]]
+    routers: Callable[[], Sequence[Router]]
     static: ASGIApp
     """Serves its files under /static."""
     error_page: Callable[[Response], Response]
@@ -85,15 +85,31 @@ def create_app(
         clock: returns seconds since the epoch.
     """
     db = Database(settings.database, ChangeBus()) if database is None else database
+    table = _table(web)
     metrics = ServerMetrics()
     post = deliveries.chore(settings.alerts, address=settings.address or "", metrics=metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        check_routes(app)
         db.prepare()
         try:
             await db.open()
-            app.state.auth = await choose_backend(settings, db)
+            app.state.services = Services(
+                settings=settings,
+                database=db,
+                auth=await choose_backend(settings, db),
+                clock=clock,
+                metrics=metrics,
+                coalescer=RequestCoalescer(db.changes),
+                admission=AdmissionControl(db),
+                job_projects=JobProjects(db),
+                exporting=asyncio.Semaphore(exports.AT_ONCE),
+                streams=Counter(),
+                provider=Provider(settings.provider) if settings.provider else None,
+                find_route=table.find,
+                error_page=web.error_page if web else None,
+            )
             async with background_jobs_running((*BACKGROUND_JOBS, post), db, clock):
                 yield
         finally:
@@ -105,25 +121,21 @@ def create_app(
         version=version("holdfast"),
         description="Checkpoints that cost next to nothing, and any iteration back at one click.",
         lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,  # the API has endpoints for it
+        redirect_slashes=False,
         max_body_size=MAX_FORM_BYTES,
         middleware=_middleware(settings),
     )
-    app.state.settings, app.state.database, app.state.changes = settings, db, db.changes
-    app.state.coalescer = RequestCoalescer(db.changes)
-    app.state.clock, app.state.metrics, app.state.web = clock, metrics, web
-    app.state.admission = AdmissionControl(db)
-    app.state.exporting = asyncio.Semaphore(exports.AT_ONCE)
-    app.state.job_projects = JobProjects(db)
-    app.state.streams = Counter()
-    app.state.provider = Provider(settings.provider) if settings.provider else None
+    app.router.routes = [table]
+    app.openapi = cache(partial(openapi.document_of, app, table.routes, table.access))  # type: ignore[method-assign]
     responses.install(app)
-    openapi.install(app)
-    app.router.routes += _routes(web)
-    if web is not None:
-        app.mount("/static", web.static, name="static")
     return app
+
+
+def _table(web: Web | None) -> EndpointTable:
+    routers = (*ROUTERS, *(web.routers() if web else ()))
+    endpoints = (endpoint for router in routers for endpoint in router.endpoints)
+    return EndpointTable([*endpoints, *([MountedApp("/static", web.static, PUBLIC)] if web else ())])
 
 
 def _middleware(settings: ServerSettings) -> list[Middleware]:
@@ -143,13 +155,3 @@ def _middleware(settings: ServerSettings) -> list[Middleware]:
             checks=(security.HostCheck(settings), security.OriginCheck(settings)),
         ),
     ]
-
-
-@cache
-def _routes(web: Web | None) -> list[BaseRoute]:
-    """Return all routes. They are cached: FastAPI's analysis of their signatures takes most of the start-up
-    time."""
-    every = APIRouter(max_body_size=MAX_FORM_BYTES)
-    for part in (router, api_reference.router, *(web.routers() if web else ())):
-        every.include_router(part)
-    return every.routes

@@ -40,6 +40,7 @@ from holdfast_server.core.settings import (
 )
 from holdfast_server.db import Database, DatabaseInUse, DatabaseUnavailable
 from holdfast_server.db.backups import size_bytes
+from holdfast_server.http.services import services_of
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ class _Server(uvicorn.Server):
             public = self._settings.address or self._address
             with suppress(DatabaseUnavailable, SQLAlchemyError):  # it only serves commands on this machine
                 await server_address.remember(self._database, public, now=time.time())
-            if isinstance(self.config.app.state.auth, AccountsAuth):  # type: ignore[union-attr]
+            if isinstance(services_of(self.config.app).auth, AccountsAuth):
                 await self._print_sign_in()
             print(f"Holdfast is at {self._address} (press Ctrl-C to stop)", flush=True)
 

@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from holdfast_server import models
 from holdfast_server.accounts import passwords, people, projects, sign_ins, tokens
-from holdfast_server.accounts.auth_middleware import COOKIE
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.core.principal import OPERATOR, Role, Scope
 from holdfast_server.db import Database
+from holdfast_server.http.auth_middleware import COOKIE
 
 T = TypeVar("T")
 # These tests hash passwords hundreds of times: 1 MiB and a millisecond each, not 64 MiB and a quarter of a second.
@@ -45,7 +45,7 @@ class AccountsServer:
     def __init__(self, client: TestClient, clock: Callable[[], float]) -> None:
         self.client = client
         self.clock = clock
-        self.db: Database = client.app.state.database  # type: ignore[attr-defined]
+        self.db: Database = client.app.state.services.database  # type: ignore[attr-defined]
 
     def do(self, work: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
         """Run it where the server runs."""

@@ -52,7 +52,7 @@ async def fill(database: Database, rows: dict[Any, list[dict[str, Any]]]) -> Non
 
 
 def of(client: TestClient) -> Database:
-    database: Database = client.app.state.database  # type: ignore[attr-defined]
+    database: Database = client.app.state.services.database  # type: ignore[attr-defined]
     return database
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
+from holdfast_server.api.endpoints import Router
 from holdfast_server.app import Web
 from holdfast_server.app import create_app as create_server
 from holdfast_server.core.settings import ServerSettings
@@ -19,7 +20,7 @@ from holdfast_web.shared.assets import static_app
 from holdfast_web.shared.routing import error_page
 
 
-def _routers() -> list[APIRouter]:
+def _routers() -> list[Router]:
     from holdfast_web.accounts import routes as accounts
     from holdfast_web.alerts import routes as alerts
     from holdfast_web.audit import routes as audit

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
 from holdfast_server.api import (
     accounts,
     alerts,
@@ -20,14 +18,9 @@ from holdfast_server.api import (
     system,
 )
 
-router = APIRouter()
-# The first route, because routes are matched in order and reports are by far the most frequent requests.
-router.include_router(ingest.router, prefix="/api/v1")
-router.include_router(system.router)
-for part in (
-    jobs, attempts, comparison, iteration_annotations, exports, desired_state, checkpoints, restores, alerts,
-    report_retention, accounts,
-):  # fmt: skip
-    router.include_router(part.router, prefix="/api/v1")
-
-__all__ = ["router"]
+ROUTERS = (
+    ingest.router, system.router, jobs.router, attempts.router, comparison.router, iteration_annotations.router,
+    exports.router, desired_state.router, checkpoints.router, restores.router, alerts.router,
+    report_retention.router, accounts.router, system.documentation,
+)  # fmt: skip
+"""The routers of the API, in the order of the reference."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,56 +12,70 @@ from holdfast.protocol.administration import AuditEntry, NewToken, Person, Token
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.accounts import people, tokens
 from holdfast_server.accounts.tokens import TokenRequest
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
+from holdfast_server.core.access import ANY_PROJECT_ADMIN, LISTS, SERVER_ADMIN, AccessRule
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.core.principal import Role
 from holdfast_server.http.dependencies import Asker, Db, Now
+from holdfast_server.http.services import services_of
 from holdfast_server.records import audit
 
 MAX_BODY_BYTES = 2**14
 
-router = APIRouter(tags=["accounts"])
+router = Router("/api/v1", tag="accounts")
 
 
-@router.get("/people", responses=returns(dict[str, list[Person]]))
+@router.endpoint("GET", "/people", access=SERVER_ADMIN, returns=dict[str, list[Person]])
 async def list_people(db: Db) -> Response:
     """List the people who may sign in."""
     return Json({"people": await people.list_people(db)})
 
 
-@router.get("/tokens", responses=returns(dict[str, list[Token]]))
+@router.endpoint("GET", "/tokens", access=LISTS, returns=dict[str, list[Token]])
 async def keys(db: Db, now: Now, asker: Asker) -> Response:
     """List the keys that you may revoke, newest first."""
     return Json({"tokens": await tokens.list_tokens(db, asker=asker, now=now)})
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/tokens",
-    status_code=201,
-    max_body_size=MAX_BODY_BYTES,
-    openapi_extra=body(TokenRequest),
-    responses=returns(
-        NewToken, 201, _403="The key would have more rights than you", _404="No such project",
-        _409="The server has no accounts", _422="Invalid field",
-    ),
-)  # fmt: skip
+    # the route limits a new key to the rights of its maker
+    access=AccessRule(audience="lists", recent_password=True),
+    body=TokenRequest,
+    returns=NewToken,
+    status=201,
+    errors={
+        403: "The key would have more rights than you",
+        404: "No such project",
+        409: "The server has no accounts",
+        422: "Invalid field",
+    },
+    max_body_bytes=MAX_BODY_BYTES,
+)
 async def create(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     """Make a key with at most your own rights. Only this answer contains its secret."""
     asked = parse(await request.body(), TokenRequest)
-    if not request.app.state.auth.has_accounts:
+    if not services_of(request.app).auth.has_accounts:
         raise NotPossible("this server has no accounts and no keys: start it with `holdfast serve --accounts`")
     secret, token = await tokens.create(db, asked, maker=asker, now=now)
     return Json(NewToken(token=secret, listed=token), status_code=201)
 
 
-@router.post("/tokens/{prefix}/revoke", responses=returns(Token, _404="No such key"))
+@router.endpoint(
+    "POST",
+    "/tokens/{prefix}/revoke",
+    access=LISTS,  # an unknown key and another person's look the same
+    returns=Token,
+    errors={404: "No such key"},
+)
 async def revoke(prefix: str, db: Db, now: Now, asker: Asker) -> Response:
     """Revoke a key. No instance accepts it 5 seconds later."""
     return Json(await tokens.revoke(db, prefix, asker=asker, now=now))
 
 
-@router.get("/audit", responses=returns(dict[str, list[AuditEntry]]))
+@router.endpoint("GET", "/audit", access=ANY_PROJECT_ADMIN, returns=dict[str, list[AuditEntry]])
 async def log(
     db: Db,
     asker: Asker,

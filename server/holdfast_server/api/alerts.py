@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,8 +22,9 @@ from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.channels import NewChannel
 from holdfast_server.alerts.rules import RuleChanges
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
+from holdfast_server.core.access import LISTS, OPERATE, PROJECT_ADMIN, PROJECT_OPERATE, PROJECT_VIEW, VIEW
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Config, Db, Now, Who
 
@@ -36,7 +37,7 @@ Before = Annotated[int | None, Query(ge=0, le=MAX_INTEGER, description="the id t
 Which = Annotated[AlertFilter, Query(description="`open`: not resolved")]
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(tags=["alerts"])
+router = Router("/api/v1", tag="alerts")
 
 
 class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class SilenceRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     seconds: float | None = None
 
 
-@router.get("/alerts", responses=returns(dict[str, list[Alert]]))
+@router.endpoint("GET", "/alerts", access=LISTS, returns=dict[str, list[Alert]])
 async def alerts(
     db: Db,
     now: Now,
@@ -75,7 +76,9 @@ async def alerts(
     return Json({"alerts": found})
 
 
-@router.get("/jobs/{job}/alerts", responses=returns(dict[str, list[Alert]], _404="No such job"))
+@router.endpoint(
+    "GET", "/jobs/{job}/alerts", access=VIEW, returns=dict[str, list[Alert]], errors={404: "No such job"}
+)
 async def of_job(
     job: str, db: Db, now: Now, state: Which = "open", limit: Limit = 100, before: Before = None
 ) -> Response:
@@ -84,18 +87,27 @@ async def of_job(
     return Json({"alerts": found})
 
 
-@router.post("/jobs/{job}/alerts/{alert}/acknowledge", responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED))
+@router.endpoint(
+    "POST",
+    "/jobs/{job}/alerts/{alert}/acknowledge",
+    access=OPERATE,
+    returns=Alert,
+    errors={404: NO_ALERT, 409: RESOLVED},
+)
 async def acknowledge(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """Acknowledge an alert. Its next message is the one when it resolves."""
     done = await incidents.acknowledge(db, job, alert, who=who, now=now)
     return Json(done)
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/jobs/{job}/alerts/{alert}/silence",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(SilenceRequest),
-    responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED, _422="Not a time in the next 90 days"),
+    access=OPERATE,
+    body=SilenceRequest,
+    returns=Alert,
+    errors={404: NO_ALERT, 409: RESOLVED, 422: "Not a time in the next 90 days"},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def silence(job: str, alert: Number, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Suppress messages about this alert, and further ones of the same rule and job, until a time."""
@@ -106,25 +118,38 @@ async def silence(job: str, alert: Number, request: Request, db: Db, now: Now, w
     return Json(await incidents.silence(db, job, alert, until=until, who=who, now=now))
 
 
-@router.post("/jobs/{job}/alerts/{alert}/unsilence", responses=returns(Alert, _404=NO_ALERT, _409=RESOLVED))
+@router.endpoint(
+    "POST",
+    "/jobs/{job}/alerts/{alert}/unsilence",
+    access=OPERATE,
+    returns=Alert,
+    errors={404: NO_ALERT, 409: RESOLVED},
+)
 async def unsilence(job: str, alert: Number, db: Db, now: Now, who: Who) -> Response:
     """End a silence."""
     return Json(await incidents.unsilence(db, job, alert, who=who, now=now))
 
 
-@router.get(
-    "/projects/{project}/alert-rules", responses=returns(dict[str, list[AlertRule]], _404="No such project")
+@router.endpoint(
+    "GET",
+    "/projects/{project}/alert-rules",
+    access=PROJECT_VIEW,
+    returns=dict[str, list[AlertRule]],
+    errors={404: "No such project"},
 )
 async def project_rules(project: str, db: Db) -> Response:
     """List the built-in rules, as they are in this project, then its custom ones."""
     return Json({"rules": await rules.list_rules(db, project)})
 
 
-@router.put(
+@router.endpoint(
+    "PUT",
     "/projects/{project}/alert-rules/{rule}",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(RuleChanges),
-    responses=returns(AlertRule, _404="No such project", _422="Invalid field"),
+    access=PROJECT_OPERATE,
+    body=RuleChanges,
+    returns=AlertRule,
+    errors={404: "No such project", 422: "Invalid field"},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def change_rule(project: str, rule: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Change a rule, or create a custom one under a new name. Fields that are left out do not change."""
@@ -133,10 +158,12 @@ async def change_rule(project: str, rule: str, request: Request, db: Db, now: No
     return Json(done)
 
 
-@router.delete(
+@router.endpoint(
+    "DELETE",
     "/projects/{project}/alert-rules/{rule}",
-    status_code=204,
-    responses=returns(None, 204, _404="No such rule"),
+    access=PROJECT_OPERATE,
+    status=204,
+    errors={404: "No such rule"},
 )
 async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a custom rule, or reset a built-in one to its default."""
@@ -144,26 +171,27 @@ async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Re
     return Response(status_code=204)
 
 
-@router.get(
-    "/projects/{project}/alert-channels", responses=returns(dict[str, list[AlertChannel]], _404="No such project")
+@router.endpoint(
+    "GET",
+    "/projects/{project}/alert-channels",
+    access=PROJECT_ADMIN,
+    returns=dict[str, list[AlertChannel]],
+    errors={404: "No such project"},
 )
 async def project_channels(project: str, db: Db) -> Response:
     """List the channels that this project's alerts are sent to."""
     return Json({"channels": await channels.list_channels(db, project)})
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/projects/{project}/alert-channels",
-    status_code=201,
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(NewChannel),
-    responses=returns(
-        AlertChannel,
-        201,
-        _404="No such project",
-        _409="Mail or webhooks are disabled on this server",
-        _422="Invalid field",
-    ),
+    access=PROJECT_ADMIN,
+    body=NewChannel,
+    returns=AlertChannel,
+    status=201,
+    errors={404: "No such project", 409: "Mail or webhooks are disabled on this server", 422: "Invalid field"},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def create_channel(project: str, request: Request, db: Db, config: Config, now: Now, who: Who) -> Response:
     """Create a channel. Only this answer contains the secret that signs a webhook's messages."""
@@ -172,10 +200,12 @@ async def create_channel(project: str, request: Request, db: Db, config: Config,
     return Json(made, status_code=201)
 
 
-@router.delete(
+@router.endpoint(
+    "DELETE",
     "/projects/{project}/alert-channels/{channel}",
-    status_code=204,
-    responses=returns(None, 204, _404=NO_CHANNEL),
+    access=PROJECT_ADMIN,
+    status=204,
+    errors={404: NO_CHANNEL},
 )
 async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
     """Remove a channel and its queued messages."""
@@ -183,19 +213,25 @@ async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who)
     return Response(status_code=204)
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/projects/{project}/alert-channels/{channel}/test",
-    status_code=202,
-    responses=returns(AlertDelivery, 202, _404=NO_CHANNEL),
+    access=PROJECT_ADMIN,
+    returns=AlertDelivery,
+    status=202,
+    errors={404: NO_CHANNEL},
 )
 async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
     """Queue a test message; the list of deliveries shows whether it arrived."""
     return Json(await deliveries.send_test(db, project, channel, now=now), status_code=202)
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/projects/{project}/alert-channels/{channel}/deliveries",
-    responses=returns(dict[str, list[AlertDelivery]], _404=NO_CHANNEL),
+    access=PROJECT_ADMIN,
+    returns=dict[str, list[AlertDelivery]],
+    errors={404: NO_CHANNEL},
 )
 async def channel_deliveries(
     project: str, channel: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 50

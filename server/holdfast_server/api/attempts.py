@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.responses import Response
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.messages import MAX_ATTEMPT
-from holdfast_server.api.openapi import returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
+from holdfast_server.core.access import VIEW
 from holdfast_server.http.dependencies import Asker, Db
 from holdfast_server.queries import attempts
 
 AttemptNumber = Annotated[int, Path(ge=0, le=MAX_ATTEMPT)]
 
-router = APIRouter(prefix="/jobs/{job}/attempts", tags=["jobs"])
+router = Router("/api/v1/jobs/{job}/attempts", tag="jobs")
 
 
-@router.get("", responses=returns(dict[str, list[AttemptSummary]], _404="No such job"))
+@router.endpoint("GET", "", access=VIEW, returns=dict[str, list[AttemptSummary]], errors={404: "No such job"})
 async def job_attempts(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Response:
     """List the attempts of a job, newest first."""
     return Json({"attempts": await attempts.attempts(db, job, limit=limit)})
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/{attempt}/configuration",
-    responses=returns(AttemptConfiguration, _404="No such job or attempt", _422="Invalid `against`"),
+    access=VIEW,
+    returns=AttemptConfiguration,
+    errors={404: "No such job or attempt", 422: "Invalid `against`"},
 )
 async def configuration(
     job: str,
@@ -42,7 +46,9 @@ async def configuration(
     return Json(await attempts.configuration(db, job, attempt, against=against, visible=asker.visible_projects))
 
 
-@router.get("/{attempt}/output", responses=returns(AttemptOutput, _404="No such job or attempt"))
+@router.endpoint(
+    "GET", "/{attempt}/output", access=VIEW, returns=AttemptOutput, errors={404: "No such job or attempt"}
+)
 async def output(job: str, attempt: AttemptNumber, db: Db) -> Response:
     """Return the last 1,000 lines of output of an attempt under `holdfast run`."""
     return Json(await attempts.output(db, job, attempt))

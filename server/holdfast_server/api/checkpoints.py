@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import CheckpointChanges, CheckpointInfo, ScrubReport, Tensors, Verification
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
+from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.http.dependencies import Db, Metrics, Now, Who
 
-router = APIRouter(prefix="/jobs/{job}/checkpoints/{checkpoint}", tags=["control"])
+router = Router("/api/v1/jobs/{job}/checkpoints/{checkpoint}", tag="control")
 
 
 class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -27,16 +28,18 @@ class VerificationRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unkn
     """Id or iteration of a checkpoint to compare each tensor with."""
 
 
-@router.patch(
+@router.endpoint(
+    "PATCH",
     "",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(CheckpointChanges),
-    responses=returns(
-        CheckpointInfo,
-        _404="No such job or checkpoint: `nearest` is the next earlier one that can be restored",
-        _409="It is not in the store, or the limit of pins is reached",
-        _422="Invalid label, or no change",
-    ),
+    access=OPERATE,
+    body=CheckpointChanges,
+    returns=CheckpointInfo,
+    errors={
+        404: "No such job or checkpoint: `nearest` is the next earlier one that can be restored",
+        409: "It is not in the store, or the limit of pins is reached",
+        422: "Invalid label, or no change",
+    },
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Pin or label a checkpoint. Retention keeps a pinned checkpoint. The last change wins.
@@ -48,22 +51,26 @@ async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
     return Json(await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now))
 
 
-@router.get("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
+@router.endpoint(
+    "GET", "/verification", access=VIEW, returns=Verification, errors={404: "No such job or checkpoint"}
+)
 async def verification(job: str, checkpoint: str, db: Db) -> Response:
     """Return the state of a requested verification, and the last result."""
     return Json(await verifications.verification(db, job, checkpoint))
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/verification",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(VerificationRequest),
-    responses=returns(
-        Verification,
-        _404="No such job or checkpoint: `nearest` is the next earlier one that can be restored",
-        _409="It is not in the store, or the limit of waiting verifications is reached",
-        _422="Invalid checkpoint",
-    ),
+    access=OPERATE,
+    body=VerificationRequest,
+    returns=Verification,
+    errors={
+        404: "No such job or checkpoint: `nearest` is the next earlier one that can be restored",
+        409: "It is not in the store, or the limit of waiting verifications is reached",
+        422: "Invalid checkpoint",
+    },
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Request that the job compares all bytes with their digests. The server itself never reads a store.
@@ -74,11 +81,14 @@ async def verify(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
     return Json(await verifications.verify(db, job, checkpoint, against=asked.against, who=who, now=now))
 
 
-@router.put(
+@router.endpoint(
+    "PUT",
     "/scrub",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(ScrubReport),
-    responses=returns(Verification, _404="No such job or checkpoint", _422="Invalid report"),
+    access=OPERATE,
+    body=ScrubReport,
+    returns=Verification,
+    errors={404: "No such job or checkpoint", 422: "Invalid report"},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def scrub(job: str, checkpoint: str, request: Request, db: Db, now: Now, metrics: Metrics) -> Response:
     """Record what a scrub found in the store. Damage that remains raises the alert for damaged checkpoints."""
@@ -88,13 +98,15 @@ async def scrub(job: str, checkpoint: str, request: Request, db: Db, now: Now, m
     return Json(found)
 
 
-@router.delete("/verification", responses=returns(Verification, _404="No such job or checkpoint"))
+@router.endpoint(
+    "DELETE", "/verification", access=OPERATE, returns=Verification, errors={404: "No such job or checkpoint"}
+)
 async def cancel(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
     """Cancel the request; earlier results remain."""
     return Json(await verifications.cancel_verification(db, job, checkpoint, who=who, now=now))
 
 
-@router.get("/tensors", responses=returns(Tensors, _404="No such job or checkpoint"))
+@router.endpoint("GET", "/tensors", access=VIEW, returns=Tensors, errors={404: "No such job or checkpoint"})
 async def tensors(job: str, checkpoint: str, db: Db, other: Annotated[str, Query(alias="with")] = "") -> Response:
     """Return a summary of the floating-point tensors, optionally compared with another checkpoint.
 

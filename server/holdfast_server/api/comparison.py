@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response
 
 from holdfast.protocol.messages import MAX_ITERATION
 from holdfast.protocol.timeline import Comparison, ComparisonAxis
-from holdfast_server.api.openapi import returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
+from holdfast_server.core.access import LISTS
 from holdfast_server.http.dependencies import Asker, Db
 from holdfast_server.queries import comparison
 
-router = APIRouter(tags=["jobs"])
+router = Router("/api/v1", tag="jobs")
 
 
-@router.get("/compare", responses=returns(Comparison, _404="No such job", _422="Invalid parameter"))
+@router.endpoint(
+    "GET",
+    "/compare",
+    access=LISTS,  # the query checks each job
+    returns=Comparison,
+    errors={404: "No such job", 422: "Invalid parameter"},
+)
 async def compare(
     db: Db,
     asker: Asker,

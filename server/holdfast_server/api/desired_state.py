@@ -6,16 +6,17 @@ import asyncio
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import DesiredChanges
 from holdfast.protocol.messages import Desired
 from holdfast.protocol.questions import SettingsPreview
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse, refusal
 from holdfast_server.control import control, plans
+from holdfast_server.core.access import OPERATE, VIEW, AccessRule
 from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
@@ -27,10 +28,16 @@ NO_JOB = ""
 """Stands for a job that is hidden from the client. No job has this name, so the answers are those for an unknown
 job."""
 
-router = APIRouter(prefix="/jobs/{job}", tags=["control"])
+router = Router("/api/v1/jobs/{job}", tag="control")
 
 
-@router.get("/desired", responses=returns(Desired, _204="No version after `after` so far"))
+@router.endpoint(
+    "GET",
+    "/desired",
+    access=AccessRule(audience="job", agents=True, long_lived=True),
+    returns=Desired,
+    errors={204: "No version after `after` so far"},
+)
 async def read(
     job: str,
     db: Db,
@@ -79,17 +86,19 @@ async def _later(
                 return None
 
 
-@router.patch(
+@router.endpoint(
+    "PATCH",
     "/desired",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(DesiredChanges),
-    responses=returns(
-        Desired,
-        _404="No such job",
-        _409="A setting changed after that version; restores do not count",
-        _422="Invalid setting",
-        _428="No If-Match",
-    ),
+    access=OPERATE,
+    body=DesiredChanges,
+    returns=Desired,
+    errors={
+        404: "No such job",
+        409: "A setting changed after that version; restores do not count",
+        422: "Invalid setting",
+        428: "No If-Match",
+    },
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def edit(
     job: str,
@@ -108,7 +117,9 @@ async def edit(
     return _tagged(await control.edit(db, job, changes, version=_version(if_match), who=who, now=now))
 
 
-@router.get("/preview", responses=returns(SettingsPreview, _404="No such job", _422="Invalid setting"))
+@router.endpoint(
+    "GET", "/preview", access=VIEW, returns=SettingsPreview, errors={404: "No such job", 422: "Invalid setting"}
+)
 async def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
     """Predict the interval, overhead and exposure for these settings."""
     return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=now))

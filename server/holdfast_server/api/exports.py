@@ -6,12 +6,13 @@ import asyncio
 import os
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.responses import Response, StreamingResponse
 
 from holdfast.protocol.messages import MAX_ITERATION
-from holdfast_server.api.openapi import returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
+from holdfast_server.core.access import FOLLOW, VIEW
 from holdfast_server.http.dependencies import Db, Exporting
 from holdfast_server.queries import exports, traces
 
@@ -27,12 +28,7 @@ Last = Annotated[
     Query(alias="to", ge=0, le=MAX_ITERATION, description="last iteration; by default, that of the job"),
 ]
 
-router = APIRouter(prefix="/jobs/{job}/export", tags=["jobs"])
-
-
-def _file(kind: str, example: str, **others: str) -> dict[int | str, dict[str, Any]]:
-    content = {kind: {"schema": {"type": "string"}, "example": example}}
-    return returns(None, 200, _404=NOT_FOUND, **others) | {200: {"description": "The file", "content": content}}
+router = Router("/api/v1/jobs/{job}/export", tag="jobs")
 
 
 def _named(job: str, name: str) -> dict[str, str]:
@@ -40,7 +36,17 @@ def _named(job: str, name: str) -> dict[str, str]:
     return {"Content-Disposition": f'attachment; filename="{job.replace("/", "-")}-{name}"'}
 
 
-@router.get("/samples.csv", responses=_file(CSV, "iteration,loss\r\n1,2.5\r\n"), response_class=Response)
+@router.endpoint(
+    "GET",
+    "/samples.csv",
+    access=FOLLOW,
+    returns=str,
+    success="The file",
+    errors={404: NOT_FOUND},
+    media_type=CSV,
+    example="iteration,loss\r\n1,2.5\r\n",
+    response_class=Response,
+)
 async def samples_csv(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
     """Export a row per iteration of rank 0, or per bucket of `iterations` iterations where data was
     downsampled."""
@@ -48,9 +54,15 @@ async def samples_csv(job: str, db: Db, room: Exporting, first: First = None, la
     return StreamingResponse(exports.csv_of(db, room, wanted), media_type=CSV, headers=_named(job, "samples.csv"))
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/samples.parquet",
-    responses=_file(PARQUET, "PAR1…PAR1", _409="The server has no pyarrow"),
+    access=FOLLOW,
+    returns=str,
+    success="The file",
+    errors={404: NOT_FOUND, 409: "The server has no pyarrow"},
+    media_type=PARQUET,
+    example="PAR1…PAR1",
     response_class=Response,
 )
 async def samples_parquet(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
@@ -61,9 +73,15 @@ async def samples_parquet(job: str, db: Db, room: Exporting, first: First = None
     return StreamingResponse(exports.sent(file), media_type=PARQUET, headers=about)
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/checkpoints.csv",
-    responses=_file(CSV, "checkpoint,state\r\n000000001200-1,durable\r\n"),
+    access=FOLLOW,
+    returns=str,
+    success="The file",
+    errors={404: NOT_FOUND},
+    media_type=CSV,
+    example="checkpoint,state\r\n000000001200-1,durable\r\n",
     response_class=Response,
 )
 async def checkpoints_csv(job: str, db: Db, room: Exporting, first: First = None, last: Last = None) -> Response:
@@ -73,7 +91,9 @@ async def checkpoints_csv(job: str, db: Db, room: Exporting, first: First = None
     return StreamingResponse(rows, media_type=CSV, headers=_named(job, "checkpoints.csv"))
 
 
-@router.get("/trace.json", responses=returns(dict[str, Any], _404=NOT_FOUND, _422="No such attempt"))
+@router.endpoint(
+    "GET", "/trace.json", access=VIEW, returns=dict[str, Any], errors={404: NOT_FOUND, 422: "No such attempt"}
+)
 async def export_trace(
     job: str,
     db: Db,

@@ -2,82 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import msgspec
-from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.messages import Ack, Batch
-from holdfast_server.accounts.job_projects import JobProjects
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
 from holdfast_server.core import compression
+from holdfast_server.core.access import AccessRule
 from holdfast_server.core.errors import RequestRefused, UnknownJob
 from holdfast_server.core.principal import Principal
-from holdfast_server.core.settings import ServerSettings
-from holdfast_server.db import Database
-from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.http.services import services_of
 from holdfast_server.ingest import transaction
-from holdfast_server.ingest.admission import AdmissionControl
 from holdfast_server.samples import batches
 
 MAX_BODY_BYTES = 8 * 2**20
 """Largest batch, both compressed and decompressed."""
 MSGPACK = ("application/msgpack", "application/vnd.msgpack", "application/x-msgpack")
 
-router = APIRouter(tags=["agents"])
+router = Router("/api/v1", tag="agents")
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/ingest",
-    max_body_size=MAX_BODY_BYTES,
-    openapi_extra=body(Batch),
-    responses=returns(
-        Ack,
-        _404="The key may not report on this job",
-        _409="A newer attempt of the job has begun",
-        _413="The body is too large, compressed or decompressed",
-        _415="Unsupported content type or encoding",
-        _422="Not a valid batch: do not send it again",
-        _429="No samples are accepted now, or the project has reached its job limit: see Retry-After",
-        _503="Nothing is accepted now: see Retry-After",
-    ),
+    access=AccessRule(audience="report", agents=True),
+    body=Batch,
+    returns=Ack,
+    errors={
+        404: "The key may not report on this job",
+        409: "A newer attempt of the job has begun",
+        413: "The body is too large, compressed or decompressed",
+        415: "Unsupported content type or encoding",
+        422: "Not a valid batch: do not send it again",
+        429: "No samples are accepted now, or the project has reached its job limit: see Retry-After",
+        503: "Nothing is accepted now: see Retry-After",
+    },
+    max_body_bytes=MAX_BODY_BYTES,
 )
 async def report(request: Request) -> Response:
     """Store a batch. It is committed when the answer is sent; sent twice, it is stored once."""
-    state, asker = cast("IngestState", request.app.state), cast("Principal", request.state.principal)
-    sent = await state.admission.read(request.stream())
-    with state.metrics.ingesting():
-        now, encoding = state.clock(), _encoding(request)
+    # Dependencies would cost time on every batch.
+    services, asker = services_of(request.app), cast("Principal", request.state.principal)
+    sent = await services.admission.read(request.stream())
+    with services.metrics.ingesting():
+        now, encoding = services.clock(), _encoding(request)
         content = _decompressed(sent, request.headers.get("content-encoding", "identity"))
         received = batches.decode(content, encoding, now=now)
-        with state.admission.admitting(received.batch.lane, len(content)):
+        with services.admission.admitting(received.batch.lane, len(content)):
             try:
-                project = await state.job_projects.project_for_report(asker, received.batch.job)
+                project = await services.job_projects.project_for_report(asker, received.batch.job)
                 ack = await transaction.store(
-                    state.database, received, project=project, max_jobs=state.settings.max_jobs, now=now
+                    services.database, received, project=project, max_jobs=services.settings.max_jobs, now=now
                 )
             except UnknownJob as error:
                 # A report creates a job that does not exist, so this means that another project has the name.
                 raise JobNameTaken(error.job) from None
-    state.metrics.ingested(received)
+    services.metrics.ingested(received)
     as_json = _wants_json(request.headers.get("accept", ""), encoding)
     return Json(ack) if as_json else Response(msgspec.msgpack.encode(ack), media_type=MSGPACK[0])
-
-
-class IngestState(Protocol):
-    """The application state that this route uses. It has no dependencies, which would cost time on every batch."""
-
-    database: Database
-    clock: Callable[[], float]
-    metrics: ServerMetrics
-    admission: AdmissionControl
-    job_projects: JobProjects
-    settings: ServerSettings
 
 
 class JobNameTaken(UnknownJob):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import Annotation, AnnotationChanges, NewAnnotation
 from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import iteration_annotations
+from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.http.dependencies import Db, Now, Who
 
 NOT_FOUND = "No such job or annotation"
@@ -22,10 +23,10 @@ BAD_TEXT = "The text is empty or too long"
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(prefix="/jobs/{job}/annotations", tags=["jobs"])
+router = Router("/api/v1/jobs/{job}/annotations", tag="jobs")
 
 
-@router.get("", responses=returns(dict[str, list[Annotation]], _404="No such job"))
+@router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Annotation]], errors={404: "No such job"})
 async def list_annotations(
     job: str, db: Db, limit: Annotated[int, Query(ge=1, le=iteration_annotations.MOST_ROWS)] = 100
 ) -> Response:
@@ -33,27 +34,34 @@ async def list_annotations(
     return Json({"annotations": await iteration_annotations.list_annotations(db, job, limit=limit)})
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "",
-    status_code=201,
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(NewAnnotation),
-    responses=returns(
-        Annotation, 201, _404="No such job", _409="The limit of annotations is reached",
-        _422=f"{BAD_TEXT}, or the iteration is not finished",
-    ),
-)  # fmt: skip
+    access=OPERATE,
+    body=NewAnnotation,
+    returns=Annotation,
+    status=201,
+    errors={
+        404: "No such job",
+        409: "The limit of annotations is reached",
+        422: f"{BAD_TEXT}, or the iteration is not finished",
+    },
+    max_body_bytes=MAX_EDIT_BYTES,
+)
 async def add(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Annotate an iteration of the path to the current one."""
     asked = parse(await request.body(), NewAnnotation)
     return Json(await iteration_annotations.add(db, job, asked, who=who, now=now), status_code=201)
 
 
-@router.patch(
+@router.endpoint(
+    "PATCH",
     "/{annotation}",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(AnnotationChanges),
-    responses=returns(Annotation, _404=NOT_FOUND, _409=BY_SCRIPT, _422=BAD_TEXT),
+    access=OPERATE,
+    body=AnnotationChanges,
+    returns=Annotation,
+    errors={404: NOT_FOUND, 409: BY_SCRIPT, 422: BAD_TEXT},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Change the text of an annotation of a person. The editor becomes its author."""
@@ -61,7 +69,7 @@ async def edit(job: str, annotation: Number, request: Request, db: Db, who: Who,
     return Json(await iteration_annotations.edit(db, job, annotation, changes.text, who=who, now=now))
 
 
-@router.delete("/{annotation}", status_code=204, responses=returns(None, 204, _404=NOT_FOUND, _409=BY_SCRIPT))
+@router.endpoint("DELETE", "/{annotation}", access=OPERATE, status=204, errors={404: NOT_FOUND, 409: BY_SCRIPT})
 async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now) -> Response:
     """Delete an annotation of a person."""
     await iteration_annotations.delete(db, job, annotation, who=who, now=now)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,9 +27,10 @@ from holdfast.protocol.messages import MAX_INTEGER, MAX_ITERATION
 from holdfast.protocol.questions import Goodput, JobPlan, RankTimes
 from holdfast.protocol.timeline import ShortWindow, Timeline, Window
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse
 from holdfast_server.control import bulk, control, deletion, plans
+from holdfast_server.core.access import ADMINISTER, FOLLOW, LISTS, VIEW
 from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import UnknownJob
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
@@ -46,10 +47,10 @@ PAUSE_SECONDS = 0.25
 
 Limit = Annotated[int, Query(ge=1, le=500)]
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = Router("/api/v1/jobs", tag="jobs")
 
 
-@router.get("", responses=returns(Fleet, _422="Invalid parameter"))
+@router.endpoint("GET", "", access=LISTS, returns=Fleet, errors={422: "Invalid parameter"})
 async def jobs(
     db: Db,
     now: Now,
@@ -84,11 +85,14 @@ async def jobs(
     return Json(await fleet.fleet(db, question, now=now))
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/changes",
-    max_body_size=MAX_BULK_BYTES,
-    openapi_extra=body(BulkChange),
-    responses=returns(BulkResult, _422="Invalid budget, or not 1 to 2,000 jobs"),
+    access=LISTS,  # the route checks each job
+    body=BulkChange,
+    returns=BulkResult,
+    errors={422: "Invalid budget, or not 1 to 2,000 jobs"},
+    max_body_bytes=MAX_BULK_BYTES,
 )
 async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     """Change several jobs at once, named or by a filter; each is changed or refused on its own."""
@@ -96,16 +100,18 @@ async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     return Json(await bulk.change(db, asked, asker=asker, now=now))
 
 
-@router.get("/{job}", responses=returns(JobSummary, _404=NOT_FOUND))
+@router.endpoint("GET", "/{job}", access=VIEW, returns=JobSummary, errors={404: NOT_FOUND})
 async def summary(job: str, db: Db, now: Now) -> Response:
     """Return a job: status, position, settings, measured cost and exposure."""
     return Json(await summaries.job_summary(db, job, now=now))
 
 
-@router.delete(
+@router.endpoint(
+    "DELETE",
     "/{job}",
-    status_code=204,
-    responses=returns(None, 204, _404=NOT_FOUND, _409="It is running, or has reported in the meantime"),
+    access=ADMINISTER,
+    status=204,
+    errors={404: NOT_FOUND, 409: "It is running, or has reported in the meantime"},
 )
 async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     """Delete a job with all its data on the server. Its store and its rows in the audit log remain."""
@@ -113,11 +119,14 @@ async def delete(job: str, db: Db, now: Now, who: Who) -> Response:
     return Response(status_code=204)
 
 
-@router.patch(
+@router.endpoint(
+    "PATCH",
     "/{job}/numbers",
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(NumberChanges),
-    responses=returns(JobNumbers, _404=NOT_FOUND, _422="Invalid number"),
+    access=ADMINISTER,
+    body=NumberChanges,
+    returns=JobNumbers,
+    errors={404: NOT_FOUND, 422: "Invalid number"},
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def numbers(job: str, request: Request, db: Db, now: Now, who: Who) -> Response:
     """Correct the largest attempt and lineage numbers of a job, after a report with wrong ones."""
@@ -125,7 +134,7 @@ async def numbers(job: str, request: Request, db: Db, now: Now, who: Who) -> Res
     return Json(await control.set_numbers(db, job, changes, who=who, now=now))
 
 
-@router.get("/{job}/timeline", responses=returns(Timeline, _404=NOT_FOUND))
+@router.endpoint("GET", "/{job}/timeline", access=VIEW, returns=Timeline, errors={404: NOT_FOUND})
 async def job_timeline(
     job: str,
     request: Request,
@@ -181,25 +190,31 @@ async def job_timeline(
     return answer.response()
 
 
-@router.get("/{job}/goodput", responses=returns(Goodput, _404=NOT_FOUND, _422="Invalid window"))
+@router.endpoint(
+    "GET", "/{job}/goodput", access=VIEW, returns=Goodput, errors={404: NOT_FOUND, 422: "Invalid window"}
+)
 async def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Response:
     """Break down the time of a window: productive, waiting, lost, restoring, starting, down, unexplained."""
     return Json(await goodput.goodput(db, job, window, now=now))
 
 
-@router.get("/{job}/forks", responses=returns(ForkFamily, _404=NOT_FOUND))
+@router.endpoint("GET", "/{job}/forks", access=VIEW, returns=ForkFamily, errors={404: NOT_FOUND})
 async def job_forks(job: str, db: Db, asker: Asker) -> Response:
     """Return the job that it was forked from, and its own forks, as far as you may see them."""
     return Json(await summaries.family(db, job, visible=asker.visible_projects))
 
 
-@router.get("/{job}/ranks", responses=returns(RankTimes, _404=NOT_FOUND, _422="Invalid window"))
+@router.endpoint(
+    "GET", "/{job}/ranks", access=VIEW, returns=RankTimes, errors={404: NOT_FOUND, 422: "Invalid window"}
+)
 async def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> Response:
     """Compare the ranks, and name those that the others wait for."""
     return Json(await ranks.rank_times(db, job, window, now=now))
 
 
-@router.get("/{job}/plan", responses=returns(JobPlan, _404=NOT_FOUND, _422="Invalid parameter"))
+@router.endpoint(
+    "GET", "/{job}/plan", access=VIEW, returns=JobPlan, errors={404: NOT_FOUND, 422: "Invalid parameter"}
+)
 async def plan(
     job: str,
     db: Db,
@@ -219,22 +234,27 @@ async def plan(
     return Json(await plans.plan_job(db, job, asked))
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/{job}/checkpoints",
-    responses=returns(dict[str, list[CheckpointInfo]], _404=NOT_FOUND, _422="Invalid `before`"),
+    access=VIEW,
+    returns=dict[str, list[CheckpointInfo]],
+    errors={404: NOT_FOUND, 422: "Invalid `before`"},
 )
 async def restore_points(job: str, db: Db, limit: Limit = 50, before: str | None = None) -> Response:
     """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
     return Json({"checkpoints": await timeline.restore_points(db, job, limit=limit, before=before)})
 
 
-@router.get("/{job}/edits", responses=returns(dict[str, list[Edit]], _404=NOT_FOUND))
+@router.endpoint("GET", "/{job}/edits", access=VIEW, returns=dict[str, list[Edit]], errors={404: NOT_FOUND})
 async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
     """List the versions of the desired state, newest first."""
     return Json({"edits": await timeline.edits(db, job, limit=limit)})
 
 
-@router.get("/{job}/notices", responses=returns(dict[str, list[NoticeInfo]], _404=NOT_FOUND))
+@router.endpoint(
+    "GET", "/{job}/notices", access=VIEW, returns=dict[str, list[NoticeInfo]], errors={404: NOT_FOUND}
+)
 async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
     """List what agent and server warn about, newest first."""
     return Json({"notices": await timeline.notices(db, job, limit=limit)})
@@ -246,11 +266,13 @@ async def _known(job: str, db: Db, now: Now) -> str:
     return job
 
 
-@router.get(
+@router.endpoint(
+    "GET",
     "/{job}/stream",
+    access=FOLLOW,
+    errors={429: "You have reached the limit of open streams"},
     response_class=EventSourceResponse,
     dependencies=[StreamPlace],
-    responses={429: {"description": "You have reached the limit of open streams"}},
 )
 async def stream(
     job: Annotated[str, Depends(_known)], db: Db, changes: Changes, clock: Clock, shared: SharedAnswers

@@ -22,6 +22,7 @@ from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import InvalidSetting, RequestRefused
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
 from holdfast_server.http.security import protected
+from holdfast_server.http.services import services_of
 
 T = TypeVar("T")
 
@@ -98,12 +99,11 @@ def as_page_or_json(handler: Handler) -> Handler:
 
     async def answer(request: Request, error: Exception) -> Response:
         refused = await handler(request, error)
-        web = request.app.state.web
+        error_page = services_of(request.app).error_page
         is_api = request.url.path == "/api" or request.url.path.startswith("/api/")
-        if is_api or web is None or "text/html" not in request.headers.get("accept", ""):
+        if is_api or error_page is None or "text/html" not in request.headers.get("accept", ""):
             return refused
-        page: Response = web.error_page(refused)
-        return page
+        return error_page(refused)
 
     return answer
 

@@ -6,20 +6,21 @@ import uuid
 from typing import Annotated
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.questions import RestorePreview
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
-from holdfast_server.api.openapi import body, returns
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import control, previews
+from holdfast_server.core.access import OPERATE, RESTORE, VIEW
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import timeline
 
-router = APIRouter(prefix="/jobs/{job}/restores", tags=["restores"])
+router = Router("/api/v1/jobs/{job}/restores", tag="restores")
 
 
 class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -33,19 +34,20 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """Time after which it expires unless an attempt has begun it; by default, a week."""
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "",
-    status_code=201,
-    max_body_size=MAX_EDIT_BYTES,
-    openapi_extra=body(RestoreRequest),
-    responses=returns(
-        Order,
-        201,
-        _200="The restore that an earlier request with this key, or the same open restore, has created",
-        _404="No such job, or no restorable checkpoint there: `nearest` is the next earlier one",
-        _409="Another restore is in progress, or this checkpoint cannot be restored",
-        _422="Invalid request",
-    ),
+    access=RESTORE,
+    body=RestoreRequest,
+    returns=Order,
+    status=201,
+    errors={
+        200: "The restore that an earlier request with this key, or the same open restore, has created",
+        404: "No such job, or no restorable checkpoint there: `nearest` is the next earlier one",
+        409: "Another restore is in progress, or this checkpoint cannot be restored",
+        422: "Invalid request",
+    },
+    max_body_bytes=MAX_EDIT_BYTES,
 )
 async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Response:
     """Request a restore to a checkpoint or an iteration. The same `key` returns the same restore."""
@@ -63,34 +65,35 @@ async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Respo
     return Json(order, status_code=201 if new else 200)
 
 
-@router.get("", responses=returns(dict[str, list[Order]], _404="No such job"))
+@router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Order]], errors={404: "No such job"})
 async def orders(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
     """List restores, newest first."""
     return Json({"restores": await timeline.orders(db, job, limit=limit)})
 
 
-@router.get("/preview", responses=returns(RestorePreview, _404="No such job or checkpoint"))
+@router.endpoint("GET", "/preview", access=VIEW, returns=RestorePreview, errors={404: "No such job or checkpoint"})
 async def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Predict what a restore to this checkpoint would discard, and how long it would take."""
     return Json(await previews.preview_restore(db, job, checkpoint, now=now))
 
 
-@router.get("/{order}", responses=returns(Order, _404="No such restore"))
+@router.endpoint("GET", "/{order}", access=VIEW, returns=Order, errors={404: "No such restore"})
 async def order(job: str, order: str, db: Db) -> Response:
     """Return a restore, with each step that it has taken."""
     return Json(await timeline.order(db, job, order))
 
 
-@router.post(
+@router.endpoint(
+    "POST",
     "/{order}/undo",
-    status_code=201,
-    responses=returns(
-        Order,
-        201,
-        _200="The restore that an earlier undo has created",
-        _404="No such restore",
-        _409="Another restore is in progress, or there is nothing to undo",
-    ),
+    access=RESTORE,
+    returns=Order,
+    status=201,
+    errors={
+        200: "The restore that an earlier undo has created",
+        404: "No such restore",
+        409: "Another restore is in progress, or there is nothing to undo",
+    },
 )
 async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     """Return to the state before this restore, by another restore, which can be undone as well."""
@@ -98,7 +101,13 @@ async def undo(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     return Json(placed, status_code=201 if new else 200)
 
 
-@router.post("/{order}/cancel", responses=returns(Order, _404="No such restore", _409="It has started or ended"))
+@router.endpoint(
+    "POST",
+    "/{order}/cancel",
+    access=OPERATE,
+    returns=Order,
+    errors={404: "No such restore", 409: "It has started or ended"},
+)
 async def cancel(job: str, order: str, db: Db, who: Who, now: Now) -> Response:
     """Cancel a restore that the job has not begun."""
     return Json(await control.cancel_restore(db, job, order, who=who, now=now))

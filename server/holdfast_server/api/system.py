@@ -1,43 +1,38 @@
-"""Health checks and metrics."""
+"""Health checks, metrics and documentation."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from fastapi import APIRouter
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from holdfast_server.alerts import incidents
+from holdfast_server.api import openapi
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, refusal
+from holdfast_server.core.access import LISTS, PUBLIC
 from holdfast_server.db import DatabaseClosed, DatabaseUnavailable, size_bytes
-from holdfast_server.http.dependencies import Asker, Changes, Db, Metrics, Now
+from holdfast_server.http.dependencies import Asker, Changes, Db, Metrics, Now, ServicesOf
 from holdfast_server.http.metrics import MOST_JOBS, MetricsSnapshot
 from holdfast_server.queries import fleet
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_STATUS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Healthy",
-        "content": {"application/json": {"schema": {"type": "object"}, "example": {"status": "ok"}}},
-    }
-}
-_TEXT: dict[int | str, dict[str, Any]] = {
-    200: {"description": "Metrics", "content": {"text/plain": {"schema": {"type": "string"}}}}
-}
-_BUSY: dict[int | str, dict[str, Any]] = {503: {"description": "The database is not available"}}
+_BUSY = {503: "The database is not available"}
 
-router = APIRouter(tags=["system"])
+router = Router(tag="system")
+documentation = Router()
 
 
-@router.get("/healthz", responses=_STATUS)
+@router.endpoint("GET", "/healthz", access=PUBLIC, returns=dict, success="Healthy", example={"status": "ok"})
 async def health() -> Response:
     """Return 200 while the process answers."""
     return Json({"status": "ok"})
 
 
-@router.get("/readyz", responses=_STATUS | _BUSY)
+@router.endpoint(
+    "GET", "/readyz", access=PUBLIC, returns=dict, success="Healthy", example={"status": "ok"}, errors=_BUSY
+)
 async def ready(db: Db) -> Response:
     """Return 200 while the database can be read and written."""
     try:
@@ -47,7 +42,16 @@ async def ready(db: Db) -> Response:
     return Json({"status": "ready"})
 
 
-@router.get("/metrics", response_class=PlainTextResponse, responses=_TEXT | _BUSY)
+@router.endpoint(
+    "GET",
+    "/metrics",
+    access=LISTS,
+    returns=str,
+    success="Metrics",
+    errors=_BUSY,
+    media_type="text/plain",
+    response_class=PlainTextResponse,
+)
 async def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: Asker) -> Response:
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     visible = asker.visible_projects
@@ -64,3 +68,18 @@ async def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: 
         alerts_by_severity=await incidents.open_by_severity(db, visible_projects=visible),
     )
     return PlainTextResponse(exported.exposition(seen), media_type=METRICS_TYPE)
+
+
+@documentation.endpoint("GET", "/openapi.json", access=LISTS)
+async def openapi_document(request: Request) -> Response:
+    return JSONResponse(request.app.openapi())
+
+
+@documentation.endpoint("GET", "/docs", access=LISTS)
+async def reference(request: Request, services: ServicesOf) -> Response:
+    return HTMLResponse(openapi.reference_page(request.app.openapi(), icon=services.error_page is not None))
+
+
+@documentation.endpoint("GET", "/docs/style.css", access=LISTS)
+async def reference_style() -> Response:
+    return Response(openapi.REFERENCE_STYLE, media_type="text/css")

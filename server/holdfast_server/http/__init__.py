@@ -1,4 +1,4 @@
-"""HTTP around the routes: dependencies, access log, metrics, security headers, the API reference.
+"""HTTP around the routes: services, dependencies, authorization, access log, metrics, security headers.
 
 May import `accounts`, `ingest` and what these import.
 """

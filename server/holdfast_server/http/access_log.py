@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import cast
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast_server.accounts import policy
-from holdfast_server.accounts.auth_middleware import address_of
+from holdfast_server.core import access
 from holdfast_server.core.request_id import HEADER, begin
-from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.http.auth_middleware import address_of
 from holdfast_server.http.security import protect
+from holdfast_server.http.services import services_of
 
 NO_ROUTE = "none"
-QUIET = (*policy.HEALTH_CHECKS, "/metrics", "/static")
+QUIET = (*access.HEALTH_CHECKS, "/metrics", "/static")
 """Routes that are requested every few seconds, or dozens of times per page: logged at debug level."""
 
-access = logging.getLogger("holdfast_server.access")
+access_log = logging.getLogger("holdfast_server.access")
 
 
 class RequestMiddleware:
     """The outermost middleware, so that it also names, counts and logs the requests that others refuse.
+
+    It searches for the route of the request, for all that come after it.
 
     It logs the route's template instead of the path, and neither the query nor headers: users put secrets in the
     wrong places.
@@ -38,7 +39,9 @@ class RequestMiddleware:
             return
         # The id is never reset: the server logs a failed request after this returns, in the same task.
         name = begin(Headers(scope=scope).get(HEADER, ""))
-        scope.setdefault("state", {})["request_id"] = name
+        state = scope.setdefault("state", {})
+        state["request_id"] = name
+        state["route"] = services_of(scope["app"]).find_route(scope["method"], scope["path"])
         started, status = time.perf_counter(), 0
 
         async def send_with_headers(message: Message) -> None:
@@ -60,14 +63,14 @@ class RequestMiddleware:
 
 
 def _record(scope: Scope, status: int, seconds: float) -> None:
-    match = policy.match_of(scope)
+    match = access.match_of(scope)
     route = NO_ROUTE if match is None else match.path
     # The duration of long polls and streams depends on the client.
     timed = not route.endswith("/stream") and b"wait=" not in scope.get("query_string", b"")
-    cast("ServerMetrics", scope["app"].state.metrics).answered(
+    services_of(scope["app"]).metrics.answered(
         method=scope["method"], route=route, status=status, seconds=seconds if timed else None
     )
-    access.log(
+    access_log.log(
         logging.DEBUG if route.startswith(QUIET) and status < 400 else logging.INFO,
         "%s %s %s %.1f ms",
         scope["method"],

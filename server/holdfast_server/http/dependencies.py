@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, cast
 
@@ -18,17 +17,18 @@ from holdfast_server.core.request_coalescing import RequestCoalescer
 from holdfast_server.core.settings import ServerSettings
 from holdfast_server.db import Database
 from holdfast_server.http.metrics import ServerMetrics
+from holdfast_server.http.services import Services, services_of
 
 
-def _from_state(name: str) -> Any:
+async def _services(connection: HTTPConnection) -> Services:
+    return services_of(connection.app)
+
+
+def _service(choose: Callable[[Services], Any]) -> Any:
     async def read(connection: HTTPConnection) -> Any:  # FastAPI would run a plain function in a thread
-        return getattr(connection.app.state, name)
+        return choose(services_of(connection.app))
 
     return Depends(read)
-
-
-async def _now(connection: HTTPConnection) -> float:
-    return cast("float", connection.app.state.clock())
 
 
 async def _principal(connection: HTTPConnection) -> Principal:
@@ -49,7 +49,7 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
     if asker is OPERATOR:  # without accounts, all clients are this one
         yield
         return
-    streams = cast("Counter[str]", connection.app.state.streams)
+    streams = services_of(connection.app).streams
     if streams[asker.owner] >= MAX_STREAMS:
         raise TooManyStreams(MAX_STREAMS)
     streams[asker.owner] += 1
@@ -61,18 +61,18 @@ async def _stream_place(connection: HTTPConnection) -> AsyncIterator[None]:
             del streams[asker.owner]
 
 
-Db = Annotated[Database, _from_state("database")]
-Changes = Annotated[ChangeBus, _from_state("changes")]
-SharedAnswers = Annotated[RequestCoalescer, _from_state("coalescer")]
-Clock = Annotated[Callable[[], float], _from_state("clock")]
+ServicesOf = Annotated[Services, Depends(_services)]
+Db = Annotated[Database, _service(lambda services: services.database)]
+Changes = Annotated[ChangeBus, _service(lambda services: services.changes)]
+SharedAnswers = Annotated[RequestCoalescer, _service(lambda services: services.coalescer)]
+Clock = Annotated[Callable[[], float], _service(lambda services: services.clock)]
 """For an answer that takes long: a stream calls it once per tick. Other routes depend on `Now`."""
-Now = Annotated[float, Depends(_now)]
+Now = Annotated[float, _service(lambda services: services.clock())]
 """Time of the request in seconds since the epoch."""
-Config = Annotated[ServerSettings, _from_state("settings")]
-Exporting = Annotated[asyncio.Semaphore, _from_state("exporting")]
-"""Limits how many files are exported at once."""
-Jobs = Annotated[JobProjects, _from_state("job_projects")]
-Metrics = Annotated[ServerMetrics, _from_state("metrics")]
+Config = Annotated[ServerSettings, _service(lambda services: services.settings)]
+Exporting = Annotated[asyncio.Semaphore, _service(lambda services: services.exporting)]
+Jobs = Annotated[JobProjects, _service(lambda services: services.job_projects)]
+Metrics = Annotated[ServerMetrics, _service(lambda services: services.metrics)]
 Asker = Annotated[Principal, Depends(_principal)]
 """The client. The access policy has already allowed its request."""
 Who = Annotated[str, Depends(_who)]

@@ -14,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast_server.accounts.auth_middleware import COOKIE, cookie_of, over_https
-from holdfast_server.accounts.policy import HEALTH_CHECKS
+from holdfast_server.core.access import HEALTH_CHECKS
 from holdfast_server.core.principal import ANONYMOUS
 from holdfast_server.core.request_id import HEADER, request_id
 from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.auth_middleware import COOKIE, cookie_of, over_https
+from holdfast_server.http.services import services_of
 
 _Handler = Callable[[Request, Exception], Awaitable[Response]]
 
@@ -61,7 +62,7 @@ class HostCheck:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         is_health_check = scope["path"] in HEALTH_CHECKS
-        exempt = is_health_check or scope["app"].state.auth.requires_authentication
+        exempt = is_health_check or services_of(scope["app"]).auth.requires_authentication
         sign = None if exempt else _sign_of_a_proxy(scope, headers)
         if sign is not None:
             message = (
@@ -189,7 +190,7 @@ def _sign_of_a_proxy(scope: Scope, headers: Headers) -> str | None:
 
 
 def _has_valid_key(scope: Scope, headers: Headers) -> bool:
-    authenticated = scope["app"].state.auth.requires_authentication and "authorization" in headers
+    authenticated = services_of(scope["app"]).auth.requires_authentication and "authorization" in headers
     return authenticated and scope["state"]["principal"] is not ANONYMOUS
 
 

@@ -223,7 +223,7 @@ def out_of_bounds(client):
 
     async def look():
         wrong = []
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             for table in [*deletion._tables(), models.table(models.JobRecord)]:
                 for column in table.columns:
                     values = await session.scalars(select(column).where(column.is_not(None)).distinct())

@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 import pytest
 from fastapi import params
-from fastapi.routing import APIRoute
 
 from holdfast_web import _routers
 
@@ -52,8 +51,8 @@ def fields_of(endpoint):
 FORMS = {
     route.path: sorted(fields_of(route.endpoint))
     for router in _routers()
-    for route in router.routes
-    if isinstance(route, APIRoute) and "POST" in route.methods
+    for route in router.endpoints
+    if route.method == "POST"
 }
 QUERIES = {
     "/": ["search", "owner", "label", "sort", "hide", "page"],

@@ -19,10 +19,11 @@ from holdfast.protocol.messages import (
     Samples,
 )
 from holdfast_server import models
-from holdfast_server.accounts import policy, sign_ins
-from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.accounts import sign_ins
+from holdfast_server.http.auth_middleware import COOKIE
 from holdfast_server.records import audit
 from tests.support.accounts_server import AccountsServer
+from tests.support.endpoint_table import ENDPOINTS
 
 pytestmark = pytest.mark.usefixtures("no_background_jobs")
 
@@ -92,7 +93,7 @@ OURS = {
 
 PAGES = sorted(
     path
-    for method, path in policy.TABLE
+    for method, path in ENDPOINTS.access
     if method == "GET"
     and not path.startswith(("/api", "/static", "/login/provider", "/openapi"))
     and not path.endswith(("/stream", "/style.css", "/export", "z", "/metrics"))

@@ -14,9 +14,9 @@ import pytest
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 
-from holdfast_server.accounts import policy
 from holdfast_web import create_app
 from tests.support.accounts_server import OTHER, OWN, AccountsServer
+from tests.support.endpoint_table import ENDPOINTS
 from tests.support.postgres import ON_SQLITE
 from tests.unit.server.accounts.test_people import dump
 from tests.unit.server.accounts.test_policy import CAST, STATUS, expected
@@ -94,7 +94,7 @@ def cells(routes, *, allowed: bool):
     for method, path in routes:
         for project in (OWN, OTHER):
             for who in CAST:
-                meant = expected(policy.TABLE[method, path], who, project == OWN)
+                meant = expected(ENDPOINTS.access[method, path], who, project == OWN)
                 if (meant == "allow") == allowed:
                     yield method, path, project, who, meant
 
@@ -129,8 +129,8 @@ def let_in_and_answered(stage: AccountsServer, cast, routes) -> int:
 
 
 @ON_SQLITE
-@pytest.mark.parametrize("routes", [sorted({rule: route for route, rule in policy.TABLE.items()}.values()),
-                                    pytest.param(sorted(policy.TABLE), marks=pytest.mark.long)],
+@pytest.mark.parametrize("routes", [sorted({rule: route for route, rule in ENDPOINTS.access.items()}.values()),
+                                    pytest.param(sorted(ENDPOINTS.access), marks=pytest.mark.long)],
                          ids=["one-of-each-rule", "every-route"])  # fmt: skip
 def test_no_route_is_open_to_whom_it_is_not_meant_for_and_none_fails(stage: AccountsServer, cast, routes):
     refused = refused_without_a_trace(stage, cast, routes)

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from holdfast_server.accounts.auth_middleware import COOKIE, HOST_PREFIX
+from holdfast_server.http.auth_middleware import COOKIE, HOST_PREFIX
 from tests.support.fork_server import PATIENCE_SECONDS
 from tests.support.postgres import ON_SQLITE
 

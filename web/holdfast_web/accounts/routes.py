@@ -6,12 +6,18 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Form, Query, Request
+from fastapi import Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast_server.accounts import people, policy, rate_limits, sign_ins
+from holdfast_server.accounts import people, rate_limits, sign_ins
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
-from holdfast_server.accounts.auth_middleware import (
+from holdfast_server.accounts.oidc import CALLBACK, FLOW_SECONDS
+from holdfast_server.accounts.sign_ins import Visitor
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import LISTS, PERSON, PUBLIC
+from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySignInAttempts
+from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.auth_middleware import (
     COOKIE,
     DEVICE_COOKIE,
     address_of,
@@ -19,11 +25,8 @@ from holdfast_server.accounts.auth_middleware import (
     cookie_of,
     over_https,
 )
-from holdfast_server.accounts.oidc import CALLBACK, FLOW_SECONDS, Provider
-from holdfast_server.accounts.sign_ins import Visitor
-from holdfast_server.core.errors import LinkExpired, RequestRefused, TooManySignInAttempts
-from holdfast_server.core.settings import ServerSettings
 from holdfast_server.http.dependencies import Asker, Config, Db, Now
+from holdfast_server.http.services import Services, services_of
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Text, headers_of, local_path
 
@@ -31,7 +34,7 @@ STATE_COOKIE = "holdfast_provider"
 DEVICE_SECONDS = 365 * 86400
 AGAIN = "This action needs a sign-in within the last hour. Sign in and try again."
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 Then = Annotated[str, Form(alias="next")]
 
@@ -61,7 +64,7 @@ class LinkPage(View):
     code: str = ""
 
 
-@router.get("/login")
+@router.endpoint("GET", "/login", access=PUBLIC)
 async def login_page(
     request: Request, db: Db, then: Annotated[str, Query(alias="next")] = "/", again: bool = False
 ) -> Response:
@@ -69,8 +72,8 @@ async def login_page(
 
 
 async def _login_page(request: Request, db: Db, then: str, *, refused: str = "", name: str = "") -> LoginPage:
-    accounts = request.app.state.auth.has_accounts
-    provider: Provider | None = request.app.state.provider
+    accounts = services_of(request.app).auth.has_accounts
+    provider = services_of(request.app).provider
     empty = False
     if accounts and provider is None:
         async with db.read() as session:
@@ -85,7 +88,7 @@ async def _login_page(request: Request, db: Db, then: str, *, refused: str = "",
     )
 
 
-@router.post("/login")
+@router.endpoint("POST", "/login", access=PUBLIC)
 async def login(
     request: Request,
     db: Db,
@@ -95,7 +98,7 @@ async def login(
     token: Text = "",
     then: Then = "/",
 ) -> Response:
-    auth = request.app.state.auth
+    auth = services_of(request.app).auth
     if not auth.has_accounts:
         return await _shared(request, db, token, then, now=now)
     try:
@@ -107,7 +110,7 @@ async def login(
 
 
 async def _shared(request: Request, db: Db, token: str, then: str, *, now: float) -> Response:
-    auth = request.app.state.auth
+    auth = services_of(request.app).auth
     if not isinstance(auth, SharedSecretAuth):
         return RedirectResponse(local_path(then), 303)  # this server needs no sign-in
     try:
@@ -124,9 +127,9 @@ def _refused(page: LoginPage | LinkPage, refusal: RequestRefused, status: int) -
     return page.response(status if refusal.retry_seconds is None else refusal.status, headers_of(refusal))
 
 
-@router.post("/logout")
+@router.endpoint("POST", "/logout", access=PERSON)
 async def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
-    auth, cookie = request.app.state.auth, cookie_of(request.scope, COOKIE)
+    auth, cookie = services_of(request.app).auth, cookie_of(request.scope, COOKIE)
     if asker.sign_in_id is not None:
         await sign_ins.end(db, asker, asker.sign_in_id, now=now)
     elif isinstance(auth, SharedSecretAuth) and cookie is not None:
@@ -136,7 +139,7 @@ async def logout(request: Request, db: Db, now: Now, asker: Asker) -> Response:
     return response
 
 
-@router.get("/session", status_code=204)
+@router.endpoint("GET", "/session", access=LISTS, status=204)
 async def session() -> None:
     """Answer an open page that asks whether its browser is still signed in."""
 
@@ -144,12 +147,12 @@ async def session() -> None:
 # ---- one-time links ------------------------------------------------------------------------
 
 
-@router.get("/setup")
+@router.endpoint("GET", "/setup", access=PUBLIC)
 async def setup_page() -> Response:
     return LinkPage(setup=True).response()
 
 
-@router.post("/setup")
+@router.endpoint("POST", "/setup", access=PUBLIC)
 async def setup(
     request: Request, db: Db, now: Now, code: Text = "", name: Text = "", password: Text = ""
 ) -> Response:
@@ -158,12 +161,12 @@ async def setup(
     return await _sign_in_by_link(request, db, page, chosen, by="setup link", now=now)
 
 
-@router.get("/reset")
+@router.endpoint("GET", "/reset", access=PUBLIC)
 async def reset_page() -> Response:
     return LinkPage(setup=False).response()
 
 
-@router.post("/reset")
+@router.endpoint("POST", "/reset", access=PUBLIC)
 async def reset(request: Request, db: Db, now: Now, code: Text = "", password: Text = "") -> Response:
     chosen = people.choose_password(db, code, password, now=now)
     return await _sign_in_by_link(request, db, LinkPage(setup=False, code=code), chosen, by="link", now=now)
@@ -185,12 +188,12 @@ async def _sign_in_by_link(
 # ---- identity provider ----------------------------------------------------------------------
 
 
-@router.get("/login/provider")
+@router.endpoint("GET", "/login/provider", access=PUBLIC)
 async def to_provider(
     request: Request, db: Db, config: Config, now: Now, then: Annotated[str, Query(alias="next")] = "/"
 ) -> Response:
-    provider: Provider | None = request.app.state.provider
-    if provider is None or not request.app.state.auth.has_accounts:
+    provider = services_of(request.app).provider
+    if provider is None or not services_of(request.app).auth.has_accounts:
         return RedirectResponse("/login", 303)
     address, state = await provider.begin(
         db, visitor(request), back=_back(request, config), then=local_path(then), now=now
@@ -200,12 +203,12 @@ async def to_provider(
     return response
 
 
-@router.get("/login/provider/back")
+@router.endpoint("GET", "/login/provider/back", access=PUBLIC)
 async def from_provider(
     request: Request, db: Db, config: Config, now: Now, code: str = "", state: str = ""
 ) -> Response:
-    provider: Provider | None = request.app.state.provider
-    if provider is None or not request.app.state.auth.has_accounts:
+    provider = services_of(request.app).provider
+    if provider is None or not services_of(request.app).auth.has_accounts:
         return RedirectResponse("/login", 303)
     try:
         secret, then = await provider.finish(
@@ -241,18 +244,18 @@ def visitor(request: Request) -> Visitor:
 
 
 def signed_in(request: Request, secret: str, then: str, *, device: str | None = None) -> Response:
-    response = RedirectResponse(_page_at(local_path(then)), 303)
+    response = RedirectResponse(_page_at(services_of(request.app), local_path(then)), 303)
     _set_cookie(request, response, COOKIE, secret, seconds=int(sign_ins.LASTS_SECONDS))
     remember_device(request, response, device)
     return response
 
 
-def _page_at(address: str) -> str:
+def _page_at(services: Services, address: str) -> str:
     """Return the address; for one that only takes forms, that of the nearest page above it."""
     path = address.partition("?")[0]
-    if policy.find("GET", path) or not policy.find("POST", path):
+    if services.find_route("GET", path) or not services.find_route("POST", path):
         return address
-    while path.strip("/") and policy.find("GET", path) is None:
+    while path.strip("/") and services.find_route("GET", path) is None:
         path = path.rpartition("/")[0]
     return path or "/"
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Form, Path, Query
+from fastapi import Depends, Form, Path, Query
 from fastapi.responses import RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
@@ -15,6 +15,8 @@ from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES
 from holdfast_server.alerts.rules import RuleChanges
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import LISTS, OPERATE, PROJECT_ADMIN, PROJECT_OPERATE, PROJECT_VIEW
 from holdfast_server.core.errors import AlertResolved, RequestRefused, UnknownProject
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
@@ -26,7 +28,7 @@ from holdfast_web.shared.routing import Htmx, Text, local_path
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 # ---- alerts ---------------------------------------------------------------------------------------
@@ -63,18 +65,22 @@ async def _rows(
 Rows = Annotated[context.AlertRows, Depends(_rows)]
 
 
-@router.get("/alerts")
+@router.endpoint("GET", "/alerts", access=LISTS)
 async def alerts_page(db: Db, asker: Asker, rows: Rows) -> Response:
     projects = await projects_of(db, asker.visible_projects)
     return replace(rows, projects=projects, rules=await rules.titles(db, projects)).page()
 
 
-@router.get("/alerts/live")
+@router.endpoint("GET", "/alerts/live", access=LISTS)
 async def alerts_live(rows: Rows) -> Response:
     return rows.response()
 
 
-@router.post("/alerts/acknowledge")
+@router.endpoint(
+    "POST",
+    "/alerts/acknowledge",
+    access=LISTS,  # the route checks each alert
+)
 async def acknowledge_all(
     db: Db, now: Now, asker: Asker, alert: Annotated[list[int] | None, Form()] = None, back: Text = "/alerts",
     htmx: Htmx = False,
@@ -85,7 +91,7 @@ async def acknowledge_all(
     return _done(back, htmx)
 
 
-@router.post("/jobs/{job}/alerts/{alert}/acknowledge")
+@router.endpoint("POST", "/jobs/{job}/alerts/{alert}/acknowledge", access=OPERATE)
 async def acknowledge(
     job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
@@ -94,7 +100,7 @@ async def acknowledge(
     return _done(back, htmx)
 
 
-@router.post("/jobs/{job}/alerts/{alert}/silence")
+@router.endpoint("POST", "/jobs/{job}/alerts/{alert}/silence", access=OPERATE)
 async def silence(
     job: str,
     alert: Number,
@@ -111,7 +117,7 @@ async def silence(
     return _done(back, htmx)
 
 
-@router.post("/jobs/{job}/alerts/{alert}/unsilence")
+@router.endpoint("POST", "/jobs/{job}/alerts/{alert}/unsilence", access=OPERATE)
 async def unsilence(
     job: str, alert: Number, db: Db, now: Now, who: Who, back: Text = "/alerts", htmx: Htmx = False
 ) -> Response:
@@ -130,7 +136,7 @@ def _done(back: str, htmx: bool) -> Response:
 # ---- rules ----------------------------------------------------------------------------------------
 
 
-@router.get("/projects/{project}/alert-rules")
+@router.endpoint("GET", "/projects/{project}/alert-rules", access=PROJECT_VIEW)
 async def rules_page(project: str, db: Db, asker: Asker) -> Response:
     return (await context.rules_page(db, asker, project)).response()
 
@@ -147,14 +153,14 @@ class RuleForm:
 Fields = Annotated[RuleForm, Depends()]
 
 
-@router.post("/projects/{project}/alert-rules")
+@router.endpoint("POST", "/projects/{project}/alert-rules", access=PROJECT_OPERATE)
 async def new_rule(
     project: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, name: Text = "", kind: Text = ""
 ) -> Response:
     return await _save_rule(db, asker, project, name.strip(), form, now=now, who=who, kind=kind)
 
 
-@router.post("/projects/{project}/alert-rules/{rule}")
+@router.endpoint("POST", "/projects/{project}/alert-rules/{rule}", access=PROJECT_OPERATE)
 async def change_rule(
     project: str, rule: str, db: Db, now: Now, asker: Asker, who: Who, form: Fields, enabled: Text = ""
 ) -> Response:
@@ -195,7 +201,7 @@ def _rule_changes(known: list[AlertRule], name: str, kind: str, form: RuleForm, 
     )
 
 
-@router.post("/projects/{project}/alert-rules/{rule}/remove")
+@router.endpoint("POST", "/projects/{project}/alert-rules/{rule}/remove", access=PROJECT_OPERATE)
 async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Response:
     await rules.remove(db, project, rule, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-rules", 303)
@@ -204,12 +210,12 @@ async def remove_rule(project: str, rule: str, db: Db, now: Now, who: Who) -> Re
 # ---- channels -------------------------------------------------------------------------------------
 
 
-@router.get("/projects/{project}/alert-channels")
+@router.endpoint("GET", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
 async def channels_page(project: str, db: Db, now: Now, config: Config) -> Response:
     return (await context.channels_page(db, config.alerts, project, now)).response()
 
 
-@router.post("/projects/{project}/alert-channels")
+@router.endpoint("POST", "/projects/{project}/alert-channels", access=PROJECT_ADMIN)
 async def new_channel(
     project: str,
     db: Db,
@@ -234,13 +240,13 @@ async def new_channel(
     return replace(await context.channels_page(db, config.alerts, project, now), made=made).response()
 
 
-@router.post("/projects/{project}/alert-channels/{channel}/remove")
+@router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/remove", access=PROJECT_ADMIN)
 async def remove_channel(project: str, channel: str, db: Db, now: Now, who: Who) -> Response:
     await channels.remove(db, project, channel, who=who, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels", 303)
 
 
-@router.post("/projects/{project}/alert-channels/{channel}/test")
+@router.endpoint("POST", "/projects/{project}/alert-channels/{channel}/test", access=PROJECT_ADMIN)
 async def test_channel(project: str, channel: str, db: Db, now: Now) -> Response:
     await deliveries.send_test(db, project, channel, now=now)
     return RedirectResponse(f"/projects/{project}/alert-channels#channel-{channel}", 303)

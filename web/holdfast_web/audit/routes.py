@@ -8,11 +8,13 @@ from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlencode
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
 from holdfast.protocol.administration import AuditEntry
 from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import ANY_PROJECT_ADMIN
 from holdfast_server.core.principal import Role
 from holdfast_server.db import Database
 from holdfast_server.http.dependencies import Asker, Db, Now
@@ -27,7 +29,7 @@ COLUMNS = ("id", "at", "who", "action", "project", "job", "before", "after", "re
 LINE_END = "\r\n"
 """So that the CSV writer quotes a cell that contains either character."""
 
-router = APIRouter(prefix="/audit", include_in_schema=False)
+router = Router("/audit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +67,7 @@ def _question(
 Asked = Annotated[AuditQuery, Depends(_question)]
 
 
-@router.get("")
+@router.endpoint("GET", "", access=ANY_PROJECT_ADMIN)
 async def log(db: Db, now: Now, asked: Asked) -> Response:
     async with db.read() as session:
         found = await audit.entries(session, asked, limit=SHOWN + 1)
@@ -81,7 +83,7 @@ async def log(db: Db, now: Now, asked: Asked) -> Response:
     return page.response()
 
 
-@router.get("/export")
+@router.endpoint("GET", "/export", access=ANY_PROJECT_ADMIN)
 async def export(db: Db, asked: Asked, form: Literal["csv", "json"] = "csv") -> Response:
     kind, lines = ("text/csv", _csv(db, asked)) if form == "csv" else ("application/json", _json(db, asked))
     headers = {"Content-Disposition": f'attachment; filename="holdfast-audit.{form}"'}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast.protocol.jobs import CheckpointChanges
+from holdfast_server.api.endpoints import Router
 from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
+from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries.summaries import job_summary
@@ -19,10 +21,10 @@ from holdfast_web.checkpoint import context
 from holdfast_web.job.context import FieldInput
 from holdfast_web.shared.routing import Text
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
-@router.get("/jobs/{job}/checkpoints/{checkpoint}")
+@router.endpoint("GET", "/jobs/{job}/checkpoints/{checkpoint}", access=VIEW)
 async def checkpoint_page(
     job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = "",
     tensors: str = "", fork: str = "",
@@ -33,14 +35,14 @@ async def checkpoint_page(
     return page.response()
 
 
-@router.get("/jobs/{job}/checkpoints/{checkpoint}/verification")
+@router.endpoint("GET", "/jobs/{job}/checkpoints/{checkpoint}/verification", access=VIEW)
 async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the progress of a verification; after the verdict, make the browser reload the page."""
     part = context.verification_part(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
 
 
-@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify")
+@router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/verify", access=OPERATE)
 async def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against: Text = "") -> Response:
     try:
         await verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
@@ -50,13 +52,13 @@ async def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against:
     return _back(job, checkpoint, "verify", against)
 
 
-@router.post("/jobs/{job}/checkpoints/{checkpoint}/verify/cancel")
+@router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/verify/cancel", access=OPERATE)
 async def cancel_verification(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Response:
     await verifications.cancel_verification(db, job, checkpoint, who=who, now=now)
     return _back(job, checkpoint, "verify")
 
 
-@router.post("/jobs/{job}/checkpoints/{checkpoint}/pin")
+@router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/pin", access=OPERATE)
 async def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Text) -> Response:
     changes = CheckpointChanges(pinned=pinned == "true")
     try:
@@ -67,7 +69,7 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Tex
     return _back(job, checkpoint, "retention-section")
 
 
-@router.post("/jobs/{job}/checkpoints/{checkpoint}/label")
+@router.endpoint("POST", "/jobs/{job}/checkpoints/{checkpoint}/label", access=OPERATE)
 async def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Text = "") -> Response:
     try:
         await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, cast, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
 from holdfast.protocol.timeline import ComparisonAxis
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import LISTS
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Db
 from holdfast_server.queries.comparison import ComparisonQuery
@@ -21,10 +23,14 @@ MOST_PLACE = 1e12
 
 Names = Annotated[list[str] | None, Query()]
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
-@router.get("/compare")
+@router.endpoint(
+    "GET",
+    "/compare",
+    access=LISTS,  # the query checks each job
+)
 async def compare(
     db: Db,
     asker: Asker,

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, cast, get_args
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from fastapi import APIRouter, Depends, Form, Query, Request
+from fastapi import Depends, Form, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from msgspec import UNSET
@@ -15,7 +15,9 @@ from msgspec import UNSET
 from holdfast.protocol.fleet import BulkAction, BulkChange, JobFilter
 from holdfast.protocol.jobs import JobStatus
 from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast_server.api.endpoints import Router
 from holdfast_server.control import bulk
+from holdfast_server.core.access import LISTS, AccessRule
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, StreamPlace
 from holdfast_server.queries.fleet import MOST_ROWS, PAGE_ROWS, FleetQuery, FleetSort
@@ -28,7 +30,7 @@ TICK_SECONDS = 5.0
 MIN_TICK_SECONDS = 0.5
 """Minimum time between ticks."""
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 def _question(
@@ -99,17 +101,21 @@ async def _rows(
 Rows = Annotated[context.FleetRows, Depends(_rows)]
 
 
-@router.get("/")
+@router.endpoint("GET", "/", access=LISTS)
 async def fleet_page(rows: Rows) -> Response:
     return rows.page()
 
 
-@router.get("/fleet/live")
+@router.endpoint("GET", "/fleet/live", access=LISTS)
 async def fleet_live(rows: Rows) -> Response:
     return rows.response()
 
 
-@router.post("/fleet/confirm")
+@router.endpoint(
+    "POST",
+    "/fleet/confirm",
+    access=LISTS,  # the route checks each job
+)
 async def confirm(
     db: Db, now: Now, asker: Asker, action: Text, job: Annotated[list[str] | None, Form()] = None,
     all_matching: Text = "", budget: Text = "", write_budget: Text = "", back: Text = "/",
@@ -135,7 +141,11 @@ async def confirm(
     return shown.response()
 
 
-@router.post("/fleet/change")
+@router.endpoint(
+    "POST",
+    "/fleet/change",
+    access=LISTS,  # the route checks each job
+)
 async def change(
     db: Db,
     now: Now,
@@ -177,7 +187,13 @@ def _filter(address: str) -> JobFilter:
     )
 
 
-@router.get("/fleet/stream", response_class=EventSourceResponse, dependencies=[StreamPlace])
+@router.endpoint(
+    "GET",
+    "/fleet/stream",
+    access=AccessRule(audience="lists", long_lived=True),
+    response_class=EventSourceResponse,
+    dependencies=[StreamPlace],
+)
 async def fleet_stream(changes: Changes, clock: Clock) -> AsyncIterator[ServerSentEvent]:
     with changes.subscribe(None) as subscription:
         while not changes.closed:

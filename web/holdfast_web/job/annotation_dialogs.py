@@ -6,12 +6,14 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
 from holdfast.protocol.messages import MAX_INTEGER
+from holdfast_server.api.endpoints import Router
 from holdfast_server.control import iteration_annotations
+from holdfast_server.core.access import OPERATE
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
@@ -22,7 +24,7 @@ from holdfast_web.shared.routing import Htmx, Text
 
 Number = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,19 +41,19 @@ class AnnotationDialog(View):
     most: int = MAX_ANNOTATION
 
 
-@router.get("/jobs/{job}/annotations/new")
+@router.endpoint("GET", "/jobs/{job}/annotations/new", access=OPERATE)
 async def new(job: str, db: Db, now: Now, iteration: str = "", htmx: Htmx = False) -> Response:
     summary = await summaries.job_summary(db, job, now=now)
     return AnnotationDialog(job=job, iteration=iteration or str(summary.iteration)).part_or_page(htmx)
 
 
-@router.get("/jobs/{job}/annotations/{annotation}")
+@router.endpoint("GET", "/jobs/{job}/annotations/{annotation}", access=OPERATE)
 async def edit_dialog(job: str, annotation: Number, db: Db, htmx: Htmx = False) -> Response:
     found = await iteration_annotations.find(db, job, annotation)
     return AnnotationDialog(job=job, annotation=found, text=found.text).part_or_page(htmx)
 
 
-@router.post("/jobs/{job}/annotations")
+@router.endpoint("POST", "/jobs/{job}/annotations", access=OPERATE)
 async def add(
     job: str, db: Db, who: Who, now: Now, iteration: Text = "", text: Text = "", htmx: Htmx = False
 ) -> Response:
@@ -62,7 +64,7 @@ async def add(
     return await _do(act(), AnnotationDialog(job=job, iteration=iteration, text=text), db, now, htmx)
 
 
-@router.post("/jobs/{job}/annotations/{annotation}")
+@router.endpoint("POST", "/jobs/{job}/annotations/{annotation}", access=OPERATE)
 async def edit(
     job: str, annotation: Number, db: Db, who: Who, now: Now, text: Text = "", htmx: Htmx = False
 ) -> Response:
@@ -72,7 +74,7 @@ async def edit(
     )
 
 
-@router.post("/jobs/{job}/annotations/{annotation}/delete")
+@router.endpoint("POST", "/jobs/{job}/annotations/{annotation}/delete", access=OPERATE)
 async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation))
     return await _do(iteration_annotations.delete(db, job, annotation, who=who, now=now), dialog, db, now, htmx)

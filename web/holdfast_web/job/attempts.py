@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.jobs import JobSummary
 from holdfast_server.api.attempts import AttemptNumber
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import VIEW
 from holdfast_server.core.errors import UnknownAttempt
 from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts, summaries
@@ -22,7 +23,7 @@ SHOWN, MOST = 5, 200
 NOTHING = "none"
 """Compare with no attempt."""
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ def _newest_end(job: JobSummary) -> str:
     return "running" if job.alive else "not reported"
 
 
-@router.get("/jobs/{job}/attempts")
+@router.endpoint("GET", "/jobs/{job}/attempts", access=VIEW)
 async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
     most = SHOWN if htmx else MOST
     async with db.one_view():
@@ -94,7 +95,7 @@ async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = Fa
     return part.part_or_page(htmx)
 
 
-@router.get("/jobs/{job}/attempts/{attempt}")
+@router.endpoint("GET", "/jobs/{job}/attempts/{attempt}", access=VIEW)
 async def attempt_page(
     job: str, attempt: AttemptNumber, db: Db, now: Now, asker: Asker, against: str = ""
 ) -> Response:
@@ -124,6 +125,6 @@ async def attempt_page(
     return page.response()
 
 
-@router.get("/jobs/{job}/attempts/{attempt}/output")
+@router.endpoint("GET", "/jobs/{job}/attempts/{attempt}/output", access=VIEW)
 async def attempt_output(job: str, attempt: AttemptNumber, db: Db) -> Response:
     return OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt)).response()

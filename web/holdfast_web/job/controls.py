@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from fastapi.responses import RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.jobs import DesiredChanges, JobSummary
+from holdfast_server.api.endpoints import Router
 from holdfast_server.control import control, plans
+from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
@@ -20,15 +22,15 @@ from holdfast_web.job import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, Text
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
-@router.get("/jobs/{job}/controls")
+@router.endpoint("GET", "/jobs/{job}/controls", access=VIEW)
 async def job_controls(job: str, db: Db, now: Now) -> Response:
     return (await context.controls_of(db, job, now=now)).response()
 
 
-@router.get("/jobs/{job}/preview")
+@router.endpoint("GET", "/jobs/{job}/preview", access=VIEW)
 async def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -> Response:
     summary = await summaries.job_summary(db, job, now=now)
     preview = await _preview(db, summary, now, budget=budget, every=every)
@@ -100,7 +102,7 @@ class _ControlForm:
 Form = Annotated[_ControlForm, Depends()]
 
 
-@router.post("/jobs/{job}/budget")
+@router.endpoint("POST", "/jobs/{job}/budget", access=OPERATE)
 async def set_budget(form: Form, budget: Text = "") -> Response:
     """Set the budget; that of the script, as the page shows it, stays the script's."""
     shown = await summaries.job_summary(form.db, form.job, now=form.now)
@@ -117,7 +119,7 @@ def _budget_of_plan(text: str) -> float | UnsetType:
     return forms.budget_from_percent(text) if text else UNSET
 
 
-@router.post("/jobs/{job}/limits")
+@router.endpoint("POST", "/jobs/{job}/limits", access=OPERATE)
 async def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text = "") -> Response:
     """Set the write budget and the unsaved work; an empty field returns to the script's setting."""
 
@@ -129,7 +131,7 @@ async def set_limits(form: Form, write_budget: Text = "", max_unsaved_work: Text
     return await form.change("limits", changes, typed=f"{write_budget}\n{max_unsaved_work}")
 
 
-@router.post("/jobs/{job}/interval")
+@router.endpoint("POST", "/jobs/{job}/interval", access=OPERATE)
 async def set_interval(
     form: Form, mode: Text = "fixed", every: Text = "", hold: Text = "", budget: Text = ""
 ) -> Response:
@@ -145,7 +147,7 @@ async def set_interval(
     return await form.change("interval", changes, typed=every, hold=hold)
 
 
-@router.post("/jobs/{job}/policy")
+@router.endpoint("POST", "/jobs/{job}/policy", access=OPERATE)
 async def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Text = "") -> Response:
     """Set the policy; `automatic` also ends a fixed interval, under which it would have no effect."""
 
@@ -156,14 +158,14 @@ async def set_policy(form: Form, policy: Text = "", mode: Text = "", budget: Tex
     return await form.change("policy", changes, typed=policy)
 
 
-@router.post("/jobs/{job}/retention")
+@router.endpoint("POST", "/jobs/{job}/retention", access=OPERATE)
 async def set_retention(form: Form, retention: Text = "") -> Response:
     return await form.change(
         "retention", lambda: DesiredChanges(retention=retention.strip() or None), typed=retention
     )
 
 
-@router.post("/jobs/{job}/undo")
+@router.endpoint("POST", "/jobs/{job}/undo", access=OPERATE)
 async def undo(form: Form, edit: Text) -> Response:
     async def apply() -> None:
         number, version = forms.version(edit), forms.version(form.version)
@@ -172,16 +174,16 @@ async def undo(form: Form, edit: Text) -> Response:
     return await form.do("undo", apply)
 
 
-@router.post("/jobs/{job}/pause")
+@router.endpoint("POST", "/jobs/{job}/pause", access=OPERATE)
 async def set_paused(form: Form, paused: Text) -> Response:
     return await form.change("pause", lambda: DesiredChanges(paused=paused == "true"), typed=paused)
 
 
-@router.post("/jobs/{job}/checkpoint")
+@router.endpoint("POST", "/jobs/{job}/checkpoint", access=OPERATE)
 async def request_checkpoint(form: Form) -> Response:
     return await form.change("checkpoint", lambda: DesiredChanges(checkpoint_request=True))
 
 
-@router.post("/jobs/{job}/probe")
+@router.endpoint("POST", "/jobs/{job}/probe", access=OPERATE)
 async def request_probe(form: Form) -> Response:
     return await form.change("probe", lambda: DesiredChanges(probe_request=True))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, cast, get_args
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
 from holdfast.protocol.messages import StallKind
 from holdfast.protocol.questions import Goodput, RankTimes
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import VIEW
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.http.dependencies import Db, Now
 from holdfast_server.queries.goodput import goodput, stalls_over_time
@@ -24,7 +26,7 @@ RANKS_SHOWN, RANKS_MOST = 12, 512
 HEAT_STEPS = (0.02, 0.05, 0.15, 0.4)
 """Shares above the median at which a cell gets one step darker."""
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,13 +104,13 @@ def _checked(window: str, windows: object) -> str:
     return window
 
 
-@router.get("/jobs/{job}/goodput")
+@router.endpoint("GET", "/jobs/{job}/goodput", access=VIEW)
 async def job_goodput(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
     answer = await goodput(db, job, cast("Window", _checked(window, Window)), now=now)
     return GoodputPart(job=job, goodput=answer, bar=_bar(answer)).part_or_page(htmx)
 
 
-@router.get("/jobs/{job}/ranks")
+@router.endpoint("GET", "/jobs/{job}/ranks", access=VIEW)
 async def job_ranks(
     job: str,
     db: Db,
@@ -128,7 +130,7 @@ async def job_ranks(
     return part.part_or_page(htmx)
 
 
-@router.get("/jobs/{job}/stalls")
+@router.endpoint("GET", "/jobs/{job}/stalls", access=VIEW)
 async def job_stalls(job: str, db: Db, now: Now, window: str = "24h", htmx: Htmx = False) -> Response:
     stalls = await stalls_over_time(db, job, cast("Window", _checked(window, Window)), now=now)
     return _stalls_part(stalls).part_or_page(htmx)

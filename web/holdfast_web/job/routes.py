@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
 from holdfast.protocol.messages import MAX_ITERATION
+from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, encoding_for
 from holdfast_server.control import control, deletion
+from holdfast_server.core.access import ADMINISTER, OPERATE, RESTORE, VIEW
 from holdfast_server.core.errors import (
     NotCancellable,
     NotPossible,
@@ -28,7 +30,7 @@ from holdfast_web.shared.routing import Htmx, Text
 Points = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.POINTS_SHOWN), context.POINTS_MOST))]
 Edits = Annotated[int, AfterValidator(lambda asked: min(max(asked, context.EDITS_SHOWN), context.EDITS_MOST))]
 
-router = APIRouter(include_in_schema=False)
+router = Router()
 
 
 def _back(job: str, anchor: str) -> Response:
@@ -38,7 +40,7 @@ def _back(job: str, anchor: str) -> Response:
 # ---- job ------------------------------------------------------------------------------------
 
 
-@router.get("/jobs/{job}")
+@router.endpoint("GET", "/jobs/{job}", access=VIEW)
 async def job_page(
     job: str,
     db: Db,
@@ -52,7 +54,7 @@ async def job_page(
     return context.job_page(live, shown).response()
 
 
-@router.get("/jobs/{job}/live")
+@router.endpoint("GET", "/jobs/{job}/live", access=VIEW)
 async def live_parts(
     job: str,
     db: Db,
@@ -77,14 +79,14 @@ async def live_parts(
     return packed.response(HEADERS)
 
 
-@router.get("/jobs/{job}/history")
+@router.endpoint("GET", "/jobs/{job}/history", access=VIEW)
 async def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
     async with db.one_view():
         summary = await summaries.job_summary(db, job, now=now)
         return (await context.history_part(db, summary, now=now, limit=edits)).response()
 
 
-@router.get("/jobs/{job}/points")
+@router.endpoint("GET", "/jobs/{job}/points", access=VIEW)
 async def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
     async with db.one_view():
         summary = await summaries.job_summary(db, job, now=now)
@@ -103,13 +105,13 @@ def _plan_inputs(
 PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 
 
-@router.get("/jobs/{job}/plan")
+@router.endpoint("GET", "/jobs/{job}/plan", access=VIEW)
 async def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
     part = await context.plan_part(db, job, typed, now=now)
     return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
-@router.get("/jobs/{job}/plan/answer")
+@router.endpoint("GET", "/jobs/{job}/plan/answer", access=VIEW)
 async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
     answer = (await context.plan_part(db, job, typed, now=now)).answer
     return answer.response(422 if answer.error else 200)
@@ -118,7 +120,11 @@ async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Resp
 # ---- restore --------------------------------------------------------------------------------
 
 
-@router.get("/jobs/{job}/restore")
+@router.endpoint(
+    "GET",
+    "/jobs/{job}/restore",
+    access=RESTORE,  # so that the dialog, not its last step, asks for the password
+)
 async def restore_dialog(
     job: str,
     db: Db,
@@ -132,7 +138,7 @@ async def restore_dialog(
     return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
 
 
-@router.post("/jobs/{job}/restores")
+@router.endpoint("POST", "/jobs/{job}/restores", access=RESTORE)
 async def order_restore(
     job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, htmx: Htmx = False
 ) -> Response:
@@ -148,7 +154,7 @@ async def order_restore(
     return await _moved(db, job, now, "holdfast:restore-requested")
 
 
-@router.post("/jobs/{job}/restores/{order}/cancel")
+@router.endpoint("POST", "/jobs/{job}/restores/{order}/cancel", access=OPERATE)
 async def cancel_restore(job: str, order: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
         await control.cancel_restore(db, job, order, who=who, now=now)
@@ -159,7 +165,7 @@ async def cancel_restore(job: str, order: str, db: Db, who: Who, now: Now, htmx:
     return await _moved(db, job, now, "holdfast:refresh-now") if htmx else _back(job, "restore-status")
 
 
-@router.get("/jobs/{job}/delete")
+@router.endpoint("GET", "/jobs/{job}/delete", access=ADMINISTER)
 async def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Response:
     return await _delete_dialog(db, job, now, htmx)
 
@@ -169,7 +175,7 @@ async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: s
     return dialog.part_or_page(htmx, 409 if refusal else 200)
 
 
-@router.post("/jobs/{job}/delete")
+@router.endpoint("POST", "/jobs/{job}/delete", access=ADMINISTER)
 async def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
     try:
         await deletion.delete_job(db, job, who=who, now=now)

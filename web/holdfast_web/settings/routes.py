@@ -5,15 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Form, Request
+from fastapi import Depends, Form, Request
 from fastapi.responses import RedirectResponse, Response
 
 from holdfast.units import parse_positive_seconds
 from holdfast_server.accounts import people, projects, sign_ins, tokens
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
+from holdfast_server.api.endpoints import Router
+from holdfast_server.core.access import (
+    ANY_PROJECT_ADMIN,
+    PERSON,
+    PROJECT_ADMIN,
+    PROJECT_GRANT,
+    SERVER_ADMIN,
+    SERVER_GRANT,
+    AccessRule,
+)
 from holdfast_server.core.errors import InvalidSetting, NotPossible, RequestRefused
 from holdfast_server.core.principal import SCOPES, Role
 from holdfast_server.http.dependencies import Asker, Config, Db, Now
+from holdfast_server.http.services import services_of
 from holdfast_web.accounts.routes import public_address, remember_device, sentence, visitor
 from holdfast_web.settings import context
 from holdfast_web.shared.routing import Text, headers_of
@@ -22,11 +33,11 @@ NO_ACCOUNTS = "This server has no accounts. Start it with `holdfast serve --acco
 
 
 def _require_accounts(request: Request) -> None:
-    if request.url.path != "/settings" and not request.app.state.auth.has_accounts:
+    if request.url.path != "/settings" and not services_of(request.app).auth.has_accounts:
         raise NotPossible(NO_ACCOUNTS)
 
 
-router = APIRouter(prefix="/settings", include_in_schema=False, dependencies=[Depends(_require_accounts)])
+router = Router("/settings", dependencies=[Depends(_require_accounts)])
 
 
 def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) -> Response:
@@ -38,15 +49,15 @@ def _refused(page: context.SettingsPage, refusal: RequestRefused, **typed: Any) 
 # ---- you ------------------------------------------------------------------------------------
 
 
-@router.get("")
+@router.endpoint("GET", "", access=PERSON)
 async def you(request: Request, db: Db, asker: Asker, now: Now) -> Response:
-    auth = request.app.state.auth
+    auth = services_of(request.app).auth
     if not auth.has_accounts:
         return context.NoAccountsPage(shared=isinstance(auth, SharedSecretAuth)).response()
     return (await context.you_page(db, asker, now)).response()
 
 
-@router.post("/password")
+@router.endpoint("POST", "/password", access=PERSON)
 async def change_password(
     request: Request, db: Db, asker: Asker, now: Now, present: Text = "", password: Text = ""
 ) -> Response:
@@ -61,13 +72,13 @@ async def change_password(
     return response
 
 
-@router.post("/sessions/end")
+@router.endpoint("POST", "/sessions/end", access=PERSON)
 async def end_other_sessions(db: Db, asker: Asker, now: Now) -> Response:
     await sign_ins.end_others(db, asker, now=now)
     return RedirectResponse("/settings#browsers", 303)
 
 
-@router.post("/sessions/{sign_in}/end")
+@router.endpoint("POST", "/sessions/{sign_in}/end", access=PERSON)
 async def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
     await sign_ins.end(db, asker, sign_in, now=now)
     return RedirectResponse("/settings#browsers", 303)
@@ -76,12 +87,12 @@ async def end_session(sign_in: str, db: Db, asker: Asker, now: Now) -> Response:
 # ---- keys -----------------------------------------------------------------------------------
 
 
-@router.get("/keys")
+@router.endpoint("GET", "/keys", access=PERSON)
 async def list_keys(db: Db, asker: Asker, now: Now) -> Response:
     return (await context.keys_page(db, asker, now)).response()
 
 
-@router.post("/keys")
+@router.endpoint("POST", "/keys", access=AccessRule(audience="person", recent_password=True))
 async def create_key(
     db: Db,
     asker: Asker,
@@ -111,7 +122,7 @@ def _seconds(text: str) -> float | None:
         raise InvalidSetting("expires", str(error)) from None
 
 
-@router.post("/keys/{prefix}/revoke")
+@router.endpoint("POST", "/keys/{prefix}/revoke", access=PERSON)
 async def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
     await tokens.revoke(db, prefix, asker=asker, now=now)
     return RedirectResponse("/settings/keys", 303)
@@ -120,12 +131,12 @@ async def revoke_key(prefix: str, db: Db, asker: Asker, now: Now) -> Response:
 # ---- people ---------------------------------------------------------------------------------
 
 
-@router.get("/people")
+@router.endpoint("GET", "/people", access=SERVER_ADMIN)
 async def list_people(db: Db, asker: Asker, now: Now) -> Response:
     return (await context.people_page(db, asker, now)).response()
 
 
-@router.post("/people")
+@router.endpoint("POST", "/people", access=SERVER_GRANT)
 async def add_person(
     request: Request, db: Db, asker: Asker, now: Now, config: Config, name: Text = ""
 ) -> Response:
@@ -137,14 +148,14 @@ async def add_person(
     return replace(await context.people_page(db, asker, now), link=link, link_for=added).response()
 
 
-@router.post("/people/{person}/link")
+@router.endpoint("POST", "/people/{person}/link", access=SERVER_GRANT)
 async def reset_link(person: str, request: Request, db: Db, asker: Asker, now: Now, config: Config) -> Response:
     code = await people.reset_link(db, person, who=asker.name, now=now)
     link = f"{public_address(request, config)}/reset#{code}"
     return replace(await context.people_page(db, asker, now), link=link, link_for=person).response()
 
 
-@router.post("/people/{person}/admin")
+@router.endpoint("POST", "/people/{person}/admin", access=SERVER_GRANT)
 async def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "") -> Response:
     try:
         await people.set_admin(db, person, admin == "true", who=asker.name, now=now)
@@ -153,7 +164,7 @@ async def set_admin(person: str, db: Db, asker: Asker, now: Now, admin: Text = "
     return RedirectResponse("/settings/people" if person != asker.name else "/settings", 303)
 
 
-@router.post("/people/{person}/remove")
+@router.endpoint("POST", "/people/{person}/remove", access=SERVER_GRANT)
 async def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response:
     try:
         await people.remove(db, person, who=asker.name, now=now)
@@ -165,12 +176,12 @@ async def remove_person(person: str, db: Db, asker: Asker, now: Now) -> Response
 # ---- projects -------------------------------------------------------------------------------
 
 
-@router.get("/projects")
+@router.endpoint("GET", "/projects", access=ANY_PROJECT_ADMIN)
 async def list_projects(db: Db, asker: Asker, now: Now) -> Response:
     return (await context.projects_page(db, asker, now)).response()
 
 
-@router.post("/projects")
+@router.endpoint("POST", "/projects", access=SERVER_ADMIN)
 async def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Response:
     try:
         added = await projects.add(db, name, who=asker.name, now=now)
@@ -179,12 +190,12 @@ async def add_project(db: Db, asker: Asker, now: Now, name: Text = "") -> Respon
     return RedirectResponse(f"/settings/projects/{added}", 303)
 
 
-@router.get("/projects/{project}")
+@router.endpoint("GET", "/projects/{project}", access=PROJECT_ADMIN)
 async def show_project(project: str, db: Db, asker: Asker, now: Now) -> Response:
     return (await context.project_page(db, asker, now, project)).response()
 
 
-@router.post("/projects/{project}/members")
+@router.endpoint("POST", "/projects/{project}/members", access=PROJECT_GRANT)
 async def set_member(project: str, db: Db, asker: Asker, now: Now, person: Text = "", role: Text = "") -> Response:
     try:
         await people.set_role(db, person.strip().lower(), project, _role(role), who=asker.name, now=now)
@@ -201,7 +212,7 @@ def _role(text: str) -> Role | None:
     return Role[text]
 
 
-@router.post("/projects/{project}/jobs")
+@router.endpoint("POST", "/projects/{project}/jobs", access=SERVER_GRANT)
 async def move_job(project: str, db: Db, asker: Asker, now: Now, job: Text = "") -> Response:
     try:
         await projects.move_job(db, job.strip(), project, who=asker.name, now=now)

@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 
 from holdfast_server import models
 from holdfast_server.accounts import passwords, people, rate_limits, sign_ins
-from holdfast_server.accounts.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.accounts.sign_ins import Visitor
 from holdfast_server.core.errors import (
     InvalidCredentials,
@@ -24,6 +23,7 @@ from holdfast_server.core.errors import (
     WeakPassword,
 )
 from holdfast_server.core.principal import Role
+from holdfast_server.http.auth_middleware import COOKIE, DEVICE_COOKIE, HOST_PREFIX
 from holdfast_server.records import audit
 from tests.support.accounts_server import BASE_URL, OTHER, OURS, OWN, PASSWORD, AccountsServer, browser_at
 from tests.support.postgres import ON_SQLITE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -12,50 +13,55 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from holdfast_server.accounts import policy
-from holdfast_server.accounts.auth_middleware import AuthMiddleware, credentials_of
 from holdfast_server.api import responses
+from holdfast_server.api.endpoints import EndpointTable, Router
+from holdfast_server.core import access
 from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, Role
 from holdfast_server.core.settings import ServerSettings
+from holdfast_server.http.access_log import RequestMiddleware
+from holdfast_server.http.auth_middleware import AuthMiddleware, credentials_of
 from holdfast_web import create_app
 from tests.support.accounts_server import OTHER, OURS, OWN, AccountsServer
+from tests.support.endpoint_table import ENDPOINTS
 from tests.support.postgres import ON_BOTH
 from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 LET_THROUGH = 299
+TABLE = ENDPOINTS.access
 
 
-def routes_of(router, prefix=""):
-    """(method, path) of everything that a router answers, in the routers that it includes and mounts too."""
-    for route in router.routes:
-        if hasattr(route, "original_router"):
-            yield from routes_of(route.original_router, prefix + route.include_context.prefix)
-        else:
-            for method in getattr(route, "methods", None) or ["GET"]:
-                yield method, prefix + route.path
+def test_the_table_lists_every_route_once():
+    assert len(TABLE) == len(ENDPOINTS.routes) >= 150
+    for (method, path), rule in sorted(TABLE.items(), key=lambda row: row[0][::-1]):
+        print(f"{method:6} {path:70} {rule}")
 
 
-@pytest.fixture(scope="module")
-def walked():
-    return set(routes_of(create_app(ServerSettings(database="unused")))) - {("HEAD", "/openapi.json")}
-
-
-def test_every_route_is_in_the_table_and_nothing_else_is(walked):
-    assert walked - set(policy.TABLE) == set(), "routes without a rule in accounts/policy.py"
-    assert set(policy.TABLE) - walked == set(), "rules for routes that do not exist"
-
-
-def test_a_route_without_a_line_is_found_missing():
+def test_a_server_with_a_route_without_a_rule_does_not_start():
     app = create_app(ServerSettings(database="unused"))
     app.add_api_route("/forgotten", lambda: "secret", methods=["DELETE"])
-    assert set(routes_of(app)) - set(policy.TABLE) - {("HEAD", "/openapi.json")} == {("DELETE", "/forgotten")}
+    with pytest.raises(RuntimeError, match=r"/forgotten.* has no access rule"), TestClient(app):
+        pass
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(policy.TABLE))
-def test_the_table_is_read_as_the_router_reads_its_routes(method, path):
+def test_an_endpoint_without_a_rule_cannot_be_declared():
+    with pytest.raises(TypeError, match="access"):
+        Router().endpoint("GET", "/forgotten")  # type: ignore[call-arg]
+
+
+def test_two_endpoints_of_one_path_are_refused():
+    router = Router()
+    for _ in range(2):
+        router.endpoint("GET", "/twice", access=access.VIEW)(lambda: None)
+    with pytest.raises(ValueError, match="GET /twice"):
+        EndpointTable(router.endpoints)
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(TABLE))
+def test_each_endpoint_is_found_by_its_path(method, path):
     filled = re.sub(r"{(\w+)}", r"some-\1", path) + ("/app.css" if path == "/static" else "")
-    found = policy.find(method, filled)
-    assert (found.path, found.rule) == (path, policy.TABLE[method, path])
+    found = ENDPOINTS.find(method, filled)
+    assert (found.path, found.rule) == (path, TABLE[method, path])
+    assert found.route.method == method
     assert found.job == ("some-job" if "{job}" in path else None)
     assert found.project == ("some-project" if "{project}" in path else None)
 
@@ -76,7 +82,7 @@ def test_the_table_is_read_as_the_router_reads_its_routes(method, path):
     ],
 )
 def test_what_is_not_in_the_table_is_found_nowhere(method, path):
-    assert policy.find(method, path) is None
+    assert ENDPOINTS.find(method, path) is None
 
 
 # ---- the whole matrix -----------------------------------------------------------------------
@@ -94,7 +100,7 @@ ROLE_OF = {
 """In the project of their own; all others have none there."""
 
 
-def expected(rule: policy.AccessRule, who: str, own: bool) -> str:
+def expected(rule: access.AccessRule, who: str, own: bool) -> str:
     """The decision by the documented rules, computed independently of the code."""
     if rule.audience == "public":
         return "allow"
@@ -136,13 +142,12 @@ def behind_the_middleware(stage: AccountsServer) -> TestClient:
     async def answer(_: Request) -> Response:
         return Response(status_code=LET_THROUGH)
 
-    methods = sorted(policy.METHODS)
+    methods = sorted({method for method, _ in TABLE})
     app = Starlette(
         routes=[Route("/{rest:path}", answer, methods=methods)],
-        middleware=[Middleware(AuthMiddleware, refuse=responses.refuse)],
+        middleware=[Middleware(RequestMiddleware), Middleware(AuthMiddleware, refuse=responses.refuse)],
     )
-    for name in ("auth", "clock", "job_projects", "database", "settings", "web"):
-        setattr(app.state, name, getattr(stage.client.app.state, name))
+    app.state.services = stage.client.app.state.services
     client = TestClient(app, base_url="http://127.0.0.1:7117", follow_redirects=False)
     client.portal = stage.client.portal  # the database belongs to the loop that the server runs in
     return client
@@ -177,34 +182,34 @@ def cells(routes):
     for method, path in routes:
         for project in (OWN, OTHER):
             for who in CAST:
-                yield (method, path, project, who), expected(policy.TABLE[method, path], who, project == OWN)
+                yield (method, path, project, who), expected(TABLE[method, path], who, project == OWN)
 
 
 def test_the_whole_matrix(stage: AccountsServer, cast):
     """Decided as by the middleware, for every client as the authentication backend identifies it."""
     common = {"type": "http", "scheme": "http", "app": stage.client.app}
     scopes = {who: common | {"headers": _raw(headers)} for who, headers in cast.items()}
-    auth, now = stage.client.app.state.auth, stage.clock()
+    auth, now = stage.client.app.state.services.auth, stage.clock()
     known = {who: stage.do(auth.authenticate, credentials_of(scope), now=now) for who, scope in scopes.items()}
     wrong = []
-    for (method, path, project, who), meant in cells(policy.TABLE):
+    for (method, path, project, who), meant in cells(TABLE):
         named = path.replace("{job}", f"job-of-{project}").replace("{project}", project)
-        found = policy.find(method, re.sub(r"{\w+}", "x", named) + ("/app.css" if path == "/static" else ""))
-        answer = policy.decide(found, known[who], project if "{job}" in path else None)
+        found = ENDPOINTS.find(method, re.sub(r"{\w+}", "x", named) + ("/app.css" if path == "/static" else ""))
+        answer = access.decide(found, known[who], project if "{job}" in path else None)
         if answer != meant:
             wrong.append((method, path, project, who, answer, meant))
     assert wrong == []
 
 
 def test_each_rule_is_enforced_by_the_middleware(stage: AccountsServer, cast):
-    one_each = {rule: route for route, rule in policy.TABLE.items()}
+    one_each = {rule: route for route, rule in TABLE.items()}
     assert len(one_each) >= 10
     assert _answered_otherwise(stage, cast, one_each.values()) == []
 
 
 @pytest.mark.long
 def test_the_whole_matrix_is_enforced_by_the_middleware(stage: AccountsServer, cast):
-    assert _answered_otherwise(stage, cast, policy.TABLE) == []
+    assert _answered_otherwise(stage, cast, TABLE) == []
 
 
 def _answered_otherwise(stage, cast, routes):
@@ -227,26 +232,26 @@ def test_an_agents_key_reaches_nothing_but_reports_and_what_is_wanted_of_its_job
     key = Principal(kind="key", name="key", scopes=frozenset({"report"}), project=OWN)
     reached = {
         (method, path)
-        for (method, path), rule in policy.TABLE.items()
+        for (method, path), rule in TABLE.items()
         if rule.audience != "public"
-        and policy.decide(policy.RouteMatch(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None)
+        and access.decide(access.RouteMatch(path, rule, "a-job", OWN), key, OWN if "{job}" in path else None)
         == "allow"
     }
     assert reached == {("POST", "/api/v1/ingest"), ("GET", "/api/v1/jobs/{job}/desired")}
 
 
 def test_everybody_may_do_little_and_change_nothing():
-    public = {route for route, rule in policy.TABLE.items() if rule.audience == "public"}
+    public = {route for route, rule in TABLE.items() if rule.audience == "public"}
     assert {path for method, path in public if method != "GET"} == {"/login", "/setup", "/reset"}
-    assert public == {route for route, rule in policy.TABLE.items() if _allowed(rule, ANONYMOUS)}
+    assert public == {route for route, rule in TABLE.items() if _allowed(rule, ANONYMOUS)}
 
 
 def test_a_server_without_accounts_lets_its_operator_do_everything():
-    assert all(_allowed(rule, OPERATOR) for rule in policy.TABLE.values())
+    assert all(_allowed(rule, OPERATOR) for rule in TABLE.values())
 
 
-def _allowed(rule: policy.AccessRule, asker: Principal) -> bool:
-    return policy.decide(policy.RouteMatch("", rule, "job", OWN), asker, OWN) == "allow"
+def _allowed(rule: access.AccessRule, asker: Principal) -> bool:
+    return access.decide(access.RouteMatch("", rule, "job", OWN), asker, OWN) == "allow"
 
 
 # ---- how refusals look ----------------------------------------------------------------------
@@ -351,7 +356,7 @@ GOES_FAR = [
 def test_what_goes_far_takes_a_password_that_was_typed_lately(stage: AccountsServer, clock, method, path):
     stage.project(OWN, f"job-of-{OWN}")
     browser = stage.cookie(stage.person_with_password("ada", Role.admin, admin=True)) | OURS
-    clock.now += policy.RECENT_PASSWORD_SECONDS
+    clock.now += access.RECENT_PASSWORD_SECONDS
     assert stage.client.request(method, path, headers=browser).status_code not in (401, 403)
     clock.now += 1
     refused = stage.client.request(method, path, headers=browser)
@@ -374,7 +379,7 @@ def test_everything_else_goes_by_the_sign_in_there_is_and_keys_go_by_themselves(
     browser = stage.cookie(stage.person_with_password("ada", Role.admin)) | OURS
     elsewhere = stage.cookie(stage.person("through-the-provider", Role.admin)) | OURS
     key = stage.bearer("control")
-    clock.now += 2 * policy.RECENT_PASSWORD_SECONDS
+    clock.now += 2 * access.RECENT_PASSWORD_SECONDS
     pause = {"json": {"paused": True}, "headers": browser | {"If-Match": '"0"'}}
     assert stage.client.patch(f"/api/v1/jobs/job-of-{OWN}/desired", **pause).status_code == 200
     for headers in (elsewhere, key):
@@ -408,6 +413,7 @@ def test_a_method_that_a_path_does_not_know_is_told_which_it_knows(stage: Accoun
 def test_a_job_that_moves_takes_its_rights_along(stage: AccountsServer, cast):
     from holdfast_server.accounts import job_projects, projects
 
-    stage.client.app.state.job_projects = job_projects.JobProjects(stage.db)
+    state = stage.client.app.state
+    state.services = replace(state.services, job_projects=job_projects.JobProjects(stage.db))
     stage.do(projects.move_job, stage.db, f"job-of-{OTHER}", OWN, who="test", now=stage.clock())
     assert stage.client.get(f"/api/v1/jobs/job-of-{OTHER}", headers=cast["viewer"]).status_code == 200

@@ -24,9 +24,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from holdfast_server.accounts import people, projects, tokens
-from holdfast_server.accounts.auth_middleware import HOST_PREFIX
 from holdfast_server.core.oidc_settings import Grant, ProviderSettings, from_environment
 from holdfast_server.core.principal import OPERATOR, Principal, Role, Scope
+from holdfast_server.http.auth_middleware import HOST_PREFIX
 from holdfast_web import create_app
 from holdfast_web.accounts.routes import STATE_COOKIE
 from tests.support.accounts_server import BASE_URL, AccountsServer

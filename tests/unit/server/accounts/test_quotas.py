@@ -102,7 +102,7 @@ def test_a_person_listens_to_so_many_streams_and_others_to_theirs(served: Accoun
         assert listen(bob).status_code == 200
     with client.stream("GET", path, headers=bob) as again:  # those that ended have given their places back
         assert again.status_code == 200
-    while sum(client.app.state.streams.values()):
+    while sum(client.app.state.services.streams.values()):
         assert client.get("/readyz").status_code == 200
     with client.stream("GET", path, headers=ada) as again:
         assert again.status_code == 200

@@ -115,7 +115,7 @@ def test_a_job_keeps_the_scale_of_its_first_losses():
 def look(client, clock):
     def look(seconds=0.0):
         clock.now += seconds
-        client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+        client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
 
     return look
 
@@ -207,7 +207,7 @@ def test_of_many_chunks_only_the_losses_asked_for_are_in_memory():
 def sent(client, empty_database, monkeypatch):
     """The events of messages to a channel, oldest first."""
     row = {"name": "on call", "kind": "webhook", "target": "https://hooks.example.org/x", "secret": ""}
-    client.portal.call(add_channel, client.app.state.database, row)
+    client.portal.call(add_channel, client.app.state.services.database, row)
     return lambda: [
         (delivery["event"], delivery["alert"])
         for delivery in reversed(

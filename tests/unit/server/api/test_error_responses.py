@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast_server.accounts import policy
+from holdfast_server.api.endpoints import Router
+from holdfast_server.app import create_app
+from holdfast_server.core.access import PUBLIC
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY
-from holdfast_web import create_app
+from holdfast_web import web
 from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
@@ -15,18 +19,16 @@ BASE_URL = "http://127.0.0.1:7117"
 
 
 @pytest.fixture
-def failing(settings, clock, monkeypatch):
+def failing(settings, clock):
     """An application with a fault that nobody has thought of."""
-    app = create_app(settings, clock=clock)
-    for path in ("/broken", "/api/v1/broken"):
-        monkeypatch.setitem(policy.TABLE, ("GET", path), policy.PUBLIC)
-    monkeypatch.setattr(policy, "_PATTERNS", policy._compiled())
+    broken = Router()
 
+    @broken.endpoint("GET", "/broken", access=PUBLIC)
+    @broken.endpoint("GET", "/api/v1/broken", access=PUBLIC)
     async def fail():
         raise ZeroDivisionError("the secret of the house")
 
-    app.add_api_route("/broken", fail)
-    app.add_api_route("/api/v1/broken", fail)
+    app = create_app(settings, web=replace(web, routers=lambda: [*web.routers(), broken]), clock=clock)
     with TestClient(app, base_url=BASE_URL, raise_server_exceptions=False) as client:
         yield client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jsonschema_rs
 import pytest
 
-from holdfast_server.accounts import policy
+from tests.support.endpoint_table import ENDPOINTS
 
 
 def operations(document):
@@ -41,7 +41,7 @@ def test_every_operation_says_what_it_is_and_what_it_may_answer(document):
     for method, path, operation in operations(document):
         assert operation["tags"], path
         assert operation.get("description") or operation["summary"], path
-        refuses = policy.TABLE[method, path].audience != "public"
+        refuses = ENDPOINTS.access[method, path].audience != "public"
         assert ({"401", "403"} <= operation["responses"].keys()) == refuses, (method, path)
         if path.startswith("/api/"):
             assert "503" in operation["responses"], (method, path)

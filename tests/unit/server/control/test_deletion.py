@@ -80,7 +80,7 @@ def report_everything(agent):
         told = {"event": "firing", "payload": b"", "state": "failed", "created_at": 1.0, "next_at": 1.0}
         session.add(models.AlertDeliveryRecord(channel=channel, alert=row.id, **told))
 
-    client.portal.call(lambda: client.app.state.database.write(alert))
+    client.portal.call(lambda: client.app.state.services.database.write(alert))
 
 
 def finish(agent):
@@ -91,7 +91,7 @@ def rows(client):
     """How many each table has, but for the audit log and what belongs to no job."""
 
     async def count():
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             return {
                 table.name: await session.scalar(select(func.count()).select_from(table))
                 for table in [*deletion._tables(), models.table(models.JobRecord)]
@@ -124,7 +124,7 @@ def test_many_rows_go_a_few_at_a_time(client, finished, monkeypatch):
     monkeypatch.setattr(deletion, "ROWS_AT_ONCE", 2)
     for _ in range(7):
         finished.say(Notice(at=finished.at, iteration=1, lineage=1, level="info", code="x", message="y"))
-    database, deleted = client.app.state.database, []
+    database, deleted = client.app.state.services.database, []
     delete_some = deletion._delete_some
 
     async def counted(session, **about):
@@ -186,7 +186,7 @@ def test_a_job_that_reports_while_it_is_deleted_stays_and_the_one_who_deletes_is
     agent.start()
     agent.train(3)
     clock.now += SILENT_AFTER_SECONDS + 1
-    write, database = client.app.state.database.write, client.app.state.database
+    write, database = client.app.state.services.database.write, client.app.state.services.database
 
     async def with_a_report_in_between(work, **about):
         if getattr(work, "func", None) is deletion._end:
@@ -205,7 +205,7 @@ def test_a_job_that_reports_while_it_is_deleted_stays_and_the_one_who_deletes_is
 
 
 def test_a_second_deletion_takes_nothing_of_the_job_that_began_anew(client, clock, finished, monkeypatch):
-    database, anew = client.app.state.database, []
+    database, anew = client.app.state.services.database, []
     write = database.write
 
     async def begun_anew(session):
@@ -265,7 +265,7 @@ def test_an_admin_of_the_server_frees_a_name_that_another_project_took(stage):
     stage.clock.now += SILENT_AFTER_SECONDS + 1
     assert stage.client.delete(f"{JOBS}/next-gen", headers=root).status_code == 204
     # what an instance remembers of projects for a moment is not waited for
-    stage.client.app.state.job_projects._projects._values.clear()
+    stage.client.app.state.services.job_projects._projects._values.clear()
     assert report(rightful, stage.clock()) == 200
 
 

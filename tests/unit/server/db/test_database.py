@@ -209,7 +209,7 @@ def test_a_full_disk_is_said_as_such_over_http(client, agent, monkeypatch):
         raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
 
     agent.start()
-    monkeypatch.setattr(client.app.state.database, "write", full)
+    monkeypatch.setattr(client.app.state.services.database, "write", full)
     reply = client.post("/api/v1/ingest", content=agent.sent[0], headers={"Content-Type": "application/msgpack"})
     assert (reply.status_code, reply.json()["error"], reply.headers["retry-after"]) == (507, "disk_full", "1")
     monkeypatch.undo()
@@ -307,7 +307,7 @@ def test_a_database_that_accepts_no_write_is_not_ready(client):
     async def accept(session):
         await session.execute(text("DROP TRIGGER full"))
 
-    database = client.app.state.database
+    database = client.app.state.services.database
     assert client.get("/readyz").status_code == 200
     client.portal.call(database.write, refuse)
     reply = client.get("/readyz")

@@ -34,7 +34,7 @@ def families(client, agent, clock):
     client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "application/json"})
     client.post("/api/v1/ingest", content=b"x", headers={"Content-Type": "text/plain"})
     client.get("/api/v1/jobs/nobody")
-    client.app.state.metrics.delivered(channel="webhook", taken=True)
+    client.app.state.services.metrics.delivered(channel="webhook", taken=True)
 
     def read():
         return {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
@@ -82,7 +82,7 @@ def test_what_happened_is_counted(families, client):
 
 def test_open_alerts_are_counted_by_severity(families, client, clock):
     clock.now += 130
-    client.portal.call(evaluation.evaluate, client.app.state.database, clock.now)
+    client.portal.call(evaluation.evaluate, client.app.state.services.database, clock.now)
     seen = families()
     assert value(seen, "holdfast_alerts_open", severity="critical") == 1
     assert value(seen, "holdfast_alerts_open", severity="info") == 0

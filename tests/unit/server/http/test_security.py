@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from holdfast_server.accounts import people, sign_ins, tokens
 from holdfast_server.accounts.auth_backends import SharedSecretAuth
-from holdfast_server.accounts.auth_middleware import COOKIE
+from holdfast_server.api.endpoints import table_of
 from holdfast_server.core.principal import OPERATOR
 from holdfast_server.core.settings import ServerSettings
-from holdfast_server.http import api_reference
+from holdfast_server.http.auth_middleware import COOKIE
 from holdfast_server.http.security import CONTENT_SECURITY_POLICY, BodyDeadlineMiddleware
 from holdfast_web import create_app
 from holdfast_web.job.routes import router as pages
@@ -24,7 +24,6 @@ from tests.support.accounts_server import OURS, PASSWORD, AccountsServer, browse
 from tests.support.postgres import ON_BOTH
 from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 from tests.unit.server.accounts.test_people import dump
-from tests.unit.server.accounts.test_policy import routes_of
 
 TOKEN = "a-shared-secret-of-some-length"
 JOBS = "/api/v1/jobs"
@@ -116,10 +115,10 @@ OPEN = {"/healthz", "/readyz", "/login", "/setup", "/reset", "/login/provider", 
 @pytest.fixture(scope="module")
 def walked(locked):
     """Every route, with the parameters of its path filled in."""
-    found = sorted(set(routes_of(locked.app)))
+    found = sorted(table_of(locked.app).access)
     paths = {path for _, path in found}
     assert paths >= set(locked.app.openapi()["paths"])
-    assert paths >= {route.path for router in (pages, api_reference.router) for route in router.routes}
+    assert paths >= {endpoint.path for endpoint in pages.endpoints}
     assert paths >= {"/openapi.json", "/docs/style.css", "/fleet/live", "/fleet/stream", "/jobs/{job}/budget"}
     return [(method, re.sub(r"{[^}]*}", "x", path)) for method, path in found]
 
@@ -325,7 +324,7 @@ def test_an_agent_that_repeats_a_token_of_yesterday_locks_its_neighbors_out_of_n
 @pytest.mark.parametrize("set_as", [TOKEN, f"{TOKEN}\n", f"  {TOKEN} "])
 def test_blanks_around_the_secret_do_not_count(locked, set_as, typed):
     settings = ServerSettings(database="x", token=set_as)
-    assert SharedSecretAuth(settings.token, locked.app.state.database).matches(typed)
+    assert SharedSecretAuth(settings.token, locked.app.state.services.database).matches(typed)
 
 
 @pytest.mark.parametrize("set_as", ["", " ", "\n"])
@@ -384,7 +383,7 @@ def test_the_secret_is_not_in_what_the_settings_print():
 def test_nobody_who_comes_from_outside_finds_it_open(tmp_path, given, kind):
     app = create_app(ServerSettings(database=str(tmp_path / "x.db"), **given))
     with TestClient(app, base_url=BASE_URL) as client:
-        assert type(app.state.auth).__name__ == kind
+        assert type(app.state.services.auth).__name__ == kind
         assert client.get(JOBS).status_code == (200 if kind == "NoAuth" else 401)
 
 

@@ -53,7 +53,7 @@ def stored(client):
     """Return the number of stored reports of output, and of their lines."""
 
     async def read():
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             contents = list(await session.scalars(select(models.OutputRecord.contents)))
             return len(contents), sum(len(lines_of(each)) for each in contents)
 

@@ -15,7 +15,7 @@ JOB = "/api/v1/jobs/char-gpt"
 
 
 def rows(client: Any, table: str) -> int:
-    ((found,),) = ask(client.app.state.settings.database, f"SELECT count(*) FROM {table}")
+    ((found,),) = ask(client.app.state.services.settings.database, f"SELECT count(*) FROM {table}")
     return found
 
 
@@ -397,7 +397,9 @@ def test_the_same_batch_is_the_same_whether_it_comes_compressed_or_not(agent, cl
 
 
 def names(client):
-    found = ask(client.app.state.settings.database, "SELECT uid, rank, count(*) FROM batches GROUP BY uid, rank")
+    found = ask(
+        client.app.state.services.settings.database, "SELECT uid, rank, count(*) FROM batches GROUP BY uid, rank"
+    )
     return {(uid, rank): count for uid, rank, count in found}
 
 

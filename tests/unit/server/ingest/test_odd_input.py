@@ -56,7 +56,7 @@ def test_what_an_agent_names_is_stored_as_far_as_a_page_could_show_it(agent, cli
     )  # fmt: skip
 
     async def stored():
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             job = await session.get(models.JobRecord, "char-gpt")
             attempt = await session.get(models.AttemptRecord, ("char-gpt", "first"))
             return len(job.paced), len(attempt.versions)

@@ -196,7 +196,7 @@ def times(client):
 
     async def read():
         found = {}
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             for table in models.Base.metadata.sorted_tables:
                 for column in table.columns:
                     if "job" in table.c and (column.name == "at" or column.name.endswith("_at")):

@@ -27,7 +27,7 @@ def goodput(client, window="all"):
 def train(agent, iterations, *, start, seconds=1.0):
     """Iterations that follow each other, of which the first begins at `start`; told when the last has ended."""
     agent.at = start - agent.iteration * seconds
-    agent.client.app.state.clock.now = start + iterations * seconds
+    agent.client.app.state.services.clock.now = start + iterations * seconds
     agent.train(iterations, seconds=seconds)
     agent.at = start + iterations * seconds
 

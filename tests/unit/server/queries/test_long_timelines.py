@@ -113,12 +113,12 @@ def test_what_an_attempt_has_reported_counts_from_its_first_to_its_last(crashed,
 
 def run(client, work, now=0.0):
     chore = BackgroundJob("test", 1.0, work)
-    assert client.portal.call(run_once, chore, client.app.state.database, lambda: now)
+    assert client.portal.call(run_once, chore, client.app.state.services.database, lambda: now)
 
 
 def scalar(client, query):
     async def ask() -> Any:
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             return await session.scalar(query)
 
     return client.portal.call(ask)
@@ -193,7 +193,7 @@ def test_old_rollups_are_thinned_into_coarser_ones(agent, client):
 
 def test_where_nothing_is_to_go_nothing_is_written(crashed, client, monkeypatch):
     """Each write keeps reports waiting, and a project has thousands of stretches."""
-    database, written = client.app.state.database, []
+    database, written = client.app.state.services.database, []
     write = database.write
 
     async def counted(work, **about):
@@ -269,7 +269,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
             models.AlertDeliveryRecord(id=4, **told, alert=4, state="delivered", ended_at=100 * DAY),
         ])  # fmt: skip
 
-    client.portal.call(client.app.state.database.write, add)
+    client.portal.call(client.app.state.services.database.write, add)
     keep(client, reports_seconds=50 * DAY)
     run(client, report_retention.apply_all, now=110 * DAY)
     assert ids(client, models.AlertRecord) == [2, 3, 4, 5]
@@ -278,7 +278,7 @@ def test_old_alerts_go_with_what_was_told_of_them_and_those_that_hold_stay(agent
 
 def ids(client, rows):
     async def look():
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             return sorted(await session.scalars(select(rows.id)))
 
     return client.portal.call(look)

@@ -391,7 +391,7 @@ def test_restore_points_can_be_asked_for_without_what_is_not_in_the_store(job, c
         job.checkpoint(number, state)
 
     async def asked(**options):
-        rows = await timeline.restore_points(client.app.state.database, "char-gpt", **options)
+        rows = await timeline.restore_points(client.app.state.services.database, "char-gpt", **options)
         return [row.state for row in rows]
 
     assert client.portal.call(lambda: asked(in_store=True)) == ["persisting", "damaged", "durable"]

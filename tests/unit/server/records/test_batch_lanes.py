@@ -6,6 +6,7 @@ import array
 import asyncio
 import math
 import sqlite3
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ def counted(client, model):
     from sqlalchemy import func, select
 
     async def ask() -> Any:
-        async with client.app.state.database.read() as session:
+        async with client.app.state.services.database.read() as session:
             return await session.scalar(select(func.count()).select_from(model))
 
     return client.portal.call(ask)
@@ -125,7 +126,8 @@ def test_what_was_left_out_stands_for_what_the_batch_says(agent, client):
 
 def test_under_pressure_samples_give_way_and_events_do_not(agent, client):
     agent.start()
-    client.app.state.admission = AdmissionControl(client.app.state.database, limit_bytes=1000)
+    services = client.app.state.services
+    client.app.state.services = replace(services, admission=AdmissionControl(services.database, limit_bytes=1000))
     body = msgspec.msgpack.encode(
         Batch(job="char-gpt", uid="first", attempt=1, rank=0, lane="samples", sequence=0, sent_at=1.0,
               iteration=20, lineage=1, samples=measured(1, 20))

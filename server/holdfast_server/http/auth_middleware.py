@@ -1,4 +1,4 @@
-"""Middleware that authenticates each request and refuses it if the access policy does not allow it."""
+"""Middleware that authenticates each request and refuses it if the access rules does not allow it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import ipaddress
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import cast
 from urllib.parse import quote, urlsplit
 
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.datastructures import Headers, State
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from holdfast_server.accounts import policy
 from holdfast_server.accounts.auth_backends import Credentials
+from holdfast_server.core import access
 from holdfast_server.core.errors import TooManySignInAttempts, UnknownJob, UnknownProject
 from holdfast_server.core.principal import ANONYMOUS, OPERATOR, Principal, current_principal
 from holdfast_server.db import DatabaseBusy, DatabaseClosed, DatabaseUnavailable
+from holdfast_server.http.services import services_of
 
 COOKIE, DEVICE_COOKIE = "holdfast_session", "holdfast_device"
 HOST_PREFIX = "__Host-"
@@ -63,7 +63,7 @@ class AuthMiddleware:
             await self._handle(scope, receive, send)
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        match = policy.match_of(scope)
+        match = access.match_of(scope)
         try:
             asker = scope["state"]["principal"] = await self._authenticated(scope, match)
         except (*UNREACHABLE, DatabaseBusy, TooManySignInAttempts) as error:
@@ -83,24 +83,23 @@ class AuthMiddleware:
         finally:
             current_principal.reset(token)
 
-    async def _authenticated(self, scope: Scope, match: policy.RouteMatch | None) -> Principal:
-        state = cast("State", scope["app"].state)
-        if state.auth.has_accounts and match is not None and match.rule.audience == "public":
+    async def _authenticated(self, scope: Scope, match: access.RouteMatch | None) -> Principal:
+        services = services_of(scope["app"])
+        if services.auth.has_accounts and match is not None and match.rule.audience == "public":
             return ANONYMOUS  # saves a database query: public routes do not depend on the client
-        asker: Principal = await state.auth.authenticate(credentials_of(scope), now=state.clock())
-        return asker
+        return await services.auth.authenticate(credentials_of(scope), now=services.clock())
 
-    async def _refused(self, scope: Scope, match: policy.RouteMatch | None, asker: Principal) -> Response | None:
+    async def _refused(self, scope: Scope, match: access.RouteMatch | None, asker: Principal) -> Response | None:
         request = Request(scope)
         if match is None:
-            return ask_to_sign_in(request) if asker is ANONYMOUS else await self._no_route(request)
+            return ask_to_sign_in(request) if asker is ANONYMOUS else None  # the router refuses it
         try:
             decision = await self._decision(scope, match, asker)
         except UNREACHABLE as error:
             return await self.refuse(request, error)
         match decision:
             case "allow":
-                expired = policy.needs_password(match, asker, now=scope["app"].state.clock())
+                expired = access.needs_password(match, asker, now=services_of(scope["app"]).clock())
                 return ask_for_password(request) if expired else None
             case "sign in":
                 return ask_to_sign_in(request)
@@ -109,19 +108,14 @@ class AuthMiddleware:
             case "forbid":
                 return await self.refuse(request, HTTPException(403, _missing_rights(asker)))
 
-    async def _decision(self, scope: Scope, match: policy.RouteMatch, asker: Principal) -> policy.AccessDecision:
-        needless = match.job is None or asker.kind == "anonymous" or (asker.admin and asker.kind == "person")
-        project = None if needless else await scope["app"].state.job_projects.project_of(match.job)
-        return policy.decide(match, asker, project)
-
-    async def _no_route(self, request: Request) -> Response:
-        others = [method for method in sorted(policy.METHODS) if policy.find(method, request.url.path)]
-        if others:
-            return await self.refuse(request, HTTPException(405, headers={"Allow": ", ".join(others)}))
-        return await self.refuse(request, HTTPException(404))
+    async def _decision(self, scope: Scope, match: access.RouteMatch, asker: Principal) -> access.AccessDecision:
+        if match.job is None or asker.kind == "anonymous" or (asker.admin and asker.kind == "person"):
+            return access.decide(match, asker, None)
+        project = await services_of(scope["app"]).job_projects.project_of(match.job)
+        return access.decide(match, asker, project)
 
     async def _answer_while_allowed(
-        self, match: policy.RouteMatch, scope: Scope, receive: Receive, send: Send
+        self, match: access.RouteMatch, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Answer, and end the answer once the client may no longer have it."""
         started = False
@@ -145,12 +139,12 @@ class AuthMiddleware:
         elif isinstance(results[0], Exception):
             raise results[0]
 
-    async def _until_refused(self, match: policy.RouteMatch, scope: Scope) -> None:
-        state, known = scope["app"].state, scope["state"]["principal"]
+    async def _until_refused(self, match: access.RouteMatch, scope: Scope) -> None:
+        services, known = services_of(scope["app"]), scope["state"]["principal"]
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             try:
-                asker = await state.auth.authenticate(credentials_of(scope), now=state.clock())
+                asker = await services.auth.authenticate(credentials_of(scope), now=services.clock())
                 # The rights of a key never change, and thousands of agents wait at once: skip the decision.
                 unchanged = asker == known and asker.kind == "key"
                 if not unchanged and await self._decision(scope, match, asker) != "allow":
@@ -187,8 +181,8 @@ def address_of(scope: Scope) -> str:
 
 def over_https(scope: Scope) -> bool:
     """Return whether browsers reach this server over HTTPS, by the connection or by the public address."""
-    address: str | None = scope["app"].state.settings.address
-    return scope["scheme"] == "https" or (address or "").startswith("https://")
+    address = services_of(scope["app"]).settings.address or ""
+    return scope["scheme"] == "https" or address.startswith("https://")
 
 
 def cookie_name(scope: Scope, name: str) -> str:
@@ -211,7 +205,7 @@ def ask_to_sign_in(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         target = _target_of(str(request.url)) if request.method == "GET" else _page_of(request)
         return RedirectResponse(f"/login?next={quote(target, safe='/')}", status_code=303)
-    accounts = request.app.state.auth.has_accounts
+    accounts = services_of(request.app).auth.has_accounts
     if "authorization" not in request.headers:
         kind = "a key" if accounts else "the shared secret"
         error = "unauthorized"
@@ -233,7 +227,7 @@ def ask_for_password(request: Request) -> Response:
         return Response(status_code=401, headers={"HX-Redirect": address})
     if "text/html" in request.headers.get("accept", ""):
         return RedirectResponse(address, 303)
-    minutes = f"{policy.RECENT_PASSWORD_SECONDS / 60:.0f} minutes"
+    minutes = f"{access.RECENT_PASSWORD_SECONDS / 60:.0f} minutes"
     message = f"this requires a sign-in within the last {minutes}: sign in again, or use a key"
     return JSONResponse({"error": "sign_in_again", "message": message}, 401)
 
@@ -258,7 +252,7 @@ def _missing_rights(asker: Principal) -> str:
     return "your role does not allow this: an admin of the project can give you a higher one"
 
 
-def _unknown(match: policy.RouteMatch) -> Exception:
+def _unknown(match: access.RouteMatch) -> Exception:
     """Return the answer about what does not exist, for what is hidden from the client."""
     if match.job is not None:
         return UnknownJob(match.job)
