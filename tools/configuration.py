@@ -12,6 +12,7 @@ import dataclasses
 import typer
 
 from holdfast import config
+from holdfast.disabled import STRATEGIES
 from holdfast_server.serve import serve
 
 HEAD = """\
@@ -26,6 +27,15 @@ argument over the environment, the environment over the default.
 
 | argument | environment | default | meaning |
 |---|---|---|---|
+"""
+DISABLED = """
+### Switching strategies off
+
+`HOLDFAST_DISABLE=planes,parity` switches strategies off without a change of the script. The log and the job's page
+say so once; checkpoints that were written with them can still be read.
+
+| name | what it means |
+|---|---|
 """
 SERVER = """
 ## Server
@@ -55,6 +65,12 @@ def agent_rows() -> list[str]:
     return rows
 
 
+def disabled_rows() -> list[str]:
+    """The rows of the strategies that can be switched off."""
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in STRATEGIES.items()]
+    return [*rows, "| a [policy](pacing.md), such as `young-daly` | `checkfreq` decides in its place |"]
+
+
 def server_rows() -> list[str]:
     """The rows of the options of `holdfast serve`."""
     app = typer.Typer(add_completion=False)
@@ -71,7 +87,8 @@ def server_rows() -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "\n".join(agent_rows()) + "\n" + SERVER + "\n".join(server_rows()) + "\n" + OTHERS
+    tables = (HEAD, agent_rows()), (DISABLED, disabled_rows()), (SERVER, server_rows())
+    return "".join(head + "\n".join(rows) + "\n" for head, rows in tables) + OTHERS
 
 
 if __name__ == "__main__":

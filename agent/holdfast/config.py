@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, Literal, Self
 
+from holdfast import disabled
+from holdfast.disabled import is_disabled
 from holdfast.format.parity_file import ParityCode, parse_parity
-from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy
+from holdfast.pacing import PacingSettings, parse_budget, parse_every, parse_mtbf, parse_policy, policy_names
 from holdfast.pacing.settings import (
     DEFAULT_BUDGET,
     DEFAULT_POLICY,
@@ -243,6 +245,11 @@ class Config:
                     found[declared.name] = value
         return cls(**found)
 
+    def without_disabled(self) -> Self:
+        """Return the settings without those that HOLDFAST_DISABLE switches off."""
+        compress = self.compress and not is_disabled("planes")
+        return dataclasses.replace(self, compress=compress, parity=None if is_disabled("parity") else self.parity)
+
     @property
     def pacing(self) -> PacingSettings:
         return PacingSettings(
@@ -281,6 +288,16 @@ def misspelled_variables(names: Iterable[str]) -> list[str]:
                 f"{name} is not a setting and has no effect: did you mean {variable(each)}?" for each in close
             ]
     return found
+
+
+def environment_notices(names: Iterable[str]) -> list[tuple[Literal["info", "warning"], str, str]]:
+    """Return level, code and text of what the environment variables `names` change unlike settings, or fail to."""
+    off, unknown = disabled.describe(policy_names())
+    return [
+        *(("warning", "environment", each) for each in misspelled_variables(names)),
+        *(("info", "disabled", each) for each in off),
+        *(("warning", "disabled", each) for each in unknown),
+    ]
 
 
 def _read(declared: dataclasses.Field[Any], given: Any) -> Any:

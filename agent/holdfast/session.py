@@ -134,7 +134,7 @@ class Session:
         arguments = {name: value for name, value in locals().items() if name in SETTINGS}
         try:
             self.job = ids.validate_job(job)
-            options = Config.from_arguments_and_environment(**arguments)
+            options = Config.from_arguments_and_environment(**arguments).without_disabled()
         except ValueError as error:
             # the message names the setting and the value: the frames of the parsers would only bury it
             raise error.with_traceback(None) from None

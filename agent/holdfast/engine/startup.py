@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.config import misspelled_variables
+from holdfast.config import environment_notices
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.attempt_fencing import describe_running_predecessor
 from holdfast.engine.earlier_start import EarlierStart
@@ -283,8 +283,8 @@ class Startup:
             if other is not None:
                 self._reporter.notice("warning", "replaced", other)
         self.publish_attempt()
-        for misspelled in misspelled_variables(os.environ):
-            self._reporter.notice("warning", "environment", misspelled)
+        for level, code, what in environment_notices(os.environ):
+            self._reporter.notice(level, code, what)
         for limitation in self._training.limitations():
             self._reporter.notice("warning", "loader", limitation)
         for what in self._training.missing(start.loaded):

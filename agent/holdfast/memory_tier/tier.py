@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
+from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -238,7 +239,7 @@ class MemoryTier:
 def _supervisor_folder() -> Path | None:
     """Return the folder of this process's supervisor; None if there is none that holds memory."""
     folder = os.environ.get(supervisor_channel.VARIABLE)
-    return Path(folder) if folder and slots_in(Path(folder)) else None
+    return Path(folder) if folder and not is_disabled("memory-tier") and slots_in(Path(folder)) else None
 
 
 def _read_snapshot(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:

@@ -23,6 +23,7 @@ from datetime import timedelta
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from holdfast.disabled import is_disabled
 from holdfast.pacing.failures import FailureHistory
 from holdfast.pacing.interval_cost import (
     Ceilings,
@@ -146,6 +147,8 @@ def plan(
             interval=None, policy=settings.policy, reason="still measuring iterations and the first checkpoint"
         )
     try:
+        if is_disabled(settings.policy):
+            raise ValueError(f"policy {settings.policy!r} is switched off by HOLDFAST_DISABLE")
         policy = find_policy(settings.policy)
     except ValueError as error:
         return _checkfreq_instead(profile, settings, history, str(error))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast.disabled import is_disabled
 from holdfast.format.manifest import SMALL_BYTES, TensorRange, digest
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.system.host_memory import MAX_SPANS, Gather, SafeMemoryReader, bytes_of, is_plain
@@ -294,7 +295,7 @@ def has_room(needed_bytes: int, used_bytes: int, total_bytes: int) -> bool:
 
     Memory that is free now is not enough: a later forward pass must not run out of memory.
     """
-    return used_bytes + needed_bytes <= total_bytes * (1 - RESERVE)
+    return not is_disabled("device-copy") and used_bytes + needed_bytes <= total_bytes * (1 - RESERVE)
 
 
 def memory(device: torch.device) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.disabled import is_disabled
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
@@ -73,7 +74,7 @@ def find_unchanged(store: Store, draft: Draft, tensors: Future[list[fmt.Tensor]]
 
     Waits for `tensors` only if there are any. If the parent cannot be read, all is written, in two files.
     """
-    if not draft.unchanged:
+    if not draft.unchanged or is_disabled("links"):
         return Reuse()
     before = _parent(store, draft)
     if before is None:
@@ -116,9 +117,11 @@ def _parent(store: Store, draft: Draft) -> fmt.Manifest | None:
 
 
 def _is_reusable(file: fmt.File, draft: Draft) -> bool:
-    """Return whether the file has a name that no file of the new checkpoint has, and the parity that it needs."""
+    """Return whether the file has a name that no file of the new checkpoint has, and is as that would write it."""
     source, code = file.written_by or draft.parent, draft.parity
     if source == draft.id or not file.name.startswith(f"{stem_of(draft.rank, source)}."):
+        return False
+    if (file.encoding and is_disabled("planes")) or (file.parity and is_disabled("parity")):
         return False
     return code is None or (file.parity is not None and file.parity.code == code)
 

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from holdfast.disabled import disabled_names
 from holdfast.protocol.attempt_reports import (
     MAX_CONFIGURATION_ENTRIES,
     MAX_CONFIGURATION_NAME,
@@ -88,6 +89,7 @@ def environment() -> dict[str, str]:
         "system": platform.platform(),
         "command": mask_command(sys.orig_argv)[:MAX_CONFIGURATION_VALUE],
         "directory": str(Path.cwd()),
+        **({"disabled": ", ".join(names)} if (names := disabled_names()) else {}),
     }
 
 
