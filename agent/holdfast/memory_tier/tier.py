@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +19,6 @@ from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete, complete_snapshots_in
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
 from holdfast.save.draft import Draft
@@ -27,6 +27,9 @@ from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.memory_tier.complete_snapshot import CompleteSnapshot
 
 NOTICE_CODE = "memory"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -67,6 +70,8 @@ class MemoryTier:
         if self._folder is not None:
             self._previous = supervisor_channel.published_attempt(self._folder)
             self._published_uids = supervisor_channel.published_uids(self._folder) - {uid}
+            from holdfast.memory_tier.complete_snapshot import complete_snapshots_in  # only under a supervisor
+
             self._found = complete_snapshots_in(self._folder, job)
         self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
         self.arenas += [Arena() for _ in range(max_in_flight - len(claimed))]
@@ -244,6 +249,8 @@ def _supervisor_folder() -> Path | None:
 
 def _read_snapshot(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
     """Read the completion markers of all ranks again. DamagedCheckpoint when they have changed."""
+    from holdfast.memory_tier.complete_snapshot import complete
+
     snapshots = complete(filter(None, (read_marker(SharedBuffer(folder, number)) for number in found.numbers)))
     if [(each.draft.id, each.numbers) for each in snapshots] != [(found.id, found.numbers)]:
         raise DamagedCheckpoint("memory", f"{found.id} no longer has completion markers of all ranks")
