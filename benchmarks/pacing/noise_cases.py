@@ -171,7 +171,10 @@ class SimulatedEncoder:
         if len(job.starts) > begun:
             self._persist_seconds, self._encode_seconds = job.persist_seconds, encode_seconds
         elif in_flight and not job.under_way:
-            result = SimpleNamespace(seconds=self._persist_seconds, encode_seconds=self._encode_seconds)
-            run: Any = SimpleNamespace(state=RunState.DURABLE, result=result)
+            run: Any = SimpleNamespace(
+                state=RunState.DURABLE,
+                draft=SimpleNamespace(encode_seconds=self._encode_seconds),
+                result=SimpleNamespace(seconds=self._persist_seconds),
+            )
             self._compression.settled(run)
             self._encodes = self._compression.begin()

@@ -118,7 +118,7 @@ class Script:
         monkeypatch.setattr(probing, "time", types.SimpleNamespace(perf_counter=self.clock, monotonic=self.clock))
         monkeypatch.setattr(loading_probe, "probe", lambda _: self.clock.wait(takes) or FOUND)
         self.training = types.SimpleNamespace(restore_count=0, loader=loader or [1], batches_an_iteration=batches)
-        controller = types.SimpleNamespace(plan=None, observe=lambda _: None)
+        controller = types.SimpleNamespace(plan=None, observe=lambda _: None, follows_losses=False)
         reporter = Reporter("job", TrainingPosition())
         monkeypatch.setattr(reporter, "report_interval", lambda *_, **__: None)
         monkeypatch.setattr(reporter, "notice", lambda *said: self.told.append(said))
