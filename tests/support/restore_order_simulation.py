@@ -295,8 +295,13 @@ class RestoreOrderSimulation:
 
     def orders(self) -> list[Order]:
         from holdfast_server.queries import timeline
+        from holdfast_server.queries.job_view import view_job
 
-        restore_orders: list[Order] = self.ground.run(timeline.orders(self.db, self.job, limit=200))
+        async def ask() -> list[Order]:
+            async with view_job(self.db, self.job, now=self.now) as view:
+                return await timeline.orders(view, limit=200)
+
+        restore_orders: list[Order] = self.ground.run(ask())
         return restore_orders
 
     def state_of(self, order: str) -> str:

@@ -13,7 +13,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownProject
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, job_transaction, transaction
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.records import audit
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")

@@ -17,7 +17,7 @@ from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import AlertResolved, InvalidSetting, UnknownAlert, UnknownJob
 from holdfast_server.core.principal import Principal, Role
 from holdfast_server.db import Database, job_transaction, named_jobs
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.records import audit
 
 Step = Literal[
@@ -211,10 +211,9 @@ def _in_state(state: AlertFilter, *, now: float) -> tuple[ColumnElement[bool], .
     return rows.resolved_at.is_(None), *more[state]
 
 
-async def open_of_jobs(db: Database, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
+async def open_of_jobs(session: AsyncSession, jobs: Sequence[str], *, now: float) -> dict[str, list[Alert]]:
     """Return the unresolved alerts by job, the most severe first."""
-    async with db.read() as session:
-        rows = (await open_rows(session, jobs)).values()
+    rows = (await open_rows(session, jobs)).values()
     order = {"critical": 0, "warning": 1, "info": 2}
     found: dict[str, list[Alert]] = {}
     for row in sorted(rows, key=lambda row: (order.get(row.severity, 3), row.id)):

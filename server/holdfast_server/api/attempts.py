@@ -12,8 +12,9 @@ from holdfast.protocol.messages import MAX_ATTEMPT
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
 from holdfast_server.core.access import VIEW
-from holdfast_server.http.dependencies import Asker, Db
+from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts
+from holdfast_server.queries.job_view import view_job
 
 AttemptNumber = Annotated[int, Path(ge=0, le=MAX_ATTEMPT)]
 
@@ -21,9 +22,10 @@ router = Router("/api/v1/jobs/{job}/attempts", tag="jobs")
 
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[AttemptSummary]], errors={404: "No such job"})
-async def job_attempts(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Response:
+async def job_attempts(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=500)] = 50) -> Response:
     """List the attempts of a job, newest first."""
-    return Json({"attempts": await attempts.attempts(db, job, limit=limit)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"attempts": await attempts.attempts(view, limit=limit)})
 
 
 @router.endpoint(
@@ -37,18 +39,21 @@ async def configuration(
     job: str,
     attempt: AttemptNumber,
     db: Db,
+    now: Now,
     asker: Asker,
     against: Annotated[
         str, Query(description="number of an attempt to compare with, or `origin`: the attempt that was forked")
     ] = "",
 ) -> Response:
     """Return the configuration and environment of an attempt, and how they differ from another attempt's."""
-    return Json(await attempts.configuration(db, job, attempt, against=against, visible=asker.visible_projects))
+    async with view_job(db, job, now=now) as view:
+        return Json(await attempts.configuration(view, attempt, against=against, visible=asker.visible_projects))
 
 
 @router.endpoint(
     "GET", "/{attempt}/output", access=VIEW, returns=AttemptOutput, errors={404: "No such job or attempt"}
 )
-async def output(job: str, attempt: AttemptNumber, db: Db) -> Response:
+async def output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
     """Return the last 1,000 lines of output of an attempt under `holdfast run`."""
-    return Json(await attempts.output(db, job, attempt))
+    async with view_job(db, job, now=now) as view:
+        return Json(await attempts.output(view, attempt))

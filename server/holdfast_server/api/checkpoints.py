@@ -17,6 +17,7 @@ from holdfast_server.control import control
 from holdfast_server.control import verification as verifications
 from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.http.dependencies import Db, Metrics, Now, Who
+from holdfast_server.queries.job_view import view_job
 
 router = Router("/api/v1/jobs/{job}/checkpoints/{checkpoint}", tag="control")
 
@@ -54,9 +55,10 @@ async def change(job: str, checkpoint: str, request: Request, db: Db, who: Who, 
 @router.endpoint(
     "GET", "/verification", access=VIEW, returns=Verification, errors={404: "No such job or checkpoint"}
 )
-async def verification(job: str, checkpoint: str, db: Db) -> Response:
+async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the state of a requested verification, and the last result."""
-    return Json(await verifications.verification(db, job, checkpoint))
+    async with view_job(db, job, now=now) as view:
+        return Json(await verifications.verification(view, checkpoint))
 
 
 @router.endpoint(
@@ -107,10 +109,13 @@ async def cancel(job: str, checkpoint: str, db: Db, who: Who, now: Now) -> Respo
 
 
 @router.endpoint("GET", "/tensors", access=VIEW, returns=Tensors, errors={404: "No such job or checkpoint"})
-async def tensors(job: str, checkpoint: str, db: Db, other: Annotated[str, Query(alias="with")] = "") -> Response:
+async def tensors(
+    job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = ""
+) -> Response:
     """Return a summary of the floating-point tensors, optionally compared with another checkpoint.
 
     A verification computes it. Tensors with non-finite values come first, then those that differ most. The norm of
     the difference is known if one checkpoint was verified against the other.
     """
-    return Json(await verifications.tensors(db, job, checkpoint, other or None))
+    async with view_job(db, job, now=now) as view:
+        return Json(await verifications.tensors(view, checkpoint, other or None))

@@ -21,6 +21,7 @@ from holdfast_server.core.bus import ChangeBus
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database, DatabaseBusy, DatabaseUnavailable
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Jobs, Now, Who
+from holdfast_server.queries.job_view import view_job
 
 MAX_WAIT_SECONDS = 60.0
 MAX_EDIT_BYTES = 2**16
@@ -122,7 +123,8 @@ async def edit(
 )
 async def preview(job: str, db: Db, now: Now, budget: float | None = None, every: str | None = None) -> Response:
     """Predict the interval, overhead and exposure for these settings."""
-    return Json(await plans.preview_settings(db, job, budget=budget, every=every, now=now))
+    async with view_job(db, job, now=now) as view:
+        return Json(plans.preview_settings(view.job, budget=budget, every=every))
 
 
 def _version(if_match: str) -> int:

@@ -16,6 +16,7 @@ from holdfast_server.api.responses import Json, parse
 from holdfast_server.control import iteration_annotations
 from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.http.dependencies import Db, Now, Who
+from holdfast_server.queries.job_view import view_job
 
 NOT_FOUND = "No such job or annotation"
 BY_SCRIPT = "The script wrote it"
@@ -28,10 +29,11 @@ router = Router("/api/v1/jobs/{job}/annotations", tag="jobs")
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Annotation]], errors={404: "No such job"})
 async def list_annotations(
-    job: str, db: Db, limit: Annotated[int, Query(ge=1, le=iteration_annotations.MOST_ROWS)] = 100
+    job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=iteration_annotations.MOST_ROWS)] = 100
 ) -> Response:
     """List the annotations of people and of the script, those of the latest iterations first."""
-    return Json({"annotations": await iteration_annotations.list_annotations(db, job, limit=limit)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"annotations": await iteration_annotations.list_annotations(view, limit=limit)})
 
 
 @router.endpoint(

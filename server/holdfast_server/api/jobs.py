@@ -35,6 +35,7 @@ from holdfast_server.core.encoding import to_json
 from holdfast_server.core.errors import UnknownJob
 from holdfast_server.http.dependencies import Asker, Changes, Clock, Db, Now, SharedAnswers, StreamPlace, Who
 from holdfast_server.queries import fleet, goodput, ranks, summaries, timeline
+from holdfast_server.queries.job_view import find_job, view_job
 from holdfast_server.queries.timeline_annotations import Axis
 from holdfast_server.samples.limits import MACHINE_RANK
 
@@ -82,7 +83,8 @@ async def jobs(
         size=size,
         visible_projects=asker.visible_projects,
     )
-    return Json(await fleet.fleet(db, question, now=now))
+    async with db.read() as session:
+        return Json(await fleet.fleet(session, question, now=now))
 
 
 @router.endpoint(
@@ -103,7 +105,8 @@ async def change(request: Request, db: Db, now: Now, asker: Asker) -> Response:
 @router.endpoint("GET", "/{job}", access=VIEW, returns=JobSummary, errors={404: NOT_FOUND})
 async def summary(job: str, db: Db, now: Now) -> Response:
     """Return a job: status, position, settings, measured cost and exposure."""
-    return Json(await summaries.job_summary(db, job, now=now))
+    async with view_job(db, job, now=now) as view:
+        return Json(await summaries.job_summary(view))
 
 
 @router.endpoint(
@@ -199,9 +202,10 @@ async def job_goodput(job: str, db: Db, now: Now, window: Window = "24h") -> Res
 
 
 @router.endpoint("GET", "/{job}/forks", access=VIEW, returns=ForkFamily, errors={404: NOT_FOUND})
-async def job_forks(job: str, db: Db, asker: Asker) -> Response:
+async def job_forks(job: str, db: Db, now: Now, asker: Asker) -> Response:
     """Return the job that it was forked from, and its own forks, as far as you may see them."""
-    return Json(await summaries.family(db, job, visible=asker.visible_projects))
+    async with view_job(db, job, now=now) as view:
+        return Json(await summaries.family(view, visible=asker.visible_projects))
 
 
 @router.endpoint(
@@ -218,6 +222,7 @@ async def job_ranks(job: str, db: Db, now: Now, window: ShortWindow = "1h") -> R
 async def plan(
     job: str,
     db: Db,
+    now: Now,
     budget: Annotated[str | None, Query(description="0.035 or 3.5%")] = None,
     every: Annotated[str | None, Query(description="an interval to evaluate, as in 500 or 10min")] = None,
     write_budget: Annotated[str | None, Query(description="what is sent to the store: 2TB/day")] = None,
@@ -231,7 +236,8 @@ async def plan(
         budget=budget, write_budget=write_budget, max_unsaved_work=max_unsaved_work, every=every, mtbf=mtbf,
         ranks=ranks, restart=restart,
     )  # fmt: skip
-    return Json(await plans.plan_job(db, job, asked))
+    async with view_job(db, job, now=now) as view:
+        return Json(await plans.plan_job(view, asked))
 
 
 @router.endpoint(
@@ -241,28 +247,32 @@ async def plan(
     returns=dict[str, list[CheckpointInfo]],
     errors={404: NOT_FOUND, 422: "Invalid `before`"},
 )
-async def restore_points(job: str, db: Db, limit: Limit = 50, before: str | None = None) -> Response:
+async def restore_points(job: str, db: Db, now: Now, limit: Limit = 50, before: str | None = None) -> Response:
     """List checkpoints in every state, newest first; `before` is the id that the previous page ended with."""
-    return Json({"checkpoints": await timeline.restore_points(db, job, limit=limit, before=before)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"checkpoints": await timeline.restore_points(view, limit=limit, before=before)})
 
 
 @router.endpoint("GET", "/{job}/edits", access=VIEW, returns=dict[str, list[Edit]], errors={404: NOT_FOUND})
-async def edits(job: str, db: Db, limit: Limit = 20) -> Response:
+async def edits(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
     """List the versions of the desired state, newest first."""
-    return Json({"edits": await timeline.edits(db, job, limit=limit)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"edits": await timeline.edits(view, limit=limit)})
 
 
 @router.endpoint(
     "GET", "/{job}/notices", access=VIEW, returns=dict[str, list[NoticeInfo]], errors={404: NOT_FOUND}
 )
-async def notices(job: str, db: Db, limit: Limit = 20) -> Response:
+async def notices(job: str, db: Db, now: Now, limit: Limit = 20) -> Response:
     """List what agent and server warn about, newest first."""
-    return Json({"notices": await timeline.notices(db, job, limit=limit)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"notices": await timeline.notices(view, limit=limit)})
 
 
-async def _known(job: str, db: Db, now: Now) -> str:
+async def _known(job: str, db: Db) -> str:
     # Before the stream begins: an unknown job is answered with 404 instead of a stream that ends.
-    await summaries.job_summary(db, job, now=now)
+    async with db.read() as session:
+        await find_job(session, job)
     return job
 
 
@@ -280,7 +290,9 @@ async def stream(
     """Stream server-sent events named `tick`, each with the job's summary as JSON, until the job is deleted."""
 
     async def one() -> str:
-        return to_json(await summaries.job_summary(db, job, now=clock())).decode()
+        async with view_job(db, job, now=clock()) as view:
+            summary = await summaries.job_summary(view)
+        return to_json(summary).decode()
 
     with suppress(UnknownJob), changes.subscribe(job) as subscription:
         while not changes.closed:

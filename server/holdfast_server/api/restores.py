@@ -19,6 +19,7 @@ from holdfast_server.control import control, previews
 from holdfast_server.core.access import OPERATE, RESTORE, VIEW
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import timeline
+from holdfast_server.queries.job_view import view_job
 
 router = Router("/api/v1/jobs/{job}/restores", tag="restores")
 
@@ -66,21 +67,24 @@ async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Respo
 
 
 @router.endpoint("GET", "", access=VIEW, returns=dict[str, list[Order]], errors={404: "No such job"})
-async def orders(job: str, db: Db, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
+async def orders(job: str, db: Db, now: Now, limit: Annotated[int, Query(ge=1, le=200)] = 20) -> Response:
     """List restores, newest first."""
-    return Json({"restores": await timeline.orders(db, job, limit=limit)})
+    async with view_job(db, job, now=now) as view:
+        return Json({"restores": await timeline.orders(view, limit=limit)})
 
 
 @router.endpoint("GET", "/preview", access=VIEW, returns=RestorePreview, errors={404: "No such job or checkpoint"})
 async def preview(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Predict what a restore to this checkpoint would discard, and how long it would take."""
-    return Json(await previews.preview_restore(db, job, checkpoint, now=now))
+    async with view_job(db, job, now=now) as view:
+        return Json(await previews.preview_restore(view, checkpoint))
 
 
 @router.endpoint("GET", "/{order}", access=VIEW, returns=Order, errors={404: "No such restore"})
-async def order(job: str, order: str, db: Db) -> Response:
+async def order(job: str, order: str, db: Db, now: Now) -> Response:
     """Return a restore, with each step that it has taken."""
-    return Json(await timeline.order(db, job, order))
+    async with view_job(db, job, now=now) as view:
+        return Json(await timeline.order(view, order))
 
 
 @router.endpoint(

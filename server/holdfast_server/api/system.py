@@ -56,8 +56,8 @@ async def metrics(db: Db, changes: Changes, now: Now, exported: Metrics, asker: 
     """Return the metrics of the server and of the most recently active jobs, for Prometheus."""
     visible = asker.visible_projects
     question = fleet.FleetQuery(order="heard", size=MOST_JOBS, visible_projects=visible)
-    page = await fleet.fleet(db, question, now=now)
     async with db.read() as session:
+        page = await fleet.fleet(session, question, now=now)
         stored_bytes = await size_bytes(session)
     seen = MetricsSnapshot(
         jobs=page.jobs,

@@ -103,10 +103,10 @@ async def _states(db: Database, names: list[str], *, with_alerts: bool, now: flo
         status_in_sql(now=now).label("status"),
     )  # fmt: skip
     query = query.outerjoin(models.AttemptRecord, current_attempt())
-    async with db.one_view(), db.read() as session:
+    async with db.read() as session:
         for first in range(0, len(names), NAMED_AT_ONCE):
             some = names[first : first + NAMED_AT_ONCE]
-            alerts = await incidents.open_of_jobs(db, some, now=now) if with_alerts else {}
+            alerts = await incidents.open_of_jobs(session, some, now=now) if with_alerts else {}
             for row in await session.execute(query.where(job.name.in_(some))):
                 firing = [alert for alert in alerts.get(row.name, []) if alert.state == "firing"]
                 found[row.name] = _JobState(

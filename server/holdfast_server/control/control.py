@@ -26,7 +26,7 @@ from holdfast_server.core.errors import (
     NotRestorable,
 )
 from holdfast_server.db import Database, job_transaction
-from holdfast_server.queries.summaries import find_job, read_job
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.records import audit, checkpoints, desired_state, last_good, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.records.checkpoints import DURABLE, as_row
@@ -70,7 +70,8 @@ async def undo(
         UnknownJob, VersionConflict.
         InvalidSetting: there is no such edit, or it cannot be reverted.
     """
-    async with read_job(db, job) as (session, row):
+    async with db.read() as session:
+        row = await find_job(session, job)
         found = await session.get(models.SettingsVersionRecord, (job, edit_version))
         if found is None:
             raise InvalidSetting("edit", f"there is no version {edit_version}; the newest is {row.version}")
@@ -214,7 +215,8 @@ async def undo_restore(db: Database, job: str, order: str, *, who: str, now: flo
         NotPossible: the order was not carried out, or its safety checkpoint is no longer in the store.
         OpenOrder: an order for another checkpoint is open.
     """
-    async with read_job(db, job) as (session, _):
+    async with db.read() as session:
+        await find_job(session, job)
         made = await restore_orders.find(session, job, order)
         again, key, number = None, f"undo {made.id}", 1
         while (known := await restore_orders.find_by_key(session, job, key)) is not None:
@@ -278,20 +280,18 @@ def _label(label: str | None) -> str | None:
     return label or None
 
 
-async def checkpoint_at(db: Database, job: str, iteration: int) -> CheckpointInfo:
+async def checkpoint_at(view: JobView, iteration: int) -> CheckpointInfo:
     """Return the checkpoint that a restore to an iteration uses.
 
     Raises:
         CheckpointNotFound: there is none; with the nearest earlier one.
     """
-    async with read_job(db, job) as (session, row):
-        return as_row(await checkpoints.at(session, row, iteration), await ancestry_of(session, row))
+    return as_row(await checkpoints.at(view.session, view.job, iteration), await view.ancestry())
 
 
-async def find_last_good(db: Database, job: str, *, before: int | None = None) -> LastGood | None:
-    """Return the last good checkpoint, as `last_good.find` does. Raises UnknownJob."""
-    async with read_job(db, job) as (session, row):
-        return await last_good.find(session, row, await ancestry_of(session, row), before=before)
+async def find_last_good(view: JobView, *, before: int | None = None) -> LastGood | None:
+    """Return the last good checkpoint, as `last_good.find` does."""
+    return await last_good.find(view.session, view.job, await view.ancestry(), before=before)
 
 
 async def _choose(

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.records import audit
 from holdfast_server.records.job_status import status_of
 

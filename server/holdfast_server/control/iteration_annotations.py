@@ -10,8 +10,8 @@ from holdfast.protocol.messages import MAX_INTEGER
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation
-from holdfast_server.db import Database, job_transaction
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.db import job_transaction
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.records import audit
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.samples import reading
@@ -21,24 +21,19 @@ MOST_BY_PEOPLE = 2000
 """Most annotations of a job by people."""
 
 
-async def list_annotations(
-    db: Database, job: str, *, limit: int = 100, by_people: bool | None = None
-) -> list[Annotation]:
-    """List annotations, latest iterations first; `by_people`: only theirs, or the script's. Raises UnknownJob."""
+async def list_annotations(view: JobView, *, limit: int = 100, by_people: bool | None = None) -> list[Annotation]:
+    """List annotations, latest iterations first; `by_people`: only theirs, or the script's."""
     rows = models.AnnotationRecord
-    query = select(rows).where(rows.job == job).order_by(rows.iteration.desc(), rows.id.desc())
+    query = select(rows).where(rows.job == view.name).order_by(rows.iteration.desc(), rows.id.desc())
     if by_people is not None:
         query = query.where(rows.who.is_not(None) if by_people else rows.who.is_(None))
-    async with db.read() as session:
-        path = await ancestry_of(session, await find_job(session, job))
-        return [_as_answer(row, path) for row in await session.scalars(query.limit(min(limit, MOST_ROWS)))]
+    path = await view.ancestry()
+    return [_as_answer(row, path) for row in await view.session.scalars(query.limit(min(limit, MOST_ROWS)))]
 
 
-async def find(db: Database, job: str, annotation: int) -> Annotation:
-    """Raises UnknownJob, UnknownAnnotation."""
-    async with db.read() as session:
-        path = await ancestry_of(session, await find_job(session, job))
-        return _as_answer(await _find(session, job, annotation), path)
+async def find(view: JobView, annotation: int) -> Annotation:
+    """Raises UnknownAnnotation."""
+    return _as_answer(await _find(view.session, view.name, annotation), await view.ancestry())
 
 
 @job_transaction

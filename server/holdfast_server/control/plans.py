@@ -16,8 +16,7 @@ from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
 from holdfast.units import FixedInterval, parse_seconds
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job, read_job
+from holdfast_server.queries.job_view import JobView
 from holdfast_server.records.failures import ObservedFailures, failures_of
 from holdfast_server.records.interval_status import in_force, paced_of, profile_of, settings_of
 
@@ -90,14 +89,12 @@ def _ranks(text: str) -> int:
     return int(digits)
 
 
-async def preview_settings(
-    db: Database, job: str, *, budget: float | None, every: FixedInterval | str | None, now: float
+def preview_settings(
+    job: models.JobRecord, *, budget: float | None, every: FixedInterval | str | None
 ) -> SettingsPreview:
     """Return the plan for changed settings; None leaves a setting. Raises InvalidSetting."""
-    async with db.read() as session:
-        row = await find_job(session, job)
-    paced = paced_of(row)
-    settings = _preview_settings(row, paced, budget, every)
+    paced = paced_of(job)
+    settings = _preview_settings(job, paced, budget, every)
     profile = profile_of(paced)
     return SettingsPreview(
         plan=plan(profile, settings) if profile else None,
@@ -122,10 +119,9 @@ def _preview_settings(
     return replace(settings, budget=settings.budget if chosen is None else chosen, every=interval)
 
 
-async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPlan:
-    """Raises UnknownJob."""
-    async with read_job(db, job) as (session, row):
-        seen = await failures_of(session, row)
+async def plan_job(view: JobView, what_if: WhatIf = AS_IT_IS) -> JobPlan:
+    row = view.job
+    seen = await failures_of(view.session, row)
     paced = paced_of(row)
     profile = profile_of(paced)
     if profile is not None and not has_iteration_time(profile):
@@ -135,7 +131,7 @@ async def plan_job(db: Database, job: str, what_if: WhatIf = AS_IT_IS) -> JobPla
     if restart is None:
         restart = seen.restart_seconds if seen.restart_seconds is not None else ASSUMED_RESTART_SECONDS
     return JobPlan(
-        job=job,
+        job=view.name,
         comparison=None
         if paced is None or profile is None
         else compare_intervals(

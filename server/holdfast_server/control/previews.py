@@ -10,53 +10,52 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.questions import RestorePreview
 from holdfast_server import models
-from holdfast_server.db import Database
-from holdfast_server.queries.summaries import read_job
+from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import last_good
-from holdfast_server.records.ancestry import Ancestry, ancestry_of
+from holdfast_server.records.ancestry import Ancestry
 from holdfast_server.records.checkpoints import DURABLE, as_row, find, stands
 from holdfast_server.records.job_status import restore_mode, restore_mode_text, status_of, waiting_host
 
 RESTORES_LOOKED_AT = 5
 
 
-async def preview_restore(db: Database, job: str, checkpoint: str, *, now: float) -> RestorePreview:
+async def preview_restore(view: JobView, checkpoint: str) -> RestorePreview:
     """Preview what a restore would abandon, and how long it would take. Raises CheckpointNotFound."""
-    async with read_job(db, job) as (session, row):
-        target = await find(session, row, checkpoint)
-        attempt = await session.get(models.AttemptRecord, (job, row.uid))
-        here = await ancestry_of(session, row)
-        there = await ancestry_of(session, row, target.lineage)
-        fork = here.fork(there, min(target.iteration, row.iteration))
-        alive = status_of(row, attempt, now=now).alive
-        mode = restore_mode(attempt, alive=alive)
-        waiting = await waiting_host(session, attempt, alive=alive)
-        estimate, rests_on = await _estimate(session, target)
-        if mode == "relaunch":
-            estimate, rests_on = _start(attempt)
-        seconds = await _seconds(session, row, here, fork)
-        trouble = await last_good.find(session, row, here)
-        world_size = max(1, attempt.world_size) if attempt else 1
-        return RestorePreview(
-            checkpoint=as_row(target, here),
-            from_iteration=row.iteration,
-            to_iteration=target.iteration,
-            iterations_abandoned=row.iteration - fork,
-            seconds_abandoned=seconds,
-            gpu_hours_abandoned=None if seconds is None else seconds * world_size / 3600,
-            points_abandoned=await _points(session, row, here, fork),
-            attempt=attempt.attempt if attempt else row.attempt,
-            host=attempt.host if attempt else "",
-            world_size=world_size,
-            supervised=attempt is not None and attempt.supervised,
-            estimated_seconds=estimate,
-            estimated_from=rests_on,
-            alive=alive,
-            mode=mode,
-            what=restore_mode_text(attempt, alive=alive, waiting=waiting),
-            safety_checkpoint=mode != "next_start",
-            repeats=trouble.trouble if trouble is not None and target.iteration < trouble.iteration else "",
-        )
+    session, row = view.session, view.job
+    target = await find(session, row, checkpoint)
+    attempt = await session.get(models.AttemptRecord, (view.name, row.uid))
+    here = await view.ancestry()
+    there = await view.ancestry(target.lineage)
+    fork = here.fork(there, min(target.iteration, row.iteration))
+    alive = status_of(row, attempt, now=view.now).alive
+    mode = restore_mode(attempt, alive=alive)
+    waiting = await waiting_host(session, attempt, alive=alive)
+    estimate, rests_on = await _estimate(session, target)
+    if mode == "relaunch":
+        estimate, rests_on = _start(attempt)
+    seconds = await _seconds(session, row, here, fork)
+    trouble = await last_good.find(session, row, here)
+    world_size = max(1, attempt.world_size) if attempt else 1
+    return RestorePreview(
+        checkpoint=as_row(target, here),
+        from_iteration=row.iteration,
+        to_iteration=target.iteration,
+        iterations_abandoned=row.iteration - fork,
+        seconds_abandoned=seconds,
+        gpu_hours_abandoned=None if seconds is None else seconds * world_size / 3600,
+        points_abandoned=await _points(session, row, here, fork),
+        attempt=attempt.attempt if attempt else row.attempt,
+        host=attempt.host if attempt else "",
+        world_size=world_size,
+        supervised=attempt is not None and attempt.supervised,
+        estimated_seconds=estimate,
+        estimated_from=rests_on,
+        alive=alive,
+        mode=mode,
+        what=restore_mode_text(attempt, alive=alive, waiting=waiting),
+        safety_checkpoint=mode != "next_start",
+        repeats=trouble.trouble if trouble is not None and target.iteration < trouble.iteration else "",
+    )
 
 
 async def _seconds(session: AsyncSession, job: models.JobRecord, here: Ancestry, fork: int) -> float | None:

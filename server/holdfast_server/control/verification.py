@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import ScrubReport, Tensors, Verification
-from holdfast_server.db import Database, job_transaction
-from holdfast_server.queries.summaries import find_job, read_job
+from holdfast_server.db import job_transaction
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.records import audit, checkpoints, verifications
 
 
@@ -62,15 +62,14 @@ async def record_scrub(
     return await verifications.find(session, job, found.id)
 
 
-async def verification(db: Database, job: str, checkpoint: str) -> Verification:
-    """Return the verification of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
-    async with read_job(db, job) as (session, row):
-        return await verifications.find(session, job, (await checkpoints.named(session, row, checkpoint)).id)
+async def verification(view: JobView, checkpoint: str) -> Verification:
+    """Return the verification of a checkpoint. Raises CheckpointNotFound and InvalidSetting."""
+    found = await checkpoints.named(view.session, view.job, checkpoint)
+    return await verifications.find(view.session, view.name, found.id)
 
 
-async def tensors(db: Database, job: str, checkpoint: str, other: str | None = None) -> Tensors:
+async def tensors(view: JobView, checkpoint: str, other: str | None = None) -> Tensors:
     """Return the norms of a checkpoint's tensors, compared with another's. Raises as `verification` does."""
-    async with read_job(db, job) as (session, row):
-        here = (await checkpoints.named(session, row, checkpoint)).id
-        there = (await checkpoints.named(session, row, other)).id if other else None
-        return await verifications.tensors(session, job, here, there)
+    here = (await checkpoints.named(view.session, view.job, checkpoint)).id
+    there = (await checkpoints.named(view.session, view.job, other)).id if other else None
+    return await verifications.tensors(view.session, view.name, here, there)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
@@ -50,7 +49,6 @@ class Database:
         self._reading: set[asyncio.Future[None]] = set()
         self._open = False
         self._asked_whether_ready: asyncio.Task[None] | None = None
-        self._view: ContextVar[AsyncSession | None] = ContextVar("view", default=None)
 
     @property
     def place(self) -> str:
@@ -117,9 +115,6 @@ class Database:
         Raises:
             DatabaseUnavailable: the database does not answer.
         """
-        if (view := self._view.get()) is not None:
-            yield view
-            return
         if self._reader is None:
             raise DatabaseClosed("the database is not open")
         session = AsyncSession(self._reader, expire_on_commit=False)
@@ -142,16 +137,6 @@ class Database:
             self._reading.discard(done)
             done.set_result(None)
             await asyncio.shield(closing)
-
-    @asynccontextmanager
-    async def one_view(self) -> AsyncIterator[None]:
-        """Make all reads inside share one session, and so one consistent view."""
-        async with self.read() as session:
-            token = self._view.set(session)
-            try:
-                yield
-            finally:
-                self._view.reset(token)
 
     async def write(
         self, work: Work[T], *, job: str | None = None, at_once: bool = False, samples_only: bool = False

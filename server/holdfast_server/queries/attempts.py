@@ -21,8 +21,8 @@ from holdfast.protocol.attempts import (
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownAttempt
-from holdfast_server.db import Database
 from holdfast_server.queries import summaries
+from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import job_status
 from holdfast_server.records.attempt_reports import configuration_of, output_of
 
@@ -32,21 +32,20 @@ FORKED = "forked"
 """End of the attempt as which a fork is stored; it trained nothing."""
 
 
-async def attempts(db: Database, job: str, *, limit: int) -> list[AttemptSummary]:
-    """Return the attempts of a job, newest first. Raises UnknownJob."""
+async def attempts(view: JobView, *, limit: int) -> list[AttemptSummary]:
+    """Return the attempts of a job, newest first."""
     rows = models.AttemptRecord
-    async with summaries.read_job(db, job) as (session, _):
-        query = (
-            select(rows)
-            .where(rows.job == job, rows.finished.is_distinct_from(FORKED))
-            .order_by(rows.started_at.desc())
-            .limit(limit)
-        )
-        return [answer_from(row, AttemptSummary) for row in await session.scalars(query)]
+    query = (
+        select(rows)
+        .where(rows.job == view.name, rows.finished.is_distinct_from(FORKED))
+        .order_by(rows.started_at.desc())
+        .limit(limit)
+    )
+    return [answer_from(row, AttemptSummary) for row in await view.session.scalars(query)]
 
 
 async def configuration(
-    db: Database, job: str, attempt: int, *, against: str = "", visible: Collection[str] | None = None
+    view: JobView, attempt: int, *, against: str = "", visible: Collection[str] | None = None
 ) -> AttemptConfiguration:
     """Return the configuration of an attempt, compared with that of another one.
 
@@ -55,39 +54,36 @@ async def configuration(
         visible: projects that the user may see; `None`: all.
 
     Raises:
-        UnknownJob.
         UnknownAttempt: the job has no such attempt, or no origin that the user may see.
         InvalidSetting: `against` is neither a number nor `origin`.
     """
-    async with summaries.read_job(db, job) as (session, _):
-        values = await configuration_of(session, job, await _uid(session, job, attempt))
-        found = AttemptConfiguration(
-            job=job,
-            attempt=attempt,
-            configuration=values.get("configuration", {}),
-            environment=values.get("environment", {}),
-        )
-        if not against:
-            return found
-        other = await _other(session, job, against, visible)
-        before = await configuration_of(session, other.job, await _uid(session, other.job, other.attempt))
-        return msgspec.structs.replace(found, against=other, differences=list(_differences(before, values)))
+    session, job = view.session, view.name
+    values = await configuration_of(session, job, await _uid(session, job, attempt))
+    found = AttemptConfiguration(
+        job=job,
+        attempt=attempt,
+        configuration=values.get("configuration", {}),
+        environment=values.get("environment", {}),
+    )
+    if not against:
+        return found
+    other = await _other(session, job, against, visible)
+    before = await configuration_of(session, other.job, await _uid(session, other.job, other.attempt))
+    return msgspec.structs.replace(found, against=other, differences=list(_differences(before, values)))
 
 
-async def waiting_host(db: Database, job: str, *, now: float) -> str:
-    """Return the host whose supervisor waits for a restore request; empty if none does. Raises UnknownJob."""
-    async with summaries.read_job(db, job) as (session, row):
-        attempt = await session.get(models.AttemptRecord, (job, row.uid))
-        alive = job_status.status_of(row, attempt, now=now).alive
-        return await job_status.waiting_host(session, attempt, alive=alive)
+async def waiting_host(view: JobView) -> str:
+    """Return the host whose supervisor waits for a restore request; empty if none does."""
+    attempt = await view.session.get(models.AttemptRecord, (view.name, view.job.uid))
+    alive = job_status.status_of(view.job, attempt, now=view.now).alive
+    return await job_status.waiting_host(view.session, attempt, alive=alive)
 
 
-async def output(db: Database, job: str, attempt: int) -> AttemptOutput:
-    """Return the last lines of output of an attempt. Raises UnknownJob and UnknownAttempt."""
-    async with summaries.read_job(db, job) as (session, _):
-        first, lines = await output_of(session, job, await _uid(session, job, attempt))
+async def output(view: JobView, attempt: int) -> AttemptOutput:
+    """Return the last lines of output of an attempt. Raises UnknownAttempt."""
+    first, lines = await output_of(view.session, view.name, await _uid(view.session, view.name, attempt))
     exception = await asyncio.to_thread(exception_in, lines)
-    return AttemptOutput(job=job, attempt=attempt, first=first, lines=lines, exception=exception)
+    return AttemptOutput(job=view.name, attempt=attempt, first=first, lines=lines, exception=exception)
 
 
 async def _uid(session: AsyncSession, job: str, attempt: int) -> str:

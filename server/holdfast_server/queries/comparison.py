@@ -13,7 +13,8 @@ from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, C
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import find_job, origin_of
+from holdfast_server.queries.job_view import find_job
+from holdfast_server.queries.summaries import origin_of
 from holdfast_server.queries.timeline import JobSeries, TimelineQuery, read_series
 
 MOST_JOBS = 8
@@ -52,7 +53,7 @@ async def compare(db: Database, asked: ComparisonQuery, *, visible: Collection[s
         raise InvalidSetting("job", f"{len(asked.jobs)} jobs are selected: at most {MOST_JOBS} can be compared")
     if not 1 <= len(asked.metrics) <= MOST_METRICS:
         raise InvalidSetting("metric", f"{len(asked.metrics)} metrics are selected: choose 1 to {MOST_METRICS}")
-    async with db.one_view(), db.read() as session:
+    async with db.read() as session:
         reads = [await _read(session, name, asked, visible) for name in dict.fromkeys(asked.jobs)]
         widest = max((read.width for read in reads), default=1)
         jobs = [await _compared(session, read, asked, visible, widest) for read in reads]

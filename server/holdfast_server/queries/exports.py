@@ -23,7 +23,7 @@ from holdfast.protocol.jobs import CheckpointInfo
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.db import Database
-from holdfast_server.queries.summaries import read_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.queries.timeline import iteration_plans
 from holdfast_server.records.ancestry import Ancestry, ancestry_of
 from holdfast_server.records.checkpoints import as_row
@@ -73,7 +73,8 @@ class SampleSelection:
 
 async def samples(db: Database, job: str, first: int | None, last: int | None) -> SampleSelection:
     """Raises UnknownJob."""
-    async with read_job(db, job) as (session, found):
+    async with db.read() as session:
+        found = await find_job(session, job)
         all_series = await reading.series_of(session, job)
     begin = min((one.first_iteration for one in all_series), default=1)
     end = max((one.last_iteration for one in all_series), default=0)
@@ -246,7 +247,8 @@ class CheckpointSelection:
 
 async def select_checkpoints(db: Database, job: str, first: int | None, last: int | None) -> CheckpointSelection:
     """Raises UnknownJob."""
-    async with read_job(db, job) as (session, found):
+    async with db.read() as session:
+        found = await find_job(session, job)
         return CheckpointSelection(job, await ancestry_of(session, found), first, last)
 
 

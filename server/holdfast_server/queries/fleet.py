@@ -69,21 +69,20 @@ class FleetQuery:
     """Projects that the user may see; `None`: all."""
 
 
-async def fleet(db: Database, question: FleetQuery, *, now: float) -> Fleet:
-    async with db.read() as session:
-        counts = await _counts(session, question, now=now)
-        total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
-        pages = -(-total // question.size) or 1
-        page = min(question.page, pages)
-        return Fleet(
-            jobs=await summaries(session, await _rows(session, question, page, counts, now=now), now=now),
-            page=page,
-            pages=pages,
-            size=question.size,
-            total=total,
-            counts=counts,
-            projects=await _projects(session, question.visible_projects),
-        )
+async def fleet(session: AsyncSession, question: FleetQuery, *, now: float) -> Fleet:
+    counts = await _counts(session, question, now=now)
+    total = sum(counts.values()) if question.status is None else counts.get(question.status, 0)
+    pages = -(-total // question.size) or 1
+    page = min(question.page, pages)
+    return Fleet(
+        jobs=await summaries(session, await _rows(session, question, page, counts, now=now), now=now),
+        page=page,
+        pages=pages,
+        size=question.size,
+        total=total,
+        counts=counts,
+        projects=await _projects(session, question.visible_projects),
+    )
 
 
 async def _counts(session: AsyncSession, question: FleetQuery, *, now: float) -> dict[JobStatus, int]:

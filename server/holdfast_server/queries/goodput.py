@@ -15,7 +15,7 @@ from holdfast.protocol.questions import Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
 from holdfast_server import models
 from holdfast_server.db import Database, named_jobs
-from holdfast_server.queries.summaries import find_job, read_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.queries.time_buckets import (
     BUCKETS,
     DEFINITIONS,
@@ -106,24 +106,25 @@ class GoodputShare:
     wall_seconds: float
 
 
-async def shares(db: Database, jobs: Sequence[str], window: ShortWindow, *, now: float) -> dict[str, GoodputShare]:
+async def shares(
+    session: AsyncSession, jobs: Sequence[str], window: ShortWindow, *, now: float
+) -> dict[str, GoodputShare]:
     """Return the goodput of many jobs, of those with an attempt in the window, in a fixed number of statements.
 
     How the rest of the time was spent does not affect goodput, and is not computed.
     """
     begins_at = begin_of(window, now=now)
-    async with db.read() as session:
-        rows = {row.name: row for row in await session.scalars(_JOBS, {"jobs": jobs})}
-        attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
-        lineages = await lineage_starts(session, list(rows))
-        standing = {
-            name: _StandingIterations(
-                [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
-            )
-            for name, row in rows.items()
-        }
-        spans = await _spans(session, standing, begins_at, now)
-        overheads = await _overheads(session, list(rows), begins_at)
+    rows = {row.name: row for row in await session.scalars(_JOBS, {"jobs": jobs})}
+    attempts = await attempts_of_jobs(session, list(rows), since=begins_at)
+    lineages = await lineage_starts(session, list(rows))
+    standing = {
+        name: _StandingIterations(
+            [one.attempt for one in attempts.get(name, [])], Ancestry(lineages.get(name, []), row.lineage)
+        )
+        for name, row in rows.items()
+    }
+    spans = await _spans(session, standing, begins_at, now)
+    overheads = await _overheads(session, list(rows), begins_at)
     found: dict[str, GoodputShare] = {}
     for name, row in rows.items():
         sheet = _productive(
@@ -273,7 +274,8 @@ async def stalls_over_time(db: Database, job: str, window: Window, *, now: float
     lies before the window.
     """
     rows, attempts = models.StallRecord, models.AttemptRecord
-    async with read_job(db, job) as (session, row):
+    async with db.read() as session:
+        row = await find_job(session, job)
         first = await session.scalar(select(func.min(attempts.started_at)).where(attempts.job == job))
         begins_at = max(begin_of(window, now=now), first or row.created_at)
         ends_at = max(now, begins_at + 1)

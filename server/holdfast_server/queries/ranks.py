@@ -15,7 +15,7 @@ from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import Database
 from holdfast_server.queries.goodput import begin_of
-from holdfast_server.queries.summaries import read_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.records.rank_totals import bucket_of
 
 DEVIATIONS = 3.0
@@ -56,7 +56,8 @@ class RankComparison:
 
 async def rank_times(db: Database, job: str, window: ShortWindow, *, now: float) -> RankTimes:
     """Compare the ranks of the current attempt; earlier ones may have run elsewhere. Raises UnknownJob."""
-    async with read_job(db, job) as (session, found):
+    async with db.read() as session:
+        found = await find_job(session, job)
         attempt = await session.get(models.AttemptRecord, (job, found.uid))
         means = await _means(session, found, since=begin_of(window, now=now))
     world_size = max(1, attempt.world_size) if attempt else 1
@@ -71,7 +72,8 @@ async def rank_heat(
     `measure` is that of `rank_times`. None: the rank reported no iterations.
     """
     rows = models.RankTotalsRecord
-    async with read_job(db, job) as (session, found):
+    async with db.read() as session:
+        found = await find_job(session, job)
         first, last = bucket_of(begin_of(window, now=now)), bucket_of(now)
         query = (
             select(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,10 +21,10 @@ from holdfast.protocol.jobs import (
 )
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
-from holdfast_server.core.errors import UnknownJob
-from holdfast_server.db import Database, named_jobs
+from holdfast_server.db import named_jobs
+from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import checkpoints, desired_state, restore_orders
-from holdfast_server.records.ancestry import Ancestry, ancestries, lineage_starts
+from holdfast_server.records.ancestry import Ancestry, LineageStart, ancestries, lineage_starts
 from holdfast_server.records.interval_status import paced_of, reason_of
 from holdfast_server.records.job_position import recent_of
 from holdfast_server.records.job_status import (
@@ -54,33 +53,24 @@ _STARTS = (
 )
 
 
-async def job_summary(db: Database, job: str, *, now: float) -> JobSummary:
-    """Raises UnknownJob."""
-    async with db.read() as session:
-        return (await summaries(session, [await find_job(session, job)], now=now))[0]
+async def job_summary(view: JobView) -> JobSummary:
+    known = {view.name: await view.lineages()}
+    return (await summaries(view.session, [view.job], now=view.now, lineages=known))[0]
 
 
-async def find_job(session: AsyncSession, job: str) -> models.JobRecord:
-    row = await session.get(models.JobRecord, job)
-    if row is None:
-        raise UnknownJob(job)
-    return row
-
-
-@asynccontextmanager
-async def read_job(db: Database, job: str) -> AsyncIterator[tuple[AsyncSession, models.JobRecord]]:
-    """Open a read session and find a job. Raises UnknownJob."""
-    async with db.read() as session:
-        yield session, await find_job(session, job)
-
-
-async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, now: float) -> list[JobSummary]:
-    """Summarize jobs, in a fixed number of statements."""
+async def summaries(
+    session: AsyncSession,
+    jobs: Sequence[models.JobRecord],
+    *,
+    now: float,
+    lineages: Mapping[str, list[LineageStart]] | None = None,
+) -> list[JobSummary]:
+    """Summarize jobs, in a fixed number of statements. `lineages`: those of the jobs, if they are known."""
     names = [job.name for job in jobs]
     attempts = await current_attempts(session, names)
     # rows are not plain tuples
     starts = {job: rows for job, rows in await session.execute(_STARTS, {"jobs": names})}  # noqa: C416
-    known = await lineage_starts(session, names)
+    known = await lineage_starts(session, names) if lineages is None else lineages
     durable = await checkpoints.count(session, names)
     open_orders = await restore_orders.open_orders(session, names)
     asked = await desired_state.checkpoint_requests(session, names)
@@ -89,8 +79,8 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
     stalls = await _longest_stalls(session, names)
     rows = []
     for job in jobs:
-        lineages = known.get(job.name, [])
-        ancestry = Ancestry(lineages, job.lineage)
+        starts_of_job = known.get(job.name, [])
+        ancestry = Ancestry(starts_of_job, job.lineage)
         last = last_durable.get(job.name)
         open_order = open_orders.get(job.name)
         requests = asked.get(job.name, desired_state.NOTHING_ASKED)
@@ -104,7 +94,7 @@ async def summaries(session: AsyncSession, jobs: Sequence[models.JobRecord], *, 
                 open_order=open_order,
                 desired=desired_state.of(job, open_order, requests, now=now),
                 restarts=max(0, starts.get(job.name, 0) - 1),
-                lineages=len(lineages),
+                lineages=len(starts_of_job),
                 checkpoints_total=durable.get(job.name, 0),
                 longest_stall=stalls.get(job.name),
             )
@@ -187,13 +177,13 @@ def _of_longest_stalls() -> Select[models.StallRecord]:
 # ---- forks --------------------------------------------------------------------------------------
 
 
-async def family(db: Database, job: str, *, visible: Collection[str] | None = None) -> ForkFamily:
+async def family(view: JobView, *, visible: Collection[str] | None = None) -> ForkFamily:
     """Return the origin of a job, and its forks, newest first.
 
-    `visible`: projects that the user may see; None: all. Raises UnknownJob.
+    `visible`: projects that the user may see; None: all.
     """
-    async with read_job(db, job) as (session, _):
-        found = ForkFamily(origin=await origin_of(session, job), forks=await _forks(session, job, visible))
+    origin, forks = await origin_of(view.session, view.name), await _forks(view.session, view.name, visible)
+    found = ForkFamily(origin=origin, forks=forks)
     return found if visible is None else _as_seen(found, visible)
 
 

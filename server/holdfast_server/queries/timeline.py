@@ -30,10 +30,10 @@ from holdfast_server.core.encoding import answer_from, round_row
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
-from holdfast_server.queries.summaries import read_job
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.queries.timeline_annotations import Axis, TimelineWindow
 from holdfast_server.records import checkpoints, desired_state, last_good, restore_orders, verifications
-from holdfast_server.records.ancestry import Ancestry, ancestry_of, lineages_of
+from holdfast_server.records.ancestry import Ancestry, lineages_of
 from holdfast_server.records.checkpoints import DURABLE, IN_STORE, as_row, taken_at
 from holdfast_server.records.job_status import status_of
 from holdfast_server.samples import read_plan, reading, series
@@ -59,74 +59,63 @@ _STARTS = (
 
 
 async def restore_points(
-    db: Database, job: str, *, limit: int = 50, before: str | None = None, in_store: bool = False
+    view: JobView, *, limit: int = 50, before: str | None = None, in_store: bool = False
 ) -> list[CheckpointInfo]:
     """List the checkpoints of all lineages and states, the last taken first.
 
     `in_store`: only those that are in the store, even damaged, or being written to it. `before`: the last id of
-    the previous page.
-
-    Raises:
-        UnknownJob.
-        InvalidSetting: there is no checkpoint `before`.
+    the previous page. Raises InvalidSetting: there is no checkpoint `before`.
     """
-    rows = models.CheckpointRecord
-    async with read_job(db, job) as (session, found):
-        order = (taken_at(), rows.iteration, rows.lineage)
-        query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
-        if in_store:
-            query = query.where(rows.state.in_(IN_STORE))
-        if before is not None:
-            last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
-            if last is None:
-                raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
-            query = query.where(tuple_(*order) < tuple_(*last))
-        ancestry = await ancestry_of(session, found)
-        found_rows = await session.scalars(query.limit(min(limit, MAX_MARKS)))
-        return [as_row(row, ancestry) for row in found_rows]
+    rows, session, job = models.CheckpointRecord, view.session, view.name
+    order = (taken_at(), rows.iteration, rows.lineage)
+    query = select(rows).where(rows.job == job).order_by(*(part.desc() for part in order))
+    if in_store:
+        query = query.where(rows.state.in_(IN_STORE))
+    if before is not None:
+        last = (await session.execute(select(*order).where(rows.job == job, rows.id == before))).first()
+        if last is None:
+            raise InvalidSetting("before", f"no checkpoint {before!r}: give the last id of the previous page")
+        query = query.where(tuple_(*order) < tuple_(*last))
+    ancestry = await view.ancestry()
+    return [as_row(row, ancestry) for row in await session.scalars(query.limit(min(limit, MAX_MARKS)))]
 
 
-async def orders(db: Database, job: str, *, limit: int = 20) -> list[Order]:
-    async with read_job(db, job) as (session, _):
-        return await restore_orders.order_rows(session, job, limit=min(limit, MAX_ROWS))
+async def orders(view: JobView, *, limit: int = 20) -> list[Order]:
+    return await restore_orders.order_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
 
 
-async def order(db: Database, job: str, order: str) -> Order:
+async def order(view: JobView, order: str) -> Order:
     """Raises UnknownOrder."""
-    async with read_job(db, job) as (session, _):
-        return await restore_orders.find(session, job, order)
+    return await restore_orders.find(view.session, view.name, order)
 
 
-async def edits(db: Database, job: str, *, limit: int = 20) -> list[Edit]:
-    async with read_job(db, job) as (session, _):
-        return await desired_state.edit_rows(session, job, limit=min(limit, MAX_ROWS))
+async def edits(view: JobView, *, limit: int = 20) -> list[Edit]:
+    return await desired_state.edit_rows(view.session, view.name, limit=min(limit, MAX_ROWS))
 
 
-async def notices(db: Database, job: str, *, limit: int = 20) -> list[NoticeInfo]:
+async def notices(view: JobView, *, limit: int = 20) -> list[NoticeInfo]:
     rows = models.NoticeRecord
-    async with read_job(db, job) as (session, _):
-        query = select(rows).where(rows.job == job).order_by(rows.id.desc())
-        query = query.limit(min(limit, MAX_ROWS))
-        return [answer_from(row, NoticeInfo) for row in await session.scalars(query)]
+    query = select(rows).where(rows.job == view.name).order_by(rows.id.desc()).limit(min(limit, MAX_ROWS))
+    return [answer_from(row, NoticeInfo) for row in await view.session.scalars(query)]
 
 
-async def story(db: Database, job: str, checkpoint: str) -> CheckpointDetail:
-    """Return the detail of a checkpoint. Raises UnknownJob, CheckpointNotFound and InvalidSetting."""
-    async with read_job(db, job) as (session, row):
-        found = await checkpoints.find(session, row, checkpoint)
-        begun = await lineages_of(session, job)
-        here = Ancestry(begun, row.lineage)
-        lineages = {one.lineage: here.as_row(one) for one in begun}
-        return CheckpointDetail(
-            checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
-            lineage=_descent(lineages, found.lineage),
-            begun_here=[one for one in lineages.values() if one.parent == found.id],
-            orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
-            before=await _neighbour(session, found, here, later=False),
-            after=await _neighbour(session, found, here, later=True),
-            edit=await _edit(session, found),
-            verification=await verifications.find(session, job, found.id),
-        )
+async def story(view: JobView, checkpoint: str) -> CheckpointDetail:
+    """Return the detail of a checkpoint. Raises CheckpointNotFound and InvalidSetting."""
+    session, job = view.session, view.name
+    found = await checkpoints.find(session, view.job, checkpoint)
+    begun = await lineages_of(session, job)
+    here = Ancestry(begun, view.job.lineage)
+    lineages = {one.lineage: here.as_row(one) for one in begun}
+    return CheckpointDetail(
+        checkpoint=as_row(found, here, ranks=MOST_RANK_SPANS),
+        lineage=_descent(lineages, found.lineage),
+        begun_here=[one for one in lineages.values() if one.parent == found.id],
+        orders=await restore_orders.order_rows(session, job, checkpoint=found.id, limit=MAX_ORDERS),
+        before=await _neighbour(session, found, here, later=False),
+        after=await _neighbour(session, found, here, later=True),
+        edit=await _edit(session, found),
+        verification=await verifications.find(session, job, found.id),
+    )
 
 
 def _descent(lineages: dict[int, LineageInfo], number: int) -> list[LineageInfo]:
@@ -193,7 +182,8 @@ async def timeline(
 ) -> Timeline:
     asked = TimelineQuery() if asked is None else asked
     now = time.time() if now is None else now
-    async with read_job(db, job) as (session, found):
+    async with db.read() as session:
+        found = await find_job(session, job)
         read = await read_series(session, found, asked)
         reach, extent, ancestry = read.reach, read.extent, read.ancestry
         rank = asked.machine_rank

@@ -23,7 +23,7 @@ from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
 from holdfast_server.queries import timeline_annotations
-from holdfast_server.queries.summaries import find_job
+from holdfast_server.queries.job_view import find_job
 from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 from holdfast_server.records import desired_state, restore_orders
 from holdfast_server.records.ancestry import ancestry_of

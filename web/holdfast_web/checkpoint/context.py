@@ -10,8 +10,8 @@ from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary,
 from holdfast.protocol.questions import CheckpointDetail
 from holdfast_server.control import verification as verifications
 from holdfast_server.control.control import MOST_LABEL
-from holdfast_server.db import Database
 from holdfast_server.queries import summaries, timeline
+from holdfast_server.queries.job_view import JobView
 from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
 from holdfast_server.records.desired_state import SETTINGS
@@ -83,20 +83,21 @@ class CheckpointPage(View):
 
 
 async def checkpoint_page(
-    db: Database, job: str, checkpoint: str, now: float, *, other: str = "", typed: FieldInput | None = None,
+    view: JobView, checkpoint: str, *, other: str = "", typed: FieldInput | None = None,
     refusal: str = "", verify_refusal: str = "", all_tensors: bool = False, fork: str = "",
 ) -> CheckpointPage:  # fmt: skip
-    summary, this = await job_summary(db, job, now=now), await story(db, job, checkpoint)
-    that = await story(db, job, other) if other else None
-    edits = await timeline.edits(db, job, limit=EDITS_MOST)
-    table = await verifications.tensors(db, job, this.checkpoint.id, that.checkpoint.id if that else None)
+    now = view.now
+    summary, this = await job_summary(view), await story(view, checkpoint)
+    that = await story(view, other) if other else None
+    edits = await timeline.edits(view, limit=EDITS_MOST)
+    table = await verifications.tensors(view, this.checkpoint.id, that.checkpoint.id if that else None)
     points = [this.checkpoint, *([that.checkpoint] if that else [])]
     asked = this.verification.open and that is not None and this.verification.against == that.checkpoint.id
     return CheckpointPage(
         job=summary,
         story=this,
         other=that,
-        others=await _others(db, job, points),
+        others=await _others(view, points),
         verify=verification_part(summary, this, now, refusal=verify_refusal),
         tensors=TensorsPart(
             job=summary,
@@ -107,7 +108,7 @@ async def checkpoint_page(
         ),
         pin=_pin_of(checkpoint, edits, summary),
         settings_then=_settings_at(this.edit, edits, summary),
-        family=await summaries.family(db, job),
+        family=await summaries.family(view),
         fork=_named(fork.strip()),
         label=typed or FieldInput(value=this.checkpoint.label or ""),
         refusal=refusal,
@@ -115,10 +116,10 @@ async def checkpoint_page(
     )
 
 
-async def _others(db: Database, job: str, points: list[CheckpointInfo]) -> list[CheckpointInfo]:
+async def _others(view: JobView, points: list[CheckpointInfo]) -> list[CheckpointInfo]:
     """Return what this checkpoint, the first of `points`, can be compared with; the compared one is among them."""
     this, *that = points
-    found = await timeline.restore_points(db, job, limit=OTHERS, in_store=True)
+    found = await timeline.restore_points(view, limit=OTHERS, in_store=True)
     newest = [row for row in found if row.id != this.id and row.state in IN_REACH]
     return newest + [row for row in that if row.id not in {one.id for one in newest}]
 

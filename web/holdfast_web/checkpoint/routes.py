@@ -15,6 +15,7 @@ from holdfast_server.control import verification as verifications
 from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Db, Now, Who
+from holdfast_server.queries.job_view import view_job
 from holdfast_server.queries.summaries import job_summary
 from holdfast_server.queries.timeline import story
 from holdfast_web.checkpoint import context
@@ -29,16 +30,18 @@ async def checkpoint_page(
     job: str, checkpoint: str, db: Db, now: Now, other: Annotated[str, Query(alias="with")] = "",
     tensors: str = "", fork: str = "",
 ) -> Response:  # fmt: skip
-    page = await context.checkpoint_page(
-        db, job, checkpoint, now, other=other, all_tensors=tensors == "all", fork=fork
-    )
+    async with view_job(db, job, now=now) as view:
+        page = await context.checkpoint_page(
+            view, checkpoint, other=other, all_tensors=tensors == "all", fork=fork
+        )
     return page.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/checkpoints/{checkpoint}/verification", access=VIEW)
 async def verification(job: str, checkpoint: str, db: Db, now: Now) -> Response:
     """Return the progress of a verification; after the verdict, make the browser reload the page."""
-    part = context.verification_part(await job_summary(db, job, now=now), await story(db, job, checkpoint), now)
+    async with view_job(db, job, now=now) as view:
+        part = context.verification_part(await job_summary(view), await story(view, checkpoint), now)
     return part.response(headers={} if part.verification.open else {"HX-Refresh": "true"})
 
 
@@ -47,7 +50,8 @@ async def verify(job: str, checkpoint: str, db: Db, who: Who, now: Now, against:
     try:
         await verifications.verify(db, job, checkpoint, against=against or None, who=who, now=now)
     except NotPossible as refusal:
-        page = await context.checkpoint_page(db, job, checkpoint, now, other=against, verify_refusal=str(refusal))
+        async with view_job(db, job, now=now) as view:
+            page = await context.checkpoint_page(view, checkpoint, other=against, verify_refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "verify", against)
 
@@ -64,7 +68,8 @@ async def pin(job: str, checkpoint: str, db: Db, who: Who, now: Now, pinned: Tex
     try:
         await control.change_checkpoint(db, job, checkpoint, changes, who=who, now=now)
     except NotPossible as refusal:
-        page = await context.checkpoint_page(db, job, checkpoint, now, refusal=str(refusal))
+        async with view_job(db, job, now=now) as view:
+            page = await context.checkpoint_page(view, checkpoint, refusal=str(refusal))
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 
@@ -74,9 +79,10 @@ async def label(job: str, checkpoint: str, db: Db, who: Who, now: Now, label: Te
     try:
         await control.change_checkpoint(db, job, checkpoint, CheckpointChanges(label=label), who=who, now=now)
     except InvalidSetting as refusal:
-        page = await context.checkpoint_page(
-            db, job, checkpoint, now, typed=FieldInput(value=label, error=str(refusal))
-        )
+        async with view_job(db, job, now=now) as view:
+            page = await context.checkpoint_page(
+                view, checkpoint, typed=FieldInput(value=label, error=str(refusal))
+            )
         return page.response(refusal.status)
     return _back(job, checkpoint, "retention-section")
 

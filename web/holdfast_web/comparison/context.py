@@ -13,6 +13,7 @@ from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.queries import attempts, comparison
 from holdfast_server.queries.comparison import ComparisonQuery
+from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_web.comparison import plot
 from holdfast_web.shared.render import View
 
@@ -97,7 +98,9 @@ class ComparisonPage(View):
     lineages_linked: int = LINEAGES_LINKED
 
 
-async def comparison_page(db: Database, address: ComparisonAddress, asker: Principal) -> ComparisonPage:
+async def comparison_page(
+    db: Database, address: ComparisonAddress, asker: Principal, *, now: float
+) -> ComparisonPage:
     compared = await comparison.compare(db, address.query, visible=asker.visible_projects)
     if not address.chosen and compared.metrics and not any(job.curves for job in compared.jobs):
         # no job reports a loss: show what they report
@@ -115,18 +118,20 @@ async def comparison_page(db: Database, address: ComparisonAddress, asker: Princ
         panels=[_panel(metric, compared, across, address) for metric in address.query.metrics],
         bucket=_bucket(compared),
         summaries={(job.name, curve.metric): curve for job in compared.jobs for curve in job.curves},
-        configuration=await _configuration(db, compared),
+        configuration=await _configuration(db, compared, now=now),
         axes=AXES,
     )
 
 
-async def _configuration(db: Database, compared: Comparison) -> ConfigurationTable:
-    async with db.one_view():
-        found: list[AttemptConfiguration] = [
-            await attempts.configuration(db, job, newest.attempt)
-            for job in dict.fromkeys(each.job for each in compared.jobs)
-            for newest in await attempts.attempts(db, job, limit=1)
-        ]
+async def _configuration(db: Database, compared: Comparison, *, now: float) -> ConfigurationTable:
+    found: list[AttemptConfiguration] = []
+    async with db.read() as session:
+        for name in dict.fromkeys(each.job for each in compared.jobs):
+            view = JobView(session, await find_job(session, name), now=now)
+            found += [
+                await attempts.configuration(view, newest.attempt)
+                for newest in await attempts.attempts(view, limit=1)
+            ]
     reported = [each for each in found if each.configuration or each.environment]
     sections: dict[ConfigurationSection, list[dict[str, str]]] = {
         "configuration": [each.configuration for each in reported],

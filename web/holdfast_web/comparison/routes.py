@@ -11,7 +11,7 @@ from holdfast.protocol.timeline import ComparisonAxis
 from holdfast_server.api.endpoints import Router
 from holdfast_server.core.access import LISTS
 from holdfast_server.core.errors import InvalidSetting
-from holdfast_server.http.dependencies import Asker, Db
+from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries.comparison import ComparisonQuery
 from holdfast_web.comparison import context
 from holdfast_web.shared import forms
@@ -33,6 +33,7 @@ router = Router()
 )
 async def compare(
     db: Db,
+    now: Now,
     asker: Asker,
     job: Names = None,
     metric: Names = None,
@@ -56,7 +57,7 @@ async def compare(
         end=_place("to", end),
     )
     address = context.ComparisonAddress(query=query, chosen=chosen, smoothing=weight, logarithmic=bool(log))
-    return (await context.comparison_page(db, address, asker)).response()
+    return (await context.comparison_page(db, address, asker, now=now)).response()
 
 
 def _place(field: str, text: str) -> float | None:

@@ -16,7 +16,7 @@ from holdfast_server.control import iteration_annotations
 from holdfast_server.core.access import OPERATE
 from holdfast_server.core.errors import InvalidSetting, NotPossible
 from holdfast_server.http.dependencies import Db, Now, Who
-from holdfast_server.queries import summaries
+from holdfast_server.queries.job_view import find_job, view_job
 from holdfast_web.job import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.render import View
@@ -42,14 +42,15 @@ class AnnotationDialog(View):
 
 
 @router.endpoint("GET", "/jobs/{job}/annotations/new", access=OPERATE)
-async def new(job: str, db: Db, now: Now, iteration: str = "", htmx: Htmx = False) -> Response:
-    summary = await summaries.job_summary(db, job, now=now)
-    return AnnotationDialog(job=job, iteration=iteration or str(summary.iteration)).part_or_page(htmx)
+async def new(job: str, db: Db, iteration: str = "", htmx: Htmx = False) -> Response:
+    async with db.read() as session:
+        row = await find_job(session, job)
+    return AnnotationDialog(job=job, iteration=iteration or str(row.iteration)).part_or_page(htmx)
 
 
 @router.endpoint("GET", "/jobs/{job}/annotations/{annotation}", access=OPERATE)
-async def edit_dialog(job: str, annotation: Number, db: Db, htmx: Htmx = False) -> Response:
-    found = await iteration_annotations.find(db, job, annotation)
+async def edit_dialog(job: str, annotation: Number, db: Db, now: Now, htmx: Htmx = False) -> Response:
+    found = await _annotation(db, job, annotation, now)
     return AnnotationDialog(job=job, annotation=found, text=found.text).part_or_page(htmx)
 
 
@@ -68,7 +69,7 @@ async def add(
 async def edit(
     job: str, annotation: Number, db: Db, who: Who, now: Now, text: Text = "", htmx: Htmx = False
 ) -> Response:
-    dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation), text=text)
+    dialog = AnnotationDialog(job=job, annotation=await _annotation(db, job, annotation, now), text=text)
     return await _do(
         iteration_annotations.edit(db, job, annotation, text, who=who, now=now), dialog, db, now, htmx
     )
@@ -76,8 +77,13 @@ async def edit(
 
 @router.endpoint("POST", "/jobs/{job}/annotations/{annotation}/delete", access=OPERATE)
 async def delete(job: str, annotation: Number, db: Db, who: Who, now: Now, htmx: Htmx = False) -> Response:
-    dialog = AnnotationDialog(job=job, annotation=await iteration_annotations.find(db, job, annotation))
+    dialog = AnnotationDialog(job=job, annotation=await _annotation(db, job, annotation, now))
     return await _do(iteration_annotations.delete(db, job, annotation, who=who, now=now), dialog, db, now, htmx)
+
+
+async def _annotation(db: Db, job: str, annotation: int, now: float) -> Annotation:
+    async with view_job(db, job, now=now) as view:
+        return await iteration_annotations.find(view, annotation)
 
 
 async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: float, htmx: bool) -> Response:
@@ -89,5 +95,6 @@ async def _do(act: Awaitable[object], dialog: AnnotationDialog, db: Db, now: flo
         return replace(dialog, refusal=str(refusal), refused_field=field).part_or_page(htmx, refusal.status)
     if not htmx:
         return RedirectResponse(f"/jobs/{dialog.job}#annotations", 303)
-    live = await context.job_live(db, dialog.job, now=now)
+    async with view_job(db, dialog.job, now=now) as view:
+        live = await context.job_live(view)
     return live.response(headers={"HX-Trigger": "holdfast:annotated"})

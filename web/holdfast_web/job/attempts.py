@@ -15,6 +15,7 @@ from holdfast_server.core.access import VIEW
 from holdfast_server.core.errors import UnknownAttempt
 from holdfast_server.http.dependencies import Asker, Db, Now
 from holdfast_server.queries import attempts, summaries
+from holdfast_server.queries.job_view import view_job
 from holdfast_web.shared.render import View
 from holdfast_web.shared.routing import Htmx
 
@@ -84,10 +85,10 @@ def _newest_end(job: JobSummary) -> str:
 @router.endpoint("GET", "/jobs/{job}/attempts", access=VIEW)
 async def job_attempts(job: str, db: Db, now: Now, asker: Asker, htmx: Htmx = False) -> Response:
     most = SHOWN if htmx else MOST
-    async with db.one_view():
-        found = await attempts.attempts(db, job, limit=most + 1)
-        family = await summaries.family(db, job, visible=asker.visible_projects)
-        summary = await summaries.job_summary(db, job, now=now)
+    async with view_job(db, job, now=now) as view:
+        found = await attempts.attempts(view, limit=most + 1)
+        family = await summaries.family(view, visible=asker.visible_projects)
+        summary = await summaries.job_summary(view)
     part = AttemptsPart(
         job=job, attempts=found[:most], has_more=len(found) > most, now=now, end=_newest_end(summary),
         origin=family.origin is not None and family.origin.project is not None,
@@ -100,9 +101,9 @@ async def attempt_page(
     job: str, attempt: AttemptNumber, db: Db, now: Now, asker: Asker, against: str = ""
 ) -> Response:
     visible = asker.visible_projects
-    async with db.one_view():
-        known = await attempts.attempts(db, job, limit=MOST)
-        family = await summaries.family(db, job, visible=visible)
+    async with view_job(db, job, now=now) as view:
+        known = await attempts.attempts(view, limit=MOST)
+        family = await summaries.family(view, visible=visible)
         this = next((row for row in known if row.attempt == attempt), None)
         if this is None:
             raise UnknownAttempt(job, f"attempt {attempt}")
@@ -115,9 +116,9 @@ async def attempt_page(
         default = earlier or (attempts.ORIGIN if origin is not None and origin.project is not None else NOTHING)
         against = against or default
         found = await attempts.configuration(
-            db, job, attempt, against="" if against == NOTHING else against, visible=visible
+            view, attempt, against="" if against == NOTHING else against, visible=visible
         )
-        output = OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt))
+        output = OutputPart(job=job, attempt=attempt, output=await attempts.output(view, attempt))
     page = AttemptPage(
         job=job, output=output, attempt=this, found=found, against=against, shared=_shared(found),
         choices=[*choices, (NOTHING, "nothing")], now=now,
@@ -126,5 +127,7 @@ async def attempt_page(
 
 
 @router.endpoint("GET", "/jobs/{job}/attempts/{attempt}/output", access=VIEW)
-async def attempt_output(job: str, attempt: AttemptNumber, db: Db) -> Response:
-    return OutputPart(job=job, attempt=attempt, output=await attempts.output(db, job, attempt)).response()
+async def attempt_output(job: str, attempt: AttemptNumber, db: Db, now: Now) -> Response:
+    async with view_job(db, job, now=now) as view:
+        output = await attempts.output(view, attempt)
+    return OutputPart(job=job, attempt=attempt, output=output).response()

@@ -18,6 +18,7 @@ from holdfast_server.core.access import OPERATE, VIEW
 from holdfast_server.core.errors import RequestRefused, UnknownJob, UnknownOrder, VersionConflict
 from holdfast_server.http.dependencies import Db, Now, Who
 from holdfast_server.queries import summaries
+from holdfast_server.queries.job_view import JobView, view_job
 from holdfast_web.job import context
 from holdfast_web.shared import forms
 from holdfast_web.shared.routing import Htmx, Text
@@ -27,26 +28,24 @@ router = Router()
 
 @router.endpoint("GET", "/jobs/{job}/controls", access=VIEW)
 async def job_controls(job: str, db: Db, now: Now) -> Response:
-    return (await context.controls_of(db, job, now=now)).response()
+    async with view_job(db, job, now=now) as view:
+        shown = await context.controls_of(view)
+    return shown.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/preview", access=VIEW)
 async def job_preview(job: str, db: Db, now: Now, budget: str = "", every: str = "") -> Response:
-    summary = await summaries.job_summary(db, job, now=now)
-    preview = await _preview(db, summary, now, budget=budget, every=every)
+    async with view_job(db, job, now=now) as view:
+        preview = _preview(view, await summaries.job_summary(view), budget=budget, every=every)
     return preview.response(422 if preview.error else 200)
 
 
-async def _preview(
-    db: Db, job: JobSummary, now: float, *, budget: str = "", every: str = ""
-) -> context.PreviewPart:
+def _preview(view: JobView, job: JobSummary, *, budget: str = "", every: str = "") -> context.PreviewPart:
     try:
-        answer = await plans.preview_settings(
-            db,
-            job.job,
+        answer = plans.preview_settings(
+            view.job,
             budget=forms.budget_from_percent(budget) if budget else None,
             every=forms.interval(every) if every else None,
-            now=now,
         )
     except RequestRefused as refusal:
         return context.PreviewPart(job=job, plan=None, in_force=None, why_none="", error=str(refusal))
@@ -85,17 +84,20 @@ class _ControlForm:
         except RequestRefused as refusal:
             return await self._refused(form, refusal, typed, hold)
         if self.htmx:
-            return (await context.controls_of(self.db, self.job, now=self.now)).response()
+            async with view_job(self.db, self.job, now=self.now) as view:
+                shown = await context.controls_of(view)
+            return shown.response()
         return RedirectResponse(f"/jobs/{self.job}#controls", 303)
 
     async def _refused(self, form: str, refusal: RequestRefused, typed: str, hold: str) -> Response:
-        shown = await context.controls_of(self.db, self.job, now=self.now)
-        if isinstance(refusal, VersionConflict) and form == "budget":
-            shown = replace(shown, preview=await _preview(self.db, shown.job, self.now, budget=typed))
+        async with view_job(self.db, self.job, now=self.now) as view:
+            shown = await context.controls_of(view)
+            if isinstance(refusal, VersionConflict) and form == "budget":
+                shown = replace(shown, preview=_preview(view, shown.job, budget=typed))
+            live = None if self.htmx else await context.job_live(view)
         shown = context.refused_controls(shown, form, typed, refusal, hold=hold)
-        if self.htmx:
+        if live is None:
             return shown.response(refusal.status)
-        live = await context.job_live(self.db, self.job, now=self.now)
         return context.job_page(live, shown).response(refusal.status)
 
 
@@ -105,7 +107,8 @@ Form = Annotated[_ControlForm, Depends()]
 @router.endpoint("POST", "/jobs/{job}/budget", access=OPERATE)
 async def set_budget(form: Form, budget: Text = "") -> Response:
     """Set the budget; that of the script, as the page shows it, stays the script's."""
-    shown = await summaries.job_summary(form.db, form.job, now=form.now)
+    async with view_job(form.db, form.job, now=form.now) as view:
+        shown = await summaries.job_summary(view)
 
     def changes() -> DesiredChanges:
         wanted = forms.budget_from_percent(budget)

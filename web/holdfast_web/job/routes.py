@@ -23,6 +23,7 @@ from holdfast_server.core.errors import (
 )
 from holdfast_server.http.dependencies import Asker, Clock, Db, Now, SharedAnswers, Who
 from holdfast_server.queries import summaries
+from holdfast_server.queries.job_view import view_job
 from holdfast_web.job import context
 from holdfast_web.shared.render import HEADERS
 from holdfast_web.shared.routing import Htmx, Text
@@ -48,9 +49,9 @@ async def job_page(
     points: Points = context.POINTS_SHOWN,
     edits: Edits = context.EDITS_SHOWN,
 ) -> Response:
-    async with db.one_view():
-        live = await context.job_live(db, job, now=now, points_limit=points, edits_limit=edits)
-        shown = await context.controls(db, live.job, live.changes, now=now)
+    async with view_job(db, job, now=now) as view:
+        live = await context.job_live(view, points_limit=points, edits_limit=edits)
+        shown = await context.controls(view, live.job, live.changes)
     return context.job_page(live, shown).response()
 
 
@@ -68,10 +69,12 @@ async def live_parts(
     limits = {"points_limit": points, "edits_limit": edits}
     encoding = encoding_for(request.headers.get("Accept-Encoding", ""))
 
+    async def read() -> context.JobLive:
+        async with view_job(db, job, now=clock()) as view:
+            return await context.job_live(view, **limits)
+
     async def ask() -> EncodedBody:
-        live = await shared.answer(
-            job, ("data", *limits.values()), lambda: context.job_live(db, job, now=clock(), **limits)
-        )
+        live = await shared.answer(job, ("data", *limits.values()), read)
         return await EncodedBody.of_page(live.html(), encoding)
 
     # the page depends on what the asker may see and do
@@ -81,16 +84,16 @@ async def live_parts(
 
 @router.endpoint("GET", "/jobs/{job}/history", access=VIEW)
 async def job_history(job: str, db: Db, now: Now, edits: Edits = context.EDITS_SHOWN) -> Response:
-    async with db.one_view():
-        summary = await summaries.job_summary(db, job, now=now)
-        return (await context.history_part(db, summary, now=now, limit=edits)).response()
+    async with view_job(db, job, now=now) as view:
+        part = await context.history_part(view, await summaries.job_summary(view), limit=edits)
+    return part.response()
 
 
 @router.endpoint("GET", "/jobs/{job}/points", access=VIEW)
 async def job_points(job: str, db: Db, now: Now, points: Points = context.POINTS_SHOWN) -> Response:
-    async with db.one_view():
-        summary = await summaries.job_summary(db, job, now=now)
-        return (await context.points_part(db, summary, now=now, limit=points)).response()
+    async with view_job(db, job, now=now) as view:
+        part = await context.points_part(view, await summaries.job_summary(view), limit=points)
+    return part.response()
 
 
 # ---- plan -----------------------------------------------------------------------------------
@@ -107,13 +110,15 @@ PlanInputs = Annotated[dict[str, str], Depends(_plan_inputs)]
 
 @router.endpoint("GET", "/jobs/{job}/plan", access=VIEW)
 async def job_plan(job: str, db: Db, now: Now, typed: PlanInputs, htmx: Htmx = False) -> Response:
-    part = await context.plan_part(db, job, typed, now=now)
+    async with view_job(db, job, now=now) as view:
+        part = await context.plan_part(view, typed)
     return part.part_or_page(htmx, 422 if part.answer.error else 200)
 
 
 @router.endpoint("GET", "/jobs/{job}/plan/answer", access=VIEW)
 async def job_plan_answer(job: str, db: Db, now: Now, typed: PlanInputs) -> Response:
-    answer = (await context.plan_part(db, job, typed, now=now)).answer
+    async with view_job(db, job, now=now) as view:
+        answer = (await context.plan_part(view, typed)).answer
     return answer.response(422 if answer.error else 200)
 
 
@@ -134,7 +139,8 @@ async def restore_dialog(
     before: Annotated[int | None, Query(ge=0, le=MAX_ITERATION)] = None,
     htmx: Htmx = False,
 ) -> Response:
-    dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, asked=iteration, before=before)
+    async with view_job(db, job, now=now) as view:
+        dialog = await context.restore_dialog(view, checkpoint=checkpoint, asked=iteration, before=before)
     return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
 
 
@@ -147,7 +153,8 @@ async def order_restore(
     except (UnknownJob, UnknownOrder):
         raise
     except RequestRefused as refusal:
-        dialog = await context.restore_dialog(db, job, now=now, checkpoint=checkpoint, refusal=str(refusal))
+        async with view_job(db, job, now=now) as view:
+            dialog = await context.restore_dialog(view, checkpoint=checkpoint, refusal=str(refusal))
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:
         return _back(job, "restore-status")
@@ -171,7 +178,8 @@ async def delete_dialog(job: str, db: Db, now: Now, htmx: Htmx = False) -> Respo
 
 
 async def _delete_dialog(db: Db, job: str, now: float, htmx: bool, *, refusal: str = "") -> Response:
-    dialog = context.DeleteDialog(job=await summaries.job_summary(db, job, now=now), refusal=refusal, now=now)
+    async with view_job(db, job, now=now) as view:
+        dialog = context.DeleteDialog(job=await summaries.job_summary(view), refusal=refusal, now=now)
     return dialog.part_or_page(htmx, 409 if refusal else 200)
 
 
@@ -187,5 +195,6 @@ async def delete_job(job: str, db: Db, who: Who, now: Now, htmx: Htmx = False) -
 
 
 async def _moved(db: Db, job: str, now: float, event: str) -> Response:
-    live = await context.job_live(db, job, now=now)
+    async with view_job(db, job, now=now) as view:
+        live = await context.job_live(view)
     return live.response(headers={"HX-Trigger": event})

@@ -79,29 +79,17 @@ def test_a_commit_waits_for_the_disk_whatever_the_server_is_set_to(database, clu
     assert run(database, lambda database: database.write(setting)) == "on"
 
 
-def test_what_is_read_of_one_view_is_of_one_moment(database):
+def test_what_is_read_in_one_session_is_of_one_moment(database):
     async def scenario(database):
-        async with database.one_view():
-            before = await jobs(database)
-            # Whoever writes is another task, as in the server, and sees what it wrote itself.
+        count = select(func.count()).select_from(models.JobRecord)
+        async with database.read() as session:
+            before = await session.scalar(count)
+            # Whoever writes is another task, as in the server.
             await asyncio.create_task(database.write(job("a")))
-            within = await jobs(database)
-            async with database.read() as one, database.read() as other:
-                assert one is other
+            within = await session.scalar(count)
         return before, within, await jobs(database)
 
     assert run(database, scenario) == (0, 0, 1)
-
-
-def test_a_view_that_broke_off_is_over(database):
-    async def scenario(database):
-        with pytest.raises(LookupError):
-            async with database.one_view():
-                raise LookupError
-        await database.write(job("a"))
-        return await jobs(database)
-
-    assert run(database, scenario) == 1
 
 
 def test_units_that_wait_together_share_a_commit_and_fail_alone(database):

@@ -88,6 +88,14 @@ def questions(client, agent):
     ]
 
 
+@pytest.mark.parametrize("path", [f"/jobs/{JOB}", f"/jobs/{JOB}/live"])
+def test_a_job_page_finds_its_job_once_and_takes_few_statements(client, questions, path):
+    with database_queries.statements() as noted:
+        assert client.get(path).status_code == 200
+    assert len([sql for sql, _ in noted if re.search(r"FROM jobs\s+WHERE jobs\.name = ", sql)]) == 1
+    assert len(noted) <= 32
+
+
 async def sqlite_plan(database: Any, sql: str, values: Any) -> list[str]:
     """The tables of which rows are gone through that no index has chosen."""
     async with database.read() as session:

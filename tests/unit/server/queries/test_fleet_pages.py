@@ -20,6 +20,11 @@ STATUSES = {"running": 7, "finished": 1, "failed": 1, "silent": 1}
 _RECENT = msgspec.msgpack.encode(RecentSamples(seconds=[0.25] * 200, loss=[2.5] * 200, metrics={"loss": 2.5}))
 
 
+async def read_fleet(database, question):
+    async with database.read() as session:
+        return await fleet(session, question, now=NOW)
+
+
 def grow(client, jobs):
     database_queries.in_loop(client, database_queries.fill, database_queries.of(client), rows_of(jobs))
 
@@ -135,9 +140,7 @@ def test_the_worst_of_many_jobs_are_found_without_naming_each(empty_database, or
     async def ask(database):
         await database_queries.fill(database, rows_of(200))
         with database_queries.statements() as noted:
-            answer = await fleet(
-                database, FleetQuery(order=order, status="running", search="job", size=10), now=NOW
-            )
+            answer = await read_fleet(database, FleetQuery(order=order, status="running", search="job", size=10))
         assert [job.last_durable.iteration for job in answer.jobs] == [800] * 10
         assert max(len(values) for _, values in noted if values) < 150
 
@@ -169,7 +172,7 @@ def test_whoever_may_see_one_project_sees_and_counts_no_other(client):
 
     async def seen():
         question = FleetQuery(visible_projects={"team-b"}, size=100)
-        return await fleet(database_queries.of(client), question, now=NOW)
+        return await read_fleet(database_queries.of(client), question)
 
     answer = database_queries.in_loop(client, seen)
     assert {job.project for job in answer.jobs} == {"team-b"}
@@ -181,11 +184,11 @@ def test_ten_thousand_jobs_take_no_more_statements_than_ten_and_none_goes_withou
     async def ask(database):
         await database_queries.fill(database, rows_of(10))
         with database_queries.statements() as few:
-            await fleet(database, FleetQuery(size=10), now=NOW)
+            await read_fleet(database, FleetQuery(size=10))
         await database_queries.fill(database, rows_of(9_990, beside=10))
         for order in ("living", "heard", "name"):
             with database_queries.statements() as many:
-                answer = await fleet(database, FleetQuery(order=order, page=3, search="job"), now=NOW)
+                answer = await read_fleet(database, FleetQuery(order=order, page=3, search="job"))
             assert (answer.total, len(answer.jobs)) == (10_000, 50)
             assert len(many) <= len(few) <= 16
             for sql, values in many:
@@ -205,7 +208,7 @@ def test_of_those_that_have_ended_the_last_heard_of_are_found_without_sorting_al
     async def ask(database):
         await database_queries.fill(database, rows_of(200))
         with database_queries.statements() as noted:
-            await fleet(database, FleetQuery(page=4), now=NOW)
+            await read_fleet(database, FleetQuery(page=4))
         (others,) = [(sql, values) for sql, values in noted if "last_contact_at DESC" in sql]
         found = await database_queries.plan(database, others)
         assert "ix_jobs_last_contact_at" in found
@@ -222,10 +225,10 @@ def test_what_is_worst_takes_as_many_statements_whatever_the_number_and_one_look
     async def ask(database):
         await database_queries.fill(database, rows_of(10))
         with database_queries.statements() as few:
-            await fleet(database, FleetQuery(order=order, size=10), now=NOW)
+            await read_fleet(database, FleetQuery(order=order, size=10))
         await database_queries.fill(database, rows_of(990, beside=10))
         with database_queries.statements() as many:
-            answer = await fleet(database, FleetQuery(order=order, page=3), now=NOW)
+            answer = await read_fleet(database, FleetQuery(order=order, page=3))
         assert (answer.total, len(answer.jobs)) == (1000, 50)
         assert len(many) == len(few) <= 18
         for one in many:

@@ -21,6 +21,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast_server.core.compression import decompress
 from holdfast_server.queries import timeline
+from holdfast_server.queries.job_view import view_job
 from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"
@@ -391,8 +392,8 @@ def test_restore_points_can_be_asked_for_without_what_is_not_in_the_store(job, c
         job.checkpoint(number, state)
 
     async def asked(**options):
-        rows = await timeline.restore_points(client.app.state.services.database, "char-gpt", **options)
-        return [row.state for row in rows]
+        async with view_job(client.app.state.services.database, "char-gpt", now=0.0) as view:
+            return [row.state for row in await timeline.restore_points(view, **options)]
 
     assert client.portal.call(lambda: asked(in_store=True)) == ["persisting", "damaged", "durable"]
     assert len(client.portal.call(asked)) == 6
