@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from holdfast_server.accounts.policy import HEALTH_CHECKS
+from holdfast_server.core.access import HEALTH_CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "holdfast"

@@ -32,7 +32,7 @@ _ROLES: dict[Scope, Role] = {"read": Role.viewer, "control": Role.operator, "adm
 class Principal:
     """A person, a key, or an anonymous client.
 
-    Routes never check it to refuse a request: the table in `accounts.policy` decides.
+    Routes never check it to refuse a request: the access rules of the endpoints decide.
     """
 
     kind: Literal["person", "key", "anonymous"]
