@@ -1,7 +1,7 @@
 """`python -m benchmarks.pacing.preemptions`: whether a policy should count preemptions as failures.
 
 Preemptions of spot machines come in bursts: gaps with a coefficient of variation of 2 and 3. If the grace period
-works, a preempted job saves at once and loses only its restart, which no interval changes; then crashes alone decide.
+works, a preempted job saves at once and loses only its restart, which no interval changes: crashes alone decide.
 If it does not, each preemption loses what a crash does.
 """
 
@@ -78,8 +78,8 @@ def main() -> None:
                 grace = "grace" if saves else "no_grace"
                 figures[f"counted_points_{grace}_{seconds / HOUR:.0f}h_cv_{variation:.0f}"] = points
                 print(
-                    f"  {'saved at once' if saves else 'nothing saved'}, one in {seconds / HOUR:.0f} h, coefficient of "
-                    f"variation {variation:g}: {points:+.2f} ({counted:.2%}, {left_out:.2%})",
+                    f"  {'saved at once' if saves else 'nothing saved'}, one in {seconds / HOUR:.0f} h, "
+                    f"coefficient of variation {variation:g}: {points:+.2f} ({counted:.2%}, {left_out:.2%})",
                     flush=True,
                 )
     print(f"figures: {json.dumps(figures)}")

@@ -2,12 +2,14 @@
 
 A trace is a JSON list of events `{"node_id": "a", "event_time": 3.9, "event_type": "fault_start"}`, with
 `fault_end` at the repair; an optional `fault_type` has the `Level`, such as "Hardware Failure". The format is that
-of InfiniteHBD-Trace (400 servers over 348 days; "InfiniteHBD", SIGCOMM 2025).
+of InfiniteHBD-Trace (400 servers over 348 days; "InfiniteHBD", SIGCOMM 2025). The same events may come as one JSON
+object a line or as CSV with a header, and times as dates in ISO 8601.
 """
 
 from __future__ import annotations
 
 import bisect
+import csv
 import itertools
 import json
 import math
@@ -16,12 +18,16 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any
 
 DAY = 86400.0
+FIELDS = ("node_id", "event_time", "event_type")
 EVENT_TYPES = ("fault_start", "fault_end")
 MOST_SECONDS = 1e12
 """Largest time of an event: a simulation with larger ones would add seconds to a time that does not change."""
+EPOCH_FACTOR = 3.0
+"""Time before the first event, in durations of the rest, above which it belongs to no cluster."""
 MOST_NAMED = 5
 """Number of unknown event types that are named."""
 
@@ -81,62 +87,106 @@ def parse_trace(text: str | bytes, *, unit_seconds: float = DAY, level: str | No
     """Parse a trace.
 
     Args:
-        text: the JSON list.
-        unit_seconds: the unit of `event_time`; days by default.
+        text: a JSON list, one JSON object a line, or CSV.
+        unit_seconds: the unit of an `event_time` that is a number; days by default.
         level: use only faults whose `fault_type` has this `Level`.
 
     Raises:
-        ValueError: it is no such list, or has no fault; names the event and the field.
+        ValueError: it is none of these, or has no fault; names the event and the field.
     """
-    try:
-        events = json.loads(text)
-    except RecursionError:
-        raise ValueError("the trace is not JSON that can be read: it is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"the trace is not JSON: {error}") from None
-    if not isinstance(events, list):
-        raise ValueError("the trace is not a JSON list of events with node_id, event_time and event_type")
     unused: Counter[str] = Counter()
-    read = [_event(number, event, MOST_SECONDS / unit_seconds) for number, event in enumerate(events)]
+    read = [_event(number, event, unit_seconds, unused) for number, event in enumerate(_decoded(text))]
     faults = _paired(sorted(_used(read, level, unused), key=lambda event: event[0]), unused)
     if not faults:
         which = f" of the level {level!r}" if level is not None else ""
         raise ValueError(f"the trace has no fault_start{which}")
-    first = min(0.0, *(time for time, *_ in read))
+    earliest, latest = min(time for time, *_ in read), max(time for time, *_ in read)
+    first = min(0.0, earliest)
+    if earliest > EPOCH_FACTOR * (latest - earliest):  # times since 1970, most of them without the cluster
+        first = earliest
+        unused["the time before the first event, much longer than the rest"] += 1
+    if latest <= first:
+        raise ValueError("all events of the trace are at the same time: a trace needs a duration")
     return FaultTrace(
-        faults=tuple(
-            NodeFault((start - first) * unit_seconds, (end - first) * unit_seconds, node)
-            for start, end, node in sorted(faults)
-        ),
-        seconds=(max(time for time, *_ in read) - first) * unit_seconds,
+        faults=tuple(NodeFault(start - first, end - first, node) for start, end, node in sorted(faults)),
+        seconds=latest - first,
         unused=tuple(f"{count:,} × {reason}" for reason, count in unused.items()),
     )
 
 
+def _decoded(text: str | bytes) -> list[Any]:
+    """Return the events of a JSON list, of lines with an object each, or of CSV with a header."""
+    try:
+        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        if text.lstrip()[:1] == "{" and len(lines := [line for line in text.splitlines() if line.strip()]) > 1:
+            return [json.loads(line) for line in lines]
+        if text.lstrip()[:1] not in ("[", "{", '"'):
+            rows = csv.DictReader(text.splitlines())
+            if set(FIELDS) <= set(rows.fieldnames or ()):
+                return list(rows)
+        events = json.loads(text)
+    except RecursionError:
+        raise ValueError("the trace is not JSON that can be read: it is nested too deeply") from None
+    except (ValueError, csv.Error) as error:
+        raise ValueError(
+            f"the trace is not JSON: {error}. Give a JSON list of events, one JSON object a line, or CSV with the "
+            f"columns {', '.join(FIELDS)}"
+        ) from None
+    if not isinstance(events, list):
+        raise ValueError("the trace is not a JSON list of events with node_id, event_time and event_type")
+    return events
+
+
 _Event = tuple[float, str, str, str | None]
-"""Time, node, type and level."""
+"""Time in seconds, node, type and level."""
 
 
-def _event(number: int, event: Any, most: float) -> _Event:
+def _event(number: int, event: Any, unit_seconds: float, unused: Counter[str]) -> _Event:
     if not isinstance(event, Mapping):
         raise ValueError(f"event {number} of the trace is not an object with node_id, event_time and event_type")
-    for name in ("node_id", "event_time", "event_type"):
-        if name not in event:
+    for name in FIELDS:
+        if event.get(name) in (None, ""):
             raise ValueError(f"event {number} of the trace has no {name}")
     time = event["event_time"]
-    if isinstance(time, bool) or not isinstance(time, int | float) or not -most <= time <= most:
+    seconds = _seconds(time, unit_seconds, unused)
+    if seconds is None or not -MOST_SECONDS <= seconds <= MOST_SECONDS:
         raise ValueError(
             f"event {number} of the trace has the event_time {time!r:.40}: give a number, in the unit of "
-            f"--trace-unit, of at most {MOST_SECONDS:g} s"
+            f"--trace-unit, of at most {MOST_SECONDS:g} s, or a date such as 2026-01-31T12:00:00Z"
         )
     kind = event.get("fault_type")
-    level = kind.get("Level") if isinstance(kind, Mapping) else None
-    return float(time), str(event["node_id"]), str(event["event_type"]), None if level is None else str(level)
+    level = kind.get("Level") if isinstance(kind, Mapping) else kind
+    return seconds, str(event["node_id"]), str(event["event_type"]), None if level is None else str(level)
+
+
+def _seconds(time: Any, unit_seconds: float, unused: Counter[str]) -> float | None:
+    """Return a time in seconds, of a date since 1970; `None` if it is neither a number nor a date."""
+    if isinstance(time, bool) or not isinstance(time, int | float | str):
+        return None
+    try:
+        return float(time) * unit_seconds
+    except OverflowError:
+        return None
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(str(time).strip())
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        unused["a date without a time zone (read as UTC)"] += 1
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
 
 
 def _used(events: Iterable[_Event], level: str | None, unused: Counter[str]) -> Iterable[_Event]:
     others: dict[str, str] = {}
+    seen: set[_Event] = set()
     for event in events:
+        if event in seen:
+            unused["an event that is in the trace already"] += 1
+            continue
+        seen.add(event)
         if event[2] not in EVENT_TYPES:
             others.setdefault(event[2], f"{event[2]!r:.40}" if len(others) < MOST_NAMED else "others")
             unused[f"an event_type other than fault_start and fault_end ({others[event[2]]})"] += 1

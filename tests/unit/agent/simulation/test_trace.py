@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings, strategies
@@ -84,6 +85,13 @@ def test_what_cannot_be_used_is_named():
         ("node_id,event_time", "not JSON"),
         ("{}", "not a JSON list"),
         ("[]", "no fault_start"),
+        ("", "not JSON: .* Give a JSON list of events, one JSON object a line, or CSV with the columns node_id"),
+        (b"\xff\xfe", "not JSON: 'utf-8' codec"),
+        ("node_id,event_time,event_type\na,,fault_start", "event 0 of the trace has no event_time"),
+        (json.dumps([event(None, 1, "fault_start")]), "event 0 of the trace has no node_id"),
+        (json.dumps([event("a", 5, "fault_start")]), "all events of the trace are at the same time"),
+        (json.dumps([event("a", "31.01.2026", "fault_start")]), "or a date such as 2026-01-31T12:00:00Z"),
+        (json.dumps([event("a", 1_769_817_600_000, "fault_start")]), "in the unit of --trace-unit"),
         ("[3]", "event 0 of the trace is not an object"),
         (json.dumps([{"node_id": "a", "event_time": 1}]), "event 0 of the trace has no event_type"),
         (json.dumps([event("a", "noon", "fault_start")]), "event_time 'noon'"),
@@ -99,6 +107,63 @@ def test_what_cannot_be_used_is_named():
 def test_what_is_no_trace_is_refused(text, words):
     with pytest.raises(ValueError, match=words):
         parse_trace(text)
+
+
+HOURS = [("a", 1, "fault_start"), ("a", 3, "fault_end"), ("b", 4, "fault_start"), ("b", 8, "fault_end")]
+"""Times in hours after midnight, or after 2026-01-31 00:00 UTC."""
+AS_READ = (NodeFault(3600, 10800, "a"), NodeFault(14400, 28800, "b"))
+FROM_FIRST = (NodeFault(0, 7200, "a"), NodeFault(10800, 25200, "b"))
+MIDNIGHT = 1_769_817_600
+NO_TIME = "1 × the time before the first event, much longer than the rest"
+
+
+def lines(times: Callable[[int], object]) -> list[dict[str, object]]:
+    return [event(node, times(hour), kind) for node, hour, kind in HOURS]
+
+
+def csv(times: Callable[[int], object], end: str = "\n") -> str:
+    rows = [f"{node},{times(hour)},{kind}" for node, hour, kind in HOURS]
+    return end.join(["node_id,event_time,event_type", *rows, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "faults", "unused"),
+    [
+        (json.dumps(lines(int)[::-1]), AS_READ, ()),
+        ("\n".join(map(json.dumps, lines(int))), AS_READ, ()),
+        (csv(int), AS_READ, ()),
+        (("\ufeff" + csv(float, "\r\n")).encode(), AS_READ, ()),
+        (json.dumps(lines(lambda hour: MIDNIGHT / 3600 + hour)), FROM_FIRST, (NO_TIME,)),
+        (csv(lambda hour: f"2026-01-31T0{hour}:00:00Z"), FROM_FIRST, (NO_TIME,)),
+        (csv(lambda hour: f"2026-01-31T0{hour + 1}:00:00+01:00"), FROM_FIRST, (NO_TIME,)),
+        (
+            json.dumps(lines(lambda hour: f"2026-01-31 0{hour}:00")),
+            FROM_FIRST,
+            ("4 × a date without a time zone (read as UTC)", NO_TIME),
+        ),
+        (
+            json.dumps([*lines(int)[:1], *lines(int), event("c", 9, "reboot")]),
+            AS_READ,
+            (
+                "1 × an event that is in the trace already",
+                "1 × an event_type other than fault_start and fault_end ('reboot')",
+            ),
+        ),
+        (
+            json.dumps(lines(int)[:3]),
+            (AS_READ[0], NodeFault(14400, math.inf, "b")),
+            ("1 × a fault_start without a fault_end (out of service until the end)",),
+        ),
+    ],
+    ids=["unordered", "json lines", "csv", "csv of a spreadsheet", "hours since 1970", "dates", "zones", "no zone",
+         "repeated", "no end"],
+)  # fmt: skip
+def test_a_trace_of_another_form_is_read_and_what_is_not_used_is_named(text, faults, unused):
+    read = parse_trace(text, unit_seconds=3600)
+    assert [(each.node, round(each.start_seconds), each.end_seconds) for each in read.faults] == [
+        (each.node, each.start_seconds, pytest.approx(each.end_seconds, abs=0.01)) for each in faults
+    ]
+    assert sorted(read.unused) == sorted(unused)
 
 
 def test_a_fault_of_a_node_in_use_is_a_failure_and_one_of_a_spare_is_none():
