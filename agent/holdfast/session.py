@@ -18,10 +18,11 @@ from datetime import timedelta
 from typing import Any, Literal, Self
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.retention_queue import Protector
+from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
 from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
+from holdfast.distributed.ranks import SideGroup
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.coordination import CollectiveCall
 from holdfast.engine.earlier_start import open_store_of_start
@@ -37,8 +38,13 @@ from holdfast.protocol import ids
 from holdfast.protocol.messages import StallKind
 from holdfast.retention import Retention
 from holdfast.save.compression import Compression
+from holdfast.save.history import History
+from holdfast.save.persister import Persister
+from holdfast.save.reports import CheckpointEvents
 from holdfast.save.run import CheckpointOutcome, RunListener
 from holdfast.save.saver import Saver
+from holdfast.save.snapshotter import Snapshotter
+from holdfast.store import Store
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -162,20 +168,11 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._meter = IterationMetrics(self._controller, self._reporter)
-        leads, uid = self._ranks.leads, uuid.uuid4().hex  # rank 0 writes the manifest
-        compression = Compression(options.compress and leads, self._controller, self._reporter)
-        self._memory = MemoryTier(self.job, uid, options.max_in_flight, self._ranks, self._reporter)
-        self._checkpoints = Saver(
-            store, self.job, uid, retention=options.retention_rules, max_in_flight=options.max_in_flight,
-            debug=options.debug, parity=options.parity, compress=options.compress, reporter=self._reporter,
-            ranks=self._ranks, memory=self._memory, compresses=compression.begin,
-            read_metrics=self._meter.newest_metrics if leads else lambda: None,
-        )  # fmt: skip
+        compression = Compression(options.compress and self._ranks.leads, self._controller, self._reporter)
+        self._saver = self._build_saver(store, options, compression)
         console_log.open()
-        self._orders = Orders(
-            self._checkpoints.store, self.job, self._reporter, options.pacing, retention=options.retention_rules
-        )
-        self._verifier = Verifier(self._checkpoints, self._reporter)
+        self._orders = Orders(store, self.job, self._reporter, options.pacing, retention=options.retention_rules)
+        self._verifier = Verifier(self._saver.history, self._saver.retention, self._reporter)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
@@ -186,7 +183,7 @@ class Session:
             kept = {keyword: names for keyword, names in keep_settings.items() if names is not None}
             self.keep(*(keep_settings.keys() - kept.keys()), **kept)
             self._boundary = Boundary(
-                training=self._training, controller=self._controller, checkpoints=self._checkpoints,
+                training=self._training, controller=self._controller, saver=self._saver,
                 reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
                 meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
                 earlier=earlier, compression=compression, memory=self._memory,
@@ -198,6 +195,30 @@ class Session:
                     close()
             console_log.close()
             raise
+
+    def _build_saver(self, store: Store, options: Config, compression: Compression) -> Saver:
+        ranks, reporter, uid = self._ranks, self._reporter, uuid.uuid4().hex
+        self._memory = MemoryTier(self.job, uid, options.max_in_flight, ranks, reporter)
+        reports = CheckpointEvents(reporter, store, options.parity, options.compress)
+        history = History(store, self.job, uid, ranks=ranks, reporter=reporter, reports=reports)
+        retention = RetentionQueue(store, self.job, options.retention_rules, reporter, history.training_head)
+        return Saver(
+            history,
+            Snapshotter(debug=options.debug, arenas=self._memory.arenas),
+            Persister(
+                store,
+                max_in_flight=options.max_in_flight,
+                channel=ranks if isinstance(ranks, SideGroup) else None,
+                make_room=retention.make_room,
+            ),
+            retention,
+            reports,
+            ranks,
+            memory=self._memory,
+            parity=options.parity,
+            read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
+            compresses=compression.begin,
+        )
 
     # What a loop uses
 
@@ -219,7 +240,7 @@ class Session:
     @property
     def attempt(self) -> int:
         """The number of this start of the job, from 1; 0 while its store cannot be written to."""
-        return self._checkpoints.attempt
+        return self._saver.history.attempt
 
     @property
     def url(self) -> str | None:
@@ -388,10 +409,10 @@ class Session:
             TimeoutError: a checkpoint is still under way.
         """
         with self._meter.clock.stalled("snapshot_wait"):
-            settled = self._checkpoints.wait_settled(timeout)
+            settled = self._saver.wait_settled(timeout)
         if not settled:
             raise TimeoutError(f"session.wait: a checkpoint is still under way after {timeout:g} s")
-        return self._checkpoints.outcomes()
+        return self._saver.reports.outcomes()
 
     def every(self, interval: int | str | timedelta | None) -> None:
         """Take a checkpoint every `interval` iterations, or every "10min"; `None` returns to the policy.
@@ -423,8 +444,8 @@ class Session:
         """
         if not self._ranks.leads:
             return
-        checkpoint = restore.find(self._checkpoints.store, self.job, iteration)
-        self._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint)
+        checkpoint = restore.find(self._saver.history.store, self.job, iteration)
+        self._saver.retention.protect(Protector.SCRIPT, checkpoint)
         self._boundary.requests.restore = checkpoint
 
     def on_restored(self, callback: Callable[[int, int], object]) -> None:
@@ -449,7 +470,7 @@ class Session:
     @property
     def store(self) -> str:
         """Address of the store: an absolute path, or a URL without credentials."""
-        return self._checkpoints.store.url
+        return self._saver.history.store.url
 
     @property
     def measured_overhead(self) -> float | None:
@@ -479,7 +500,7 @@ class Session:
 
         The listener is called on any thread, `on_stall` on the training thread; only one such function is kept.
         """
-        self._checkpoints.listeners.append(listener)
+        self._saver.observe(listener)
         if on_stall is not None:
             self._meter.clock.on_stall = on_stall
 
@@ -514,7 +535,7 @@ class Session:
             self._boundary.progress.rest,
             self._verifier.close,
             lambda: self._boundary.take_final() if finished else None,
-            lambda: self._checkpoints.close(WRITE_SECONDS, finished=finished),
+            lambda: self._saver.close(WRITE_SECONDS, finished=finished),
             self._ranks.close,
             self._boundary.settle,
             lambda: self._boundary.note_ending(reason),

@@ -52,11 +52,11 @@ class HoldfastContender(Contender):
     def save(self, step: int) -> None:
         # A session delays a checkpoint instead of blocking training while its memory is in use. Other libraries
         # wait and take it, so do the same here; it matters if every iteration is saved.
-        self._session._checkpoints.snapshots.wait_free(TIMEOUT_SECONDS)
+        self._session._saver.snapshots.wait_free(TIMEOUT_SECONDS)
         self._session.checkpoint()
         self._session.step()
         self._saved_iteration = self._session.iteration
-        self._saved.put(self._session._checkpoints.snapshots._copy.run)
+        self._saved.put(self._session._saver.snapshots._copy.run)
         self._under_way += 1
 
     def end_iteration(self) -> None:

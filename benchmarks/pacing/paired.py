@@ -153,7 +153,7 @@ def _train(connection: Connection, budget: float, store: str) -> None:
 
     def beside(iterations: int) -> tuple[float, int]:
         done, started = 0, time.perf_counter()
-        while done < iterations or (session._checkpoints.active and done < MOST_ITERATIONS):
+        while done < iterations or (session._saver.active and done < MOST_ITERATIONS):
             training.iterate()
             session.step()
             done += 1

@@ -53,7 +53,7 @@ def exported():
 
 
 def opentelemetry_of(session):
-    (found,) = (each for each in session._checkpoints.listeners if isinstance(each, opentelemetry.Instrumentation))
+    (found,) = (each for each in session._saver._listeners if isinstance(each, opentelemetry.Instrumentation))
     return found
 
 

@@ -90,7 +90,7 @@ def taken_back(
         if job.session.iteration == spot:
             job.settle()
             dist.barrier()  # what is durable for one rank is so for all
-            known = [parse_checkpoint_id(each)[0] for each in job.session._checkpoints.store.checkpoints("job")]
+            known = [parse_checkpoint_id(each)[0] for each in job.session._saver.history.store.checkpoints("job")]
             target = chance.choice([iteration for iteration in known if iteration <= last // 2])
             if by_all or dist.get_rank() == 0:
                 job.session.restore(target)
@@ -113,7 +113,7 @@ def refused(
             job.settle()
             dist.barrier()
             if dist.get_rank() == 0:
-                checkpoint = job.session._checkpoints.store.checkpoints("job")[0]
+                checkpoint = job.session._saver.history.store.checkpoints("job")[0]
                 damage(Path(store) / "job" / checkpoint, damaged_rank)
                 job.session.restore(parse_checkpoint_id(checkpoint)[0])
     job.crash()

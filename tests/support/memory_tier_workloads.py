@@ -55,7 +55,7 @@ def ends_and_goes_on(
     second.session._reporter.notice = lambda level, code, text: told.append(f"{code}: {text}")
     start = second.session.resume()
     second.session.wait(300)
-    saved = second.session._checkpoints.head
+    saved = second.session._saver.history.head
     claimed = [arena.slot is not None for arena in second.session._memory.arenas]
     second.run()
     second.session.close()

@@ -33,7 +33,7 @@ class SynchronousJob:
         self.session._close("interrupted")
 
     def checkpoints(self):
-        return self.session._checkpoints.store.checkpoints("j")
+        return self.session._saver.history.store.checkpoints("j")
 
 
 def trained(model, optimizer, size=4):
@@ -58,7 +58,7 @@ def miscounting(stage, store, how):
         for _ in range({"twice": 2, "not at all": 0}[how] if odd else 1):
             job.session.step()
     job.end()
-    where = [job.session._checkpoints.store, "j"]
+    where = [job.session._saver.history.store, "j"]
     found = [[restore.load(*where, c, rank=r).state["loop"]["updates"] for r in (0, 1)] for c in job.checkpoints()]
     return found, job.told
 

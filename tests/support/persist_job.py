@@ -21,7 +21,7 @@ from tests.support.process_inspection import children
 JOB = "job"
 
 
-OF_RUN = ("number", "mode", "at_once", "metrics", "survived")
+OF_RUN = ("number", "mode", "at_once", "read_metrics", "survived")
 
 
 def draft(iteration=1, **changes):
@@ -35,7 +35,7 @@ def draft(iteration=1, **changes):
 def requested(iteration=1, *listeners, **changes):
     """A run that has not begun; `changes` are arguments of `Run`, or fields of its draft."""
     options = {"number": iteration} | {name: changes.pop(name) for name in OF_RUN if name in changes}
-    return Run(draft(iteration, **changes), *listeners, **options)
+    return Run(draft(iteration, **changes), listeners, **options)
 
 
 def copied(snapshotter, captured, iteration=1, **changes):

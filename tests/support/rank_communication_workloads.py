@@ -294,13 +294,13 @@ class IdleJob:
         self.loop = holdfast.Variables()
         self.session = holdfast.Session("m", store=store, model=self.model, loop=self.loop, **options)
         self.taken = []
-        take = self.session._checkpoints.take
+        take = self.session._saver.take
 
         def noting(*args, **options):
             self.taken.append((self.session.iteration, args[1]))
             return take(*args, **options)
 
-        self.session._checkpoints.take = noting
+        self.session._saver.take = noting
         self.session.resume()
 
     def step(self, times=1, *, settled=True):
@@ -364,7 +364,7 @@ def break_within(stage, store, rank, what):
             setattr(owner, method, kept)
         job.step(80)
         session.close()
-    return job.taken, lines, session._checkpoints.head
+    return job.taken, lines, session._saver.history.head
 
 
 def restore_back(stage, store, fails_on=None):
@@ -375,7 +375,7 @@ def restore_back(stage, store, fails_on=None):
     if fails_on == dist.get_rank():
         session._training.check = lambda _: raise_(IncompatibleCheckpoint("does not fit"))
     if dist.get_rank() == 0:
-        session.restore(int(session._checkpoints.store.checkpoints("m")[0].partition("-")[0]))
+        session.restore(int(session._saver.history.store.checkpoints("m")[0].partition("-")[0]))
     with listening() as lines:
         for _ in range(200):
             before = session.iteration
@@ -393,7 +393,7 @@ def afresh(stage, store):
     for _ in range(10):
         session.step()
     session.close()
-    return session.iteration, session._checkpoints.head
+    return session.iteration, session._saver.history.head
 
 
 class DesiredStateSource(OfflineConnection):
@@ -417,7 +417,7 @@ def ordered(stage, store):
     for number in range(3):
         order = None
         if number == 2:
-            first = session._checkpoints.store.checkpoints("m")[0]
+            first = session._saver.history.store.checkpoints("m")[0]
             order = RestoreOrder(id="o", checkpoint=first, fence=1)
         if leads:
             server.desired = Desired(
@@ -447,7 +447,7 @@ def relaunched(stage, store):
     job.session.checkpoint()
     job.step(100)
     if leads:
-        first = job.session._checkpoints.store.checkpoints("m")[0]
+        first = job.session._saver.history.store.checkpoints("m")[0]
         wanted = RestoreOrder(id="o", checkpoint=first, fence=1)
         job.session._reporter.link.desired = Desired(version=2, restore=wanted)
     status = None
@@ -468,5 +468,5 @@ def break_apart(stage, store):
     dies = dist.get_rank() == 1
     session._training.apply = lambda _: os.kill(os.getpid(), signal.SIGKILL) if dies else raise_(KeyError("half"))
     if dist.get_rank() == 0:
-        session.restore(int(session._checkpoints.store.checkpoints("m")[0].partition("-")[0]))
+        session.restore(int(session._saver.history.store.checkpoints("m")[0].partition("-")[0]))
     return raised_by(lambda: job.step(200))

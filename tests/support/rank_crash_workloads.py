@@ -258,6 +258,6 @@ def train(
         ):  # as many scripts do at their end; make a new group, because the launcher destroys it again
             dist.destroy_process_group()
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    stage.tell("head", session._checkpoints.head)
+    stage.tell("head", session._saver.history.head)
     stage.tell("done", session.iteration)
     return session.iteration

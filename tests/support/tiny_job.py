@@ -56,7 +56,7 @@ class Trainer:
     def settle(self):
         """Waits for the checkpoint under way and its retention: a test then knows which iterations have one."""
         self.session.wait(300)
-        assert self.session._checkpoints.retention_queue.wait_idle(300)
+        assert self.session._saver.retention.wait_idle(300)
 
     def crash(self):
         """As if the process had been killed between two iterations: nothing more is saved or said."""

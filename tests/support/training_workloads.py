@@ -75,7 +75,7 @@ def train(
         nonlocal rewound
         iteration, loss = trainer.losses[-1]
         stage.tell("loss", iteration, loss.hex())
-        if (head := trainer.session._checkpoints.head) is not None:
+        if (head := trainer.session._saver.history.head) is not None:
             stage.tell("ground", trainer.session.lineage, parse_checkpoint_id(head)[0])
         if trainer.session.iteration == ready_at and trainer.session.lineage == 1:
             stage.ready()
@@ -110,7 +110,7 @@ def wander(stage: WorkloadChannel, root: str, seed: int, further: int, **options
             trainer.iterate(x, y)
             iteration, loss = trainer.losses[-1]
             stage.tell("loss", iteration, loss.hex())
-            if (head := session._checkpoints.head) is not None:
+            if (head := session._saver.history.head) is not None:
                 stage.tell("ground", session.lineage, parse_checkpoint_id(head)[0])
                 if moments.random() < 0.03:
                     session.restore(parse_checkpoint_id(head)[0])
@@ -199,7 +199,7 @@ def overwrite(stage: WorkloadChannel, root: str, rounds: int, max_in_flight: int
         optimizer.step()  # waits for the copy, as it does in any loop
         _spoil([*model.parameters(), *_tensors(optimizer)])
         session.wait(300)
-        durable = session._checkpoints.head
+        durable = session._saver.history.head
         session._close("killed")
         model, optimizer, session = _large(root, max_in_flight)
         assert (session.resume(), durable) == (number, f"{number:012d}-1"), "the checkpoint was not durable"

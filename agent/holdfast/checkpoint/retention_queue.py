@@ -188,6 +188,10 @@ class RetentionQueue:
         self._unlogged: set[BestRule] = set()
         """Rules whose metric no checkpoint had when that was reported."""
 
+    def change(self, rules: Retention) -> None:
+        """Apply other rules from the next run on."""
+        self.rules = rules
+
     def follow(self, desired: Desired, attempt: int) -> None:
         """Apply the pins that the server reports, and describe the checkpoints if it lacks their attempts."""
         self.pinned.follow(desired.pins, attempt, for_alerts=desired.alert_pins)
@@ -279,6 +283,7 @@ class RetentionQueue:
             self._removed_in_vain = 0
         if self._removed_in_vain == MOST_IN_VAIN:
             return False
+        self._load_kept()
         if self._head().head is not None and self._retire():
             return True
         at, committed, pins = self._head(), self._store.checkpoints(self._job), self.pinned.checkpoints
@@ -336,9 +341,7 @@ class RetentionQueue:
 
     def _retire(self) -> bool:
         """Delete what the rules do not keep; only after a newer checkpoint is durable. Return whether some was."""
-        if not self._requested_loaded:
-            self.load_requested()
-        self.pinned.load()
+        self._load_kept()
         at = self._head()
         self.pinned.record(at.attempt)
         committed = self._store.checkpoints(self._job)
@@ -362,6 +365,12 @@ class RetentionQueue:
                 self._reporter.inventory([each for each in committed if each not in deleted], pins, deleted)
         self._report_full(len(committed) - len(deleted))
         return bool(deleted)
+
+    def _load_kept(self) -> None:
+        """Load what earlier attempts keep, unless it was loaded when this one began."""
+        if not self._requested_loaded:
+            self.load_requested()
+        self.pinned.load()
 
     def _delete(self, checkpoints: Iterable[str]) -> Iterator[str]:
         """Delete one by one, except those protected or pinned meanwhile; yield the deleted names."""

@@ -53,7 +53,7 @@ class Boundary:
         *,
         training: Training,
         controller: Controller,
-        checkpoints: Saver,
+        saver: Saver,
         reporter: Reporter,
         ranks: Ranks,
         orders: Orders,
@@ -66,20 +66,20 @@ class Boundary:
         compression: Compression,
         memory: MemoryTier,
     ) -> None:
-        self._training, self._controller, self._checkpoints = training, controller, checkpoints
+        self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
         self._reporter, self._ranks, self._orders = reporter, ranks, orders
         self._meter, self._preemption = meter, preemption
         self._lifecycle = lifecycle
         self._position = reporter.position
         self._compression = compression
         self.requests = Requests()
-        self.unsaved_work = UnsavedWork(training, checkpoints, reporter, ranks)
+        self.unsaved_work = UnsavedWork(training, saver.history, reporter, ranks)
         self.restore_callbacks = RestoreCallbacks(self._position)
         self.collective_call: CollectiveCall | None = None
         """Of an integration; the same on all ranks."""
         self._startup = Startup(
             training,
-            checkpoints,
+            saver,
             orders,
             reporter,
             ranks,
@@ -91,7 +91,7 @@ class Boundary:
             token=options.token,
         )
         self._startup.open()
-        self.in_place_restore = InPlaceRestore(training, checkpoints, reporter, ranks)
+        self.in_place_restore = InPlaceRestore(training, saver, reporter, ranks)
         self._prober = Prober(training, meter, reporter)
         self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
         self._coordinator = coordinator_for(ranks, self._choose)
@@ -104,7 +104,7 @@ class Boundary:
         training.around_updates(
             self.before_update,
             meter.clock.update_ends,
-            checkpoints.snapshots.wait_copy_ended,
+            saver.snapshots.wait_copy_ended,
             self._may_act_after,
         )
 
@@ -135,11 +135,11 @@ class Boundary:
             self._measure(metrics)
         finally:  # even after an error here: the other ranks reach the same boundary and wait for this one
             self._act_with_other_ranks()
-        self._prober.at_boundary(busy=self._checkpoints.active)
+        self._prober.at_boundary(busy=self._saver.active)
 
     def take_final(self) -> None:
         """Checkpoint the end of training, so that a restarted job does not repeat work."""
-        if not self._position.iteration or not self._checkpoints.wait_settled(WRITE_SECONDS):
+        if not self._position.iteration or not self._saver.wait_settled(WRITE_SECONDS):
             return
         if self._training.unsaved_batches or self._training.unsaved_updates:
             self.unsaved_work.report_no_final(requested=self.requests.checkpoint)
@@ -148,12 +148,12 @@ class Boundary:
             if not self._coordinator.end(self._position.iteration):
                 return
             self.settle()
-            self._checkpoints.update_lineage()
-            if self._ranks.decide(lambda: self._checkpoints.head != self._here, bool):
+            self._history.update_lineage()
+            if self._ranks.decide(lambda: self._history.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
                 self._report_unsaved()
             if (call := self.collective_call) is not None:
-                self._checkpoints.wait_settled(WRITE_SECONDS)
+                self._saver.wait_settled(WRITE_SECONDS)
                 if self._ranks.decide(lambda: call.is_due(at_end=True), bool):
                     call()
         except RanksLost as error:
@@ -161,9 +161,9 @@ class Boundary:
 
     def note_ending(self, reason: str) -> None:
         """Record in the store how the attempt ends."""
-        checkpoints = self._checkpoints
-        if self._ranks.leads and checkpoints.attempt:
-            record_ending(checkpoints.store, checkpoints.job, checkpoints.attempt, reason, self._training.trained)
+        history = self._history
+        if self._ranks.leads and history.attempt:
+            record_ending(history.store, history.job, history.attempt, reason, self._training.trained)
 
     def settings_changed(self) -> None:
         """Apply the settings of the script and of operators as they are now."""
@@ -178,7 +178,7 @@ class Boundary:
 
     def settle(self) -> None:
         """Process the checkpoints that settled since the last iteration."""
-        for run in self._checkpoints.drain():
+        for run in self._saver.settle():
             self._meter.checkpoint_settled(run.cost)
             self._compression.settled(run)
             if run.result.fenced:
@@ -222,9 +222,9 @@ class Boundary:
             self._take(decision)
         if decision.call and self.collective_call is not None:
             self.collective_call()
-        if self._checkpoints.unprepared:
-            self._checkpoints.prepare(self._training.outline)
-        self._meter.in_flight = self._checkpoints.active
+        if self._saver.unprepared:
+            self._saver.prepare(self._training.outline)
+        self._meter.in_flight = self._saver.active
 
     # Reading what a decision depends on
 
@@ -251,8 +251,8 @@ class Boundary:
                 grace_left_seconds=self._preemption.grace_left_seconds,
                 checkpoint_seconds=profile.snapshot_seconds + profile.persist_seconds if profile else None,
             )
-        checkpoints, controller, plan = self._checkpoints, self._controller, self._controller.plan
-        snapshots = checkpoints.snapshots
+        saver, controller, plan = self._saver, self._controller, self._controller.plan
+        snapshots = saver.snapshots
         is_early = plan is None and controller.trained_seconds < FIRST_SECONDS
         return Situation(
             lineage=lineage,
@@ -261,9 +261,9 @@ class Boundary:
             retry=self.requests.retry,
             due=self._is_due(iteration),
             withheld=self._orders.is_withheld_too_long(time.monotonic() - self._taken_at),
-            memory_ready=not (checkpoints.unprepared and is_early),
+            memory_ready=not (saver.unprepared and is_early),
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
-            in_flight=checkpoints.under_way,
+            in_flight=saver.under_way,
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,
             call_due=self.collective_call is not None and self.collective_call.is_due(at_end=False),
@@ -305,7 +305,7 @@ class Boundary:
         if desired is None or not self._orders.has_changed(desired):
             return
         self._controller.change(self._orders.settings())
-        self._checkpoints.retention_queue.rules = self._orders.retention()
+        self._saver.retention.change(self._orders.retention())
         if self._orders.checkpoint_requested:
             self.requests.checkpoint = True
         if self._orders.probe_requested:
@@ -319,11 +319,11 @@ class Boundary:
         assert decision.checkpoint is not None
         started = time.perf_counter()
         if decision.lineage:
-            self._checkpoints.follow_lineage(decision.lineage)
+            self._history.follow_lineage(decision.lineage)
         try:
             self._meter.update_controller()  # what came before belongs to the time before
         finally:  # the other ranks count on this one
-            self._checkpoints.take(
+            self._saver.take(
                 self._training.capture,
                 decision.checkpoint,
                 mode=decision.mode,
@@ -353,7 +353,7 @@ class Boundary:
         finally:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
-        self._checkpoints.retention_queue.protect(Protector.SCRIPT, None)
+        self._saver.retention.protect(Protector.SCRIPT, None)
         self._startup.publish_attempt()
         self._coordinator.begin(self._position.iteration)
         if self._training.restore_count != restores:
@@ -362,14 +362,14 @@ class Boundary:
 
     def _end(self, decision: Decision) -> None:
         """Take the final checkpoint after SIGTERM, if there is time."""
-        checkpoints, saved = self._checkpoints, "no time for a checkpoint"
+        saver, saved = self._saver, "no time for a checkpoint"
         try:
             if decision.checkpoint is not None:
-                if checkpoints.wait_settled(self._preemption.grace_left_seconds):
+                if saver.wait_settled(self._preemption.grace_left_seconds):
                     self.settle()
                     self._take(decision)
-                durable = checkpoints.wait_settled(self._preemption.grace_left_seconds)
-                is_saved = durable and checkpoints.head == self._here
+                durable = saver.wait_settled(self._preemption.grace_left_seconds)
+                is_saved = durable and self._history.head == self._here
                 saved = f"saved as {self._here}" if is_saved else "the checkpoint was not durable in time"
             message = f"SIGTERM received; ending after iteration {self._position.iteration:,}: {saved}"
             self._reporter.notice("warning", "preempted", message)
@@ -422,7 +422,7 @@ class Boundary:
         if self._lifecycle.state is Life.REPLACED or now < self._store_asked_at + ASK_STORE_SECONDS:
             return False
         self._store_asked_at = now
-        return self._checkpoints.fenced
+        return self._history.fenced
 
     def _give_way(self) -> None:
         """Stop saving and reporting: a newer attempt of the job has begun."""
@@ -443,7 +443,7 @@ class Boundary:
             return
         if self._training.updates == UNCOUNTED_UPDATES and not self._training.trained:
             self.unsaved_work.report_first_updates()
-        waited = self._checkpoints.snapshots.wait_copied()
+        waited = self._saver.snapshots.wait_copied()
         if waited:
             self._meter.clock.stall("snapshot_wait", waited)
         self._meter.clock.update_begins()

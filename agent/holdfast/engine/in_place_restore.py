@@ -33,8 +33,8 @@ WRITE_SECONDS = 600.0
 class InPlaceRestore:
     """Restores training at a boundary, on all ranks of a job or on none."""
 
-    def __init__(self, training: Training, checkpoints: Saver, reporter: Reporter, ranks: Ranks) -> None:
-        self._training, self._checkpoints, self._reporter = training, checkpoints, reporter
+    def __init__(self, training: Training, saver: Saver, reporter: Reporter, ranks: Ranks) -> None:
+        self._training, self._saver, self._history, self._reporter = training, saver, saver.history, reporter
         self._ranks = ranks
         self._reported_mode: RestoreMode | None = None
         self._start_seconds: float | None = None
@@ -73,7 +73,7 @@ class InPlaceRestore:
         """
         started = time.perf_counter()
         # even if its order is cancelled meanwhile
-        self._checkpoints.retention_queue.protect(Protector.RESTORE, checkpoint)
+        self._saver.retention.protect(Protector.RESTORE, checkpoint)
         try:
             reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
             if reason is not None:
@@ -81,7 +81,7 @@ class InPlaceRestore:
             self._reporter.order(order, "restoring")
             safety = self._save_current_state(checkpoint)
             # read into a free snapshot buffer: a restore then allocates no memory
-            with self._checkpoints.snapshots.borrowed_memory() as room:
+            with self._saver.snapshots.borrowed_memory() as room:
                 loaded, restored = self._take_back(checkpoint, safety, order, room)
         except (RanksLost, RestoreFailed):  # the order stays open for the next start
             raise
@@ -89,15 +89,15 @@ class InPlaceRestore:
             self._refuse(checkpoint, order, error)
             return False
         finally:
-            self._checkpoints.retention_queue.protect(Protector.RESTORE, None)
+            self._saver.retention.protect(Protector.RESTORE, None)
         seconds, position = time.perf_counter() - started, self._reporter.position
-        self._reporter.lineage_began(self._checkpoints.lineage)
+        self._reporter.lineage_began(self._history.lineage)
         self._reporter.stall("restore", seconds, position.iteration, position.lineage)
         if restored:
             if self._ranks.leads:
                 logger.info(
                     "%s: restored to iteration %d, lineage %d; the previous state is kept as %s",
-                    *(self._checkpoints.job, position.iteration, position.lineage, safety),
+                    *(self._history.job, position.iteration, position.lineage, safety),
                 )
             self._reporter.trained_elsewhere(loaded.manifest.fingerprint)
             for what in self._differing:
@@ -110,11 +110,11 @@ class InPlaceRestore:
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
         loaded = self._ranks.run_on_all(lambda: self._load(checkpoint, room))
-        self._checkpoints.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
+        self._history.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order)
         if loaded.repaired:  # in memory: its files are still damaged
-            self._checkpoints.mark_damaged(loaded.id)
+            self._history.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
         self.half_applied = False
         return loaded, restored
@@ -128,16 +128,16 @@ class InPlaceRestore:
             self._reporter.notice("warning", "restore", message)
             return False
         safety = self._save_current_state(checkpoint)
-        with self._checkpoints.snapshots.borrowed_memory() as room:
+        with self._saver.snapshots.borrowed_memory() as room:
             self._ranks.run_on_all(lambda: self._load(checkpoint, room))
-        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._checkpoints.attempt)
+        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._history.attempt)
         self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
         message = f"restarting the script to restore {checkpoint}: {reason}"
         self._reporter.notice("info", "relaunch", f"{message}. The current state is kept as {safety}")
         return True
 
     def _refuse(self, checkpoint: str, order: str | None, error: Exception) -> None:
-        if not self._checkpoints.fenced:  # else the newer attempt carries out the order
+        if not self._history.fenced:  # else the newer attempt carries out the order
             self._reporter.order(order, "failed", reason=str(error))
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
@@ -154,22 +154,22 @@ class InPlaceRestore:
         """
         self._differing = self._ranks.run_on_all(lambda: self._training.check(self._manifest(checkpoint)))
         self._ranks.run_on_all(self._await_settled)
-        self._checkpoints.update_lineage()
+        self._history.update_lineage()
         return self._ranks.run_on_all(self._take_safety)
 
     def _manifest(self, checkpoint: str) -> Manifest:
-        return restore.manifest(self._checkpoints.store, self._checkpoints.job, checkpoint)
+        return restore.manifest(self._history.store, self._history.job, checkpoint)
 
     def _load(self, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
-        return self._training.load(self._checkpoints.store, self._checkpoints.job, checkpoint, room)
+        return self._training.load(self._history.store, self._history.job, checkpoint, room)
 
     def _await_settled(self) -> None:
-        if not self._checkpoints.wait_settled(WRITE_SECONDS):
+        if not self._saver.wait_settled(WRITE_SECONDS):
             raise HoldfastError("the previous checkpoint is still being written")
 
     def _take_safety(self) -> str:
         """Take a durable safety checkpoint, so that the restore can be undone."""
-        run = self._checkpoints.take(self._training.capture, "safety", at_once=True)
+        run = self._saver.take(self._training.capture, "safety", at_once=True)
         if run is None or not run.wait_settled(WRITE_SECONDS) or run.state != "durable":
             reason = run.result.reason if run is not None else "it could not be taken"
             raise HoldfastError(f"no safety checkpoint of the current state: {reason}")
@@ -183,7 +183,7 @@ class InPlaceRestore:
             return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
-                self._checkpoints.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
+                self._history.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
                 self._ranks.run_on_all(lambda: self._training.apply(self._load(safety)))
             except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(

@@ -80,7 +80,7 @@ class Startup:
     def __init__(
         self,
         training: Training,
-        checkpoints: Saver,
+        saver: Saver,
         orders: Orders,
         reporter: Reporter,
         ranks: Ranks,
@@ -92,7 +92,7 @@ class Startup:
         server: str | None,
         token: str | None,
     ) -> None:
-        self._training, self._checkpoints, self._orders = training, checkpoints, orders
+        self._training, self._saver, self._history, self._orders = training, saver, saver.history, orders
         self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
         self._earlier, self._memory, self._server, self._token = earlier, memory, server, token
         self._has_server_answered = False
@@ -103,29 +103,31 @@ class Startup:
     def open(self) -> None:
         """Become the newest attempt, and read the desired state before training starts."""
         supervisor_channel.enable_stack_dump(self._ranks.rank)
-        checkpoints, leads = self._checkpoints, self._ranks.leads  # rank 0 reports and listens, for all
+        history, leads = self._history, self._ranks.leads  # rank 0 reports and listens, for all
         if leads:
-            supervisor_channel.publish_uid(checkpoints.uid)
+            supervisor_channel.publish_uid(history.uid)
         first = self._first_desired() if self._server and leads else None
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         latest = first.latest_attempt if first else 0
         at_least = latest + 1 if 0 <= latest < messages.MAX_ATTEMPT else 1
-        checkpoints.latest_lineage = first.latest_lineage if first else 0
         wanted = first.restore.id if first is not None and first.restore is not None else None
-        checkpoints.acquire_attempt(latest + 1, order=wanted)
+        history.acquire_attempt(latest + 1, latest_lineage=first.latest_lineage if first else 0, order=wanted)
+        if leads and history.attempt:
+            with contextlib.suppress(OSError):  # asked again before anything is deleted
+                self._saver.retention.load_requested()
         self.publish_attempt()  # a start that fails while it loads has begun this attempt, too
-        self._orders.start(first, checkpoints.attempt)
+        self._orders.start(first, history.attempt)
         if self._server and leads:
-            spool = spool_directory(checkpoints.store.url, checkpoints.job) if checkpoints.attempt else None
+            spool = spool_directory(history.store.url, history.job) if history.attempt else None
             self._reporter.link = ServerConnection(
-                server=self._server, token=self._token, job=checkpoints.job, uid=checkpoints.uid,
-                attempt=checkpoints.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
+                server=self._server, token=self._token, job=history.job, uid=history.uid,
+                attempt=history.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
                 measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             self._reporter.link.start()
         if first is not None:
             self._follow(first)
-            checkpoints.retention_queue.rules = self._orders.retention(first)
+            self._saver.retention.change(self._orders.retention(first))
         if self._ranks.world_size > 1:
             self._report_this_rank(at_least)
         self.publish_attempt()
@@ -134,7 +136,7 @@ class Startup:
         assert self._server is not None
         first, client = None, AgentClient(self._server, self._token)
         with contextlib.suppress(RequestFailed):
-            first = client.desired(self._checkpoints.job, limit_seconds=FIRST_CONTACT_SECONDS)
+            first = client.desired(self._history.job, limit_seconds=FIRST_CONTACT_SECONDS)
             self._has_server_answered = True
         client.close()
         if first is None and (noted := supervisor_channel.relaunch_order()) is not None:
@@ -143,9 +145,8 @@ class Startup:
 
     def _follow(self, desired: messages.Desired) -> None:
         """Apply what takes effect at once, also between two boundaries."""
-        checkpoints = self._checkpoints
         self._protect(desired)
-        checkpoints.retention_queue.follow(desired, checkpoints.attempt)
+        self._saver.retention.follow(desired, self._history.attempt)
         self._verifier.follow(desired.verify)
 
     def _on_desired(self, desired: messages.Desired) -> None:
@@ -155,22 +156,18 @@ class Startup:
         self._follow(desired)
 
     def _protect(self, desired: messages.Desired) -> None:
-        self._checkpoints.retention_queue.protect(
-            Protector.ORDER, desired.restore.checkpoint if desired.restore else None
-        )
+        self._saver.retention.protect(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
 
     def _report_this_rank(self, at_least: int) -> None:
         """Have each rank report its own iteration times."""
-        checkpoints, rank = self._checkpoints, self._ranks.rank
-        uid, attempt = self._ranks.decide(
-            lambda: (checkpoints.uid, checkpoints.attempt or at_least), tuple[str, int]
-        )
+        history, rank = self._history, self._ranks.rank
+        uid, attempt = self._ranks.decide(lambda: (history.uid, history.attempt or at_least), tuple[str, int])
         if not self._server:
             return
         link = self._reporter.link
         if not isinstance(link, ServerConnection):
             link = ServerConnection(
-                server=self._server, token=self._token, job=checkpoints.job, uid=uid, attempt=attempt, rank=rank,
+                server=self._server, token=self._token, job=history.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
                 measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
@@ -181,14 +178,14 @@ class Startup:
     def publish_attempt(self) -> None:
         """Publish the attempt to the supervisor, if there is one."""
         if self._ranks.leads:
-            checkpoints = self._checkpoints
+            history = self._history
             supervisor_channel.publish_attempt(
                 supervisor_channel.PublishedAttempt(
-                    job=checkpoints.job,
-                    uid=checkpoints.uid,
-                    attempt=checkpoints.attempt,
+                    job=history.job,
+                    uid=history.uid,
+                    attempt=history.attempt,
                     lineage=self._reporter.position.lineage,
-                    store=checkpoints.store.url,
+                    store=history.store.url,
                     server=self._server,
                 )
             )
@@ -197,7 +194,7 @@ class Startup:
         """Return a warning if a start at iteration 0 ignores existing checkpoints."""
         unused: list[str] = []
         with contextlib.suppress(OSError):  # what cannot be listed cannot be reported
-            unused = self._checkpoints.store.checkpoints(self._checkpoints.job)
+            unused = self._history.store.checkpoints(self._history.job)
         if not unused:
             return None
         return (
@@ -209,19 +206,19 @@ class Startup:
     def _missing_history(self) -> str | None:
         """Return a warning if the job has been trained, and this store has no history of it."""
         with contextlib.suppress(OSError):
-            if what := self._earlier.missing_history(self._checkpoints.store, self._checkpoints.uid):
+            if what := self._earlier.missing_history(self._history.store, self._history.uid):
                 return what
         return self._history_elsewhere()
 
     def _history_elsewhere(self) -> str | None:
         """Return a warning if the server knows attempts of the job of which this store has no record."""
-        checkpoints, known = self._checkpoints, self._orders.first.latest_attempt
-        job, store = checkpoints.job, checkpoints.store
-        if not known or not checkpoints.attempt:
+        history, known = self._history, self._orders.first.latest_attempt
+        job, store = history.job, history.store
+        if not known or not history.attempt:
             return None
         with contextlib.suppress(OSError):
             earlier = [each.number for each in store.records(job, Attempt)]
-            if not any(known <= number < checkpoints.attempt for number in earlier):
+            if not any(known <= number < history.attempt for number in earlier):
                 return (
                     f"training starts at iteration 0, but the server knows attempt {known:,} of {job}, of which "
                     f"this store, {store.url}, has no record: check the store and the working directory"
@@ -240,46 +237,46 @@ class Startup:
 
     def begin(self, start: Start) -> None:
         """Record durably where training starts, and report it."""
-        checkpoints, store = self._checkpoints, self._checkpoints.store
+        saver, history, store = self._saver, self._history, self._history.store
         loaded = start.loaded.id if start.loaded else None
         committed: list[str] = []
         try:
             if start.lineage is not None:
-                checkpoints.continue_lineage(start.lineage, loaded)
+                history.continue_lineage(start.lineage, loaded)
             else:
-                checkpoints.begin_lineage(self._reporter.position.iteration, loaded, start.order, left=start.left)
+                history.begin_lineage(self._reporter.position.iteration, loaded, start.order, left=start.left)
             if self._ranks.leads:
-                committed = store.checkpoints(checkpoints.job)
+                committed = store.checkpoints(history.job)
         except RanksLost:
             raise
         except (OSError, HoldfastError) as error:
-            checkpoints.fail(f"store {store.url}: {error}")
+            saver.reports.fail(f"store {store.url}: {error}")
         self._memory.report_start(committed)
-        checkpoints.save_survivor(committed)
-        if checkpoints.attempt:
+        saver.save_survivor(committed)
+        if history.attempt:
             self._memory.free_unclaimed()
         if self._ranks.leads and start.loaded is not None:
-            first, present = start.loaded.manifest.attempt, checkpoints.attempt
+            first, present = start.loaded.manifest.attempt, history.attempt
             last = os.environ.get("HOLDFAST_PREVIOUS_EXIT")
-            self._training.failed(failures_between(store, checkpoints.job, first, present, last))
+            self._training.failed(failures_between(store, history.job, first, present, last))
         self._report_earlier_orders()
-        self._reporter.lineage_began(checkpoints.lineage)
-        pinned, world_size = checkpoints.retention_queue.pinned.checkpoints, self._ranks.world_size
-        self._reporter.attempt_began(loaded, checkpoints.versions, committed, world_size, pinned)
+        self._reporter.lineage_began(history.lineage)
+        pinned, world_size = saver.retention.pinned.checkpoints, self._ranks.world_size
+        self._reporter.attempt_began(loaded, saver.versions, committed, world_size, pinned)
         self._reporter.order(start.order, "restored", safety=start.left)
         if start.loaded is not None:
             self._reporter.trained_elsewhere(start.loaded.manifest.fingerprint)
         self._training.begin()
         if self._ranks.leads:
-            logger.info("%s: %s", checkpoints.job, self._start_message(loaded))
+            logger.info("%s: %s", history.job, self._start_message(loaded))
             page = self._reporter.link.page
             if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
-                logger.info("%s: dashboard: %s", checkpoints.job, page)  # a supervisor logs it itself
+                logger.info("%s: dashboard: %s", history.job, page)  # a supervisor logs it itself
             if (what := self._earlier.moved) is not None:
                 self._reporter.notice("warning", "store", what)
             if loaded is None and not committed and (what := self._missing_history()) is not None:
                 self._reporter.notice("warning", "afresh", what)
-            other = describe_running_predecessor(store, checkpoints.job, checkpoints.attempt)
+            other = describe_running_predecessor(store, history.job, history.attempt)
             if other is not None:
                 self._reporter.notice("warning", "replaced", other)
         self.publish_attempt()
@@ -296,13 +293,13 @@ class Startup:
         """Re-report orders that earlier attempts may have completed without reporting."""
         if not self._ranks.leads:
             return
-        checkpoints = self._checkpoints
+        history = self._history
         try:
-            lineages = ordered(checkpoints.store, checkpoints.job)
+            lineages = ordered(history.store, history.job)
         except OSError:  # the next start reports them
             return
         for lineage in lineages:
-            if lineage.number != checkpoints.lineage.number:
+            if lineage.number != history.lineage.number:
                 self._reporter.lineage_began(lineage, at=lineage.created_at)
 
     def _start_from_order(self) -> Start | None:
@@ -334,11 +331,11 @@ class Startup:
 
     def _head(self) -> str | None:
         """Return the checkpoint that the job would resume from without an order."""
-        chain = restore.candidates(self._checkpoints.store, self._checkpoints.job)
+        chain = restore.candidates(self._history.store, self._history.job)
         return next((checkpoint for checkpoint, continues in chain if continues), None)
 
     def _newest(self) -> Start:
-        store, job = self._checkpoints.store, self._checkpoints.job
+        store, job = self._history.store, self._history.job
         candidates = self._ask_store(lambda: list(restore.candidates(store, job)), list[tuple[str, bool]])
         if (start := self._from_memory(candidates)) is not None:
             return start
@@ -353,7 +350,7 @@ class Startup:
                     "has changed, give the job another name, or another store"
                 ) from error
             except DamagedCheckpoint as error:
-                self._checkpoints.mark_damaged(checkpoint)
+                self._history.mark_damaged(checkpoint)
                 self._reporter.damaged(checkpoint, error)
                 continue
             if not continues:
@@ -379,7 +376,7 @@ class Startup:
 
         All ranks do or none: where one cannot, all load from the store.
         """
-        store, job, memory = self._checkpoints.store, self._checkpoints.job, self._memory
+        store, job, memory = self._history.store, self._history.job, self._memory
         if not memory.may_hold_snapshots:
             return None
         for found in self._ask_store(lambda: memory.candidates(store, candidates), list[MemoryCheckpoint]):
@@ -401,7 +398,7 @@ class Startup:
 
     def _load(self, checkpoint: str) -> LoadedCheckpoint:
         """Load on every rank; all have verified it before any applies it."""
-        store, job = self._checkpoints.store, self._checkpoints.job
+        store, job = self._history.store, self._history.job
         load = functools.partial(self._training.load, store, job, checkpoint)
         return self._ranks.run_on_all(lambda: self._patiently(load))
 
@@ -418,7 +415,7 @@ class Startup:
                 if self._give_up_at is None:
                     self._give_up_at = now + PATIENCE_SECONDS
                     reason = f"{error}; retrying for up to {PATIENCE_SECONDS:.0f} s"
-                    message = f"store {self._checkpoints.store.url} does not answer: {reason}"
+                    message = f"store {self._history.store.url} does not answer: {reason}"
                     self._reporter.notice("warning", "store", message)
                 if now >= self._give_up_at:
                     raise
@@ -437,13 +434,13 @@ class Startup:
         for what in differing:
             self._reporter.notice("warning", "settings", what)
         if loaded.repaired:  # in memory: its files are still damaged
-            self._checkpoints.mark_damaged(loaded.id)
+            self._history.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
 
     def _start_message(self, start: str | None) -> str:
-        checkpoints, position, url = self._checkpoints, self._reporter.position, self._checkpoints.store.url
+        history, position, url = self._history, self._reporter.position, self._history.store.url
         where = f"resumed from iteration {position.iteration:,} ({start})" if start else "starts at iteration 0"
-        if not checkpoints.attempt:  # the reason and the store were reported
+        if not history.attempt:  # the reason and the store were reported
             return f"training {where}, without checkpoints for now"
-        note = first_start_note(checkpoints.store, checkpoints.job, checkpoints.attempt)
-        return f"attempt {checkpoints.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"
+        note = first_start_note(history.store, history.job, history.attempt)
+        return f"attempt {history.attempt}{note} {where}, lineage {position.lineage}; checkpoints in {url}"

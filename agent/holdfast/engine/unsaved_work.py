@@ -9,7 +9,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.engine.attempt_fencing import describe_replacement
 from holdfast.engine.training import Training
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.save.saver import Saver
+from holdfast.save.history import History
 from holdfast.telemetry.reporter import Reporter
 
 logger = logging.getLogger("holdfast")
@@ -25,7 +25,7 @@ class UnsavedWork:
     """Logs on rank 0. For the training thread."""
 
     training: Training
-    checkpoints: Saver
+    history: History
     reporter: Reporter
     ranks: Ranks
     _is_replaced: bool = False
@@ -36,7 +36,7 @@ class UnsavedWork:
 
     @property
     def _kept_iteration(self) -> int:
-        head = self.checkpoints.head
+        head = self.history.head
         return parse_checkpoint_id(head)[0] if head is not None else 0
 
     def report_no_final(self, *, requested: bool) -> None:
@@ -59,7 +59,7 @@ class UnsavedWork:
         logger.log(
             logging.WARNING if is_lost or updates or requested else logging.INFO,
             "%s: %s after the last session.step(), so no final checkpoint is taken%s: %s",
-            *(self.checkpoints.job, what),
+            *(self.history.job, what),
             *(", nor the one that was requested" if requested else "", remedy),
         )
 
@@ -70,15 +70,15 @@ class UnsavedWork:
             where = f"resumes from iteration {kept:,}" if kept else "starts at iteration 0"
             logger.warning(
                 "%s: the iterations after %s are in no checkpoint: the next attempt %s",
-                *(self.checkpoints.job, f"{kept:,}", where),
+                *(self.history.job, f"{kept:,}", where),
             )
 
     def report_replaced(self) -> None:
         """Report that another process has started the job, so that this attempt saves nothing from now on."""
         self._is_replaced = True
         if self.ranks.leads:
-            checkpoints = self.checkpoints
-            what = describe_replacement(checkpoints.store, checkpoints.job, checkpoints.attempt)
+            history = self.history
+            what = describe_replacement(history.store, history.job, history.attempt)
             self.reporter.notice("error", "replaced", what)
 
     def compare_draws(self) -> None:
@@ -105,7 +105,7 @@ class UnsavedWork:
         logger.warning(
             "%s: optimizer.step() ran %d times, but session.step() was not called: no checkpoint is taken until "
             "it is. Call it at the end of each iteration",
-            *(self.checkpoints.job, UNCOUNTED_UPDATES),
+            *(self.history.job, UNCOUNTED_UPDATES),
         )
 
     def report_uncounted(self) -> None:
@@ -114,5 +114,5 @@ class UnsavedWork:
             logger.warning(
                 "%s: optimizer.step() ran, but session.step() was never called, so no checkpoint was taken: call "
                 "it at the end of each iteration",
-                self.checkpoints.job,
+                self.history.job,
             )

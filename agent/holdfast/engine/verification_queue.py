@@ -20,11 +20,11 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from holdfast.checkpoint.retention_queue import Protector
+from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
 from holdfast.distributed.error_transport import printable
 from holdfast.protocol import messages
 from holdfast.protocol.messages import VerifyRequest
-from holdfast.save.saver import Saver
+from holdfast.save.history import History
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
 
@@ -41,8 +41,8 @@ PROGRESS_SECONDS = 5.0
 class Verifier:
     """Carries out the server's requests. The polling thread calls `follow`, the training thread `close`."""
 
-    def __init__(self, checkpoints: Saver, reporter: Reporter) -> None:
-        self._checkpoints, self._reporter = checkpoints, reporter
+    def __init__(self, history: History, retention: RetentionQueue, reporter: Reporter) -> None:
+        self._history, self._retention, self._reporter = history, retention, reporter
         self._wanted: tuple[VerifyRequest, ...] = ()
         self._done: set[VerifyRequest] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,12 +78,12 @@ class Verifier:
                     self._is_running = False
                     return
             try:
-                self._checkpoints.retention_queue.protect(Protector.VERIFICATION, request.checkpoint)
+                self._retention.protect(Protector.VERIFICATION, request.checkpoint)
                 self._verify(request)
             except Exception as error:  # a failed request must not prevent the next one
                 logger.exception("%s: verification of %s failed", self._reporter.job, request.checkpoint)
                 self._report(request, verdict="failed", reason=f"{type(error).__name__}: {error}")
-            self._checkpoints.retention_queue.protect(Protector.VERIFICATION, None)
+            self._retention.protect(Protector.VERIFICATION, None)
             with self._lock:
                 self._done.add(request)
 
@@ -126,10 +126,10 @@ class Verifier:
 
     def _conclude(self, request: VerifyRequest, finding: VerifyResult, seconds: float) -> None:
         if finding.verdict == "damaged":
-            self._checkpoints.mark_damaged(request.checkpoint)
+            self._history.mark_damaged(request.checkpoint)
             self._reporter.damaged(request.checkpoint, finding.reason or "", "damaged, as verification shows")
         elif finding.verdict == "sound":
-            self._checkpoints.mark_damaged(request.checkpoint, damaged=False)
+            self._history.mark_damaged(request.checkpoint, damaged=False)
         if finding.other_damaged is not None:
             message = f"{request.checkpoint} could not be compared with {request.against}: {finding.other_damaged}"
             self._reporter.notice("warning", "verify", message)
@@ -145,8 +145,7 @@ class Verifier:
         )
 
     def _start(self, request: VerifyRequest, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        store = self._checkpoints.store
-        words = [store.url, self._checkpoints.job, request.checkpoint, str(BYTES_PER_SECOND)]
+        words = [self._history.store.url, self._history.job, request.checkpoint, str(BYTES_PER_SECOND)]
         with self._lock:
             self._process = subprocess.Popen(  # noqa: S603  this interpreter, and no text from users
                 [

@@ -1,7 +1,8 @@
-"""Checkpoint telemetry: an event for each transition of a run, and one warning for each new reason."""
+"""What is told of checkpoints: events, one warning for each new reason, and the outcomes for the script."""
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
 import threading
@@ -15,7 +16,7 @@ from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, Checkpoin
 from holdfast.retention import Retention
 from holdfast.save.layout import estimate_checkpoint_bytes
 from holdfast.save.reuse import is_worth_sharing
-from holdfast.save.run import SETTLED, Run, RunState
+from holdfast.save.run import SETTLED, CheckpointOutcome, Run, RunState
 from holdfast.state.registry import CapturedState
 from holdfast.store import LocalStore, Store
 from holdfast.system import io_pool
@@ -27,6 +28,8 @@ logger = logging.getLogger("holdfast")
 DAY = 86400.0
 MAX_FREE_BYTES = 2**53
 """Largest integer that a JSON number holds exactly."""
+OUTCOMES_KEPT = 1000
+"""How many outcomes are kept for a script that does not ask for them."""
 REPORTED: dict[RunState, CheckpointState] = {
     RunState.DURABLE: "durable",
     RunState.TORN: "torn",
@@ -44,7 +47,8 @@ class CheckpointEvents:
         self._reporter, self._store = reporter, store
         self._parity, self._compress = parity, compress
         self._lock = threading.Lock()
-        """Guards `_last_reason`; held for no I/O."""
+        """Guards `_outcomes` and `_last_reason`; held for no I/O."""
+        self._outcomes: collections.deque[CheckpointOutcome] = collections.deque(maxlen=OUTCOMES_KEPT)
         self._last_reason: str | None = None
         self._space_estimated = False
         self._keeps_every: int | None = None
@@ -62,18 +66,30 @@ class CheckpointEvents:
         elif state is RunState.WRITING:
             self._report(run, "persisting", persist_started_at=run.write_started_at)
         elif state in SETTLED:
+            with self._lock:
+                self._outcomes.append(run.outcome)
             self._report_settled(run, state)
 
-    def fail(self, reason: str, kind: CheckpointKind) -> None:
+    def outcomes(self) -> list[CheckpointOutcome]:
+        """Return what became of the checkpoints that settled since the last call, oldest first."""
+        with self._lock:
+            found = list(self._outcomes)
+            self._outcomes.clear()
+        return found
+
+    def fail(self, reason: str, kind: CheckpointKind = "scheduled") -> None:
         """Report a checkpoint that could not begin: an event each time, a log line for each new reason."""
         self.warn(reason)
-        position = self._reporter.position
+        iteration, lineage = self._reporter.position.iteration, self._reporter.position.lineage
+        checkpoint = checkpoint_id(iteration, lineage)
+        with self._lock:
+            self._outcomes.append(CheckpointOutcome(checkpoint, iteration, RunState.FAILED, reason))
         self._reporter.event(
             messages.Checkpoint(
                 at=time.time(),
-                id=checkpoint_id(position.iteration, position.lineage),
-                iteration=position.iteration,
-                lineage=position.lineage,
+                id=checkpoint,
+                iteration=iteration,
+                lineage=lineage,
                 kind=kind,
                 state="failed",
                 reason=printable(reason),

@@ -149,22 +149,23 @@ class Run:
         number: sequence number within the attempt, the same on all ranks.
         mode: how tensors on a device are copied.
         at_once: copy everything while training waits.
-        metrics: returns the newest value of each metric, once the copy of the state has ended; for any thread.
+        read_metrics: returns the newest value of each metric once the state is copied; for any thread.
         survived: an earlier attempt copied it into memory that outlives a process and ended before it was durable.
     """
 
     def __init__(
         self,
         draft: Draft,
-        *listeners: RunListener,
+        listeners: Sequence[RunListener] = (),
+        *,
         number: int = 0,
         mode: SnapshotMode = "cpu",
         at_once: bool = False,
-        metrics: MetricsReader | None = None,
+        read_metrics: MetricsReader | None = None,
         survived: bool = False,
     ) -> None:
         self._listeners = listeners
-        self._metrics = metrics
+        self._read_metrics = read_metrics
         self.number, self.mode, self.at_once, self.survived = number, mode, at_once, survived
         self._lock = threading.Lock()
         self.state = RunState.REQUESTED
@@ -238,7 +239,9 @@ class Run:
         """Return the draft, completed by what is known now that the copy has ended."""
         self._move(RunState.WRITING, write_started_at=time.time())
         timings = {"snapshot_seconds": self.copy.seconds, "stall_seconds": self.stall_seconds}
-        metrics = self.draft.metrics if self._metrics is None else dict(self._metrics())  # may wait for a device
+        metrics = (
+            self.draft.metrics if self._read_metrics is None else dict(self._read_metrics())
+        )  # may wait for a device
         self.draft = msgspec.structs.replace(self.draft, timings=timings, metrics=metrics)
         return self.draft
 

@@ -30,6 +30,15 @@ _FLAGS: dict[str, Callable[[], Any]] = {
 }
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that a checkpoint and an attempt record."""
+    return {
+        "holdfast": importlib.metadata.version("holdfast"),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+    }
+
+
 def fingerprint() -> dict[str, str]:
     """Describe the versions, devices, ranks, threads, flags and the commit of the script of this process."""
     found = _of_machine(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

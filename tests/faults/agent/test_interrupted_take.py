@@ -9,7 +9,7 @@ from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.saver import Saver
 from tests.support.small_session import iterate, session_of
 
-CUT_SHORT = ("reports.py", "run.py", "saver.py", "persister.py", "snapshotter.py")
+CUT_SHORT = ("reports.py", "run.py", "saver.py", "history.py", "persister.py", "snapshotter.py")
 
 
 class Interrupting:
@@ -51,11 +51,11 @@ class Interrupting:
 
 def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, monkeypatch):
     model, optimizer, session = session_of(str(tmp_path), keep=3)
-    checkpoints, take = session._checkpoints, Saver.take
+    saver, take = session._saver, Saver.take
     session.resume()
-    while checkpoints.head is None:
+    while saver.history.head is None:
         iterate(model, optimizer, session)
-        checkpoints.wait_settled(300)
+        saver.wait_settled(300)
     lines, cut = 0, Interrupting(1)
     while lines == 0 or cut.where is not None:
         lines, cut = lines + 1, Interrupting(lines + 1)
@@ -69,9 +69,9 @@ def test_ctrl_c_at_any_line_of_a_take_costs_at_most_that_checkpoint(tmp_path, mo
             patch.setattr(Saver, "take", take_cut_short)
             with contextlib.suppress(KeyboardInterrupt):
                 iterate(model, optimizer, session)
-        assert checkpoints.wait_settled(300), cut.where
+        assert saver.wait_settled(300), cut.where
         iterate(model, optimizer, session)
-        assert checkpoints.wait_settled(300), cut.where
-        assert parse_checkpoint_id(checkpoints.head)[0] == session.iteration, cut.where
+        assert saver.wait_settled(300), cut.where
+        assert parse_checkpoint_id(saver.history.head)[0] == session.iteration, cut.where
     assert lines > 60
     session.close()

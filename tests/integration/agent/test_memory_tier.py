@@ -374,7 +374,7 @@ def test_what_cannot_be_saved_of_what_a_session_goes_on_from_keeps_no_memory(sup
         monkeypatch.setenv(supervisor_channel.VARIABLE, str(supervised))
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(second.session._checkpoints.persister, "submit", refuse)
+    monkeypatch.setattr(second.session._saver._persister, "submit", refuse)
     second.session.resume()
     assert second.session.iteration == 9
     second.run(18)

@@ -55,7 +55,7 @@ def train(store, loader):
         session.resume()
         for _, _ in zip(session.batches(loader), range(3), strict=False):
             iterate(model, optimizer, session)
-    assert not session._checkpoints.active
+    assert not session._saver.active
 
 
 @pytest.fixture

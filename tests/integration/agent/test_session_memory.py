@@ -60,7 +60,7 @@ def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, mo
     with session:
         model(torch.ones(2, 4)).sum().backward()
         session.step()
-        assert session._checkpoints.snapshots.copying
+        assert session._saver.snapshots.copying
         pid = os.fork()
         if not pid:
             try:
@@ -79,4 +79,4 @@ def test_a_child_forked_within_a_copy_trains_on_without_the_session(tmp_path, mo
         go.set()
         optimizer.step()
         session.step()
-    assert session._checkpoints.head is not None
+    assert session._saver.history.head is not None

@@ -27,7 +27,7 @@ def train(session: holdfast.Session, until: int, metrics: dict[int, dict[str, An
     while session.iteration < until:
         session.step(**metrics.get(session.iteration + 1, {}))
         session.wait(300)
-        assert session._checkpoints.retention_queue.wait_idle(300)
+        assert session._saver.retention.wait_idle(300)
 
 
 def begun(store: Path | str, **options: Any) -> holdfast.Session:

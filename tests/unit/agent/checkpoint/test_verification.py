@@ -202,15 +202,14 @@ def verifying(tmp_path):
     reporter = Reporter("job", TrainingPosition())
     reporter.link = heard = EventRecorder()
     store = open_store(tmp_path)
-    queue = SimpleNamespace(protect=lambda who, checkpoint: None)
-    checkpoints = SimpleNamespace(store=store, job="job", retention_queue=queue, damaged=set())
+    history = SimpleNamespace(store=store, job="job", damaged=set())
 
     def mark_damaged(checkpoint, *, damaged=True):
-        (checkpoints.damaged.add if damaged else checkpoints.damaged.discard)(checkpoint)
+        (history.damaged.add if damaged else history.damaged.discard)(checkpoint)
 
-    checkpoints.mark_damaged = mark_damaged
-    verifier = Verifier(checkpoints, reporter)
-    yield SimpleNamespace(verifier=verifier, heard=heard, checkpoints=checkpoints)
+    history.mark_damaged = mark_damaged
+    verifier = Verifier(history, SimpleNamespace(protect=lambda who, checkpoint: None), reporter)
+    yield SimpleNamespace(verifier=verifier, heard=heard, history=history)
     verifier.close()
 
 
@@ -225,7 +224,7 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     first, second = commit(tmp_path, some(), iteration=1), commit(tmp_path, some(0.25), iteration=2)
     flip(first, 20)
     asked = (VerifyRequest(id=3, checkpoint=first.id), VerifyRequest(id=4, checkpoint=second.id, against=first.id))
-    verifying.checkpoints.damaged.add(second.id)
+    verifying.history.damaged.add(second.id)
     verifying.verifier.follow(asked)
     verifying.verifier.follow(asked)
     damaged, sound = verifying.heard.wait(verdict_of(3)), verifying.heard.wait(verdict_of(4))
@@ -238,7 +237,7 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     assert told.index((3, "damaged")) < told.index((4, None))
     (state,) = verifying.heard.of(messages.Checkpoint)
     assert (state.id, state.state) == (first.id, "damaged")
-    assert verifying.checkpoints.damaged == {first.id}
+    assert verifying.history.damaged == {first.id}
 
 
 @pytest.mark.processes
@@ -278,8 +277,8 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
 
 def test_closing_does_not_wait_for_a_pool_whose_threads_all_hang(tmp_path):
     written = commit(tmp_path, some())
-    checkpoints = SimpleNamespace(store=written.store, job="job", want=lambda *_: None)
-    verifier = Verifier(checkpoints, Reporter("job", TrainingPosition()))
+    history = SimpleNamespace(store=written.store, job="job")
+    verifier = Verifier(history, SimpleNamespace(), Reporter("job", TrainingPosition()))
     back = threading.Event()
     hanging = [io_pool.submit(back.wait) for _ in range(io_pool.THREADS)]
     try:

@@ -87,7 +87,7 @@ def test_a_capture_waits_until_the_copy_under_way_has_ended(capture, tmp_path, m
         releasing.start()
         capture(optimizer.step)
         assert proceed.is_set()
-        assert not session._checkpoints.snapshots.copying
+        assert not session._saver.snapshots.copying
         releasing.join()
 
 

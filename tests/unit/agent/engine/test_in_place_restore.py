@@ -101,10 +101,10 @@ def test_a_restore_without_memory_that_is_free_asks_for_its_own(job, monkeypatch
     monkeypatch.setattr(
         reading, "fresh_memory", lambda size_bytes: [fresh(size_bytes), asked.append(size_bytes)][0]
     )
-    taken, job.session._checkpoints.snapshots._free = job.session._checkpoints.snapshots._free, []
-    with job.session._checkpoints.snapshots.borrowed_memory() as room:
+    taken, job.session._saver.snapshots._free = job.session._saver.snapshots._free, []
+    with job.session._saver.snapshots.borrowed_memory() as room:
         assert room is None
-        job.session._checkpoints.snapshots._free = taken
+        job.session._saver.snapshots._free = taken
         job.session._boundary.in_place_restore._take_back("000000000002-1", "000000000004-1", None, room)
     assert same(job.state(), job.states[2])
     assert sum(asked) > SIDE * SIDE * 4

@@ -9,10 +9,15 @@ import threading
 import pytest
 import torch
 
+from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.distributed.ranks import Ranks
 from holdfast.format import manifest as fmt
 from holdfast.retention import Retention
+from holdfast.save.history import History
+from holdfast.save.persister import Persister
+from holdfast.save.reports import CheckpointEvents
 from holdfast.save.saver import Saver
+from holdfast.save.snapshotter import Snapshotter
 from holdfast.store import open_store, read_manifest
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
 from tests.support.faulty_store import hear, tell
@@ -318,16 +323,17 @@ def test_the_newest_durable_checkpoint_never_goes_back(max_in_flight, runs):
 def run_in_any_order(max_in_flight, rng):
     """Eight checkpoints, of which some fail, finish in a random order, sometimes several at the same time."""
     store, heads, settled = Gates(), [], SettledRuns()
-    saver = Saver(
-        *(store, JOB, "first"), retention=Retention(last=1), max_in_flight=max_in_flight,
-        reporter=Reporter(JOB, TrainingPosition()), ranks=Ranks(),
-    )  # fmt: skip
+    reporter, ranks = Reporter(JOB, TrainingPosition()), Ranks()
+    reports = CheckpointEvents(reporter, store)
+    history = History(store, JOB, "first", ranks=ranks, reporter=reporter, reports=reports)
+    retention = RetentionQueue(store, JOB, Retention(last=1), reporter, history.training_head)
+    persister = Persister(store, max_in_flight=max_in_flight, make_room=retention.make_room)
+    saver = Saver(history, Snapshotter(max_in_flight), persister, retention, reports, ranks)
 
     class Heads:
         def run_changed(self, run, state):
-            heads.append(saver.head)
+            heads.append(history.head)
 
-    persister = saver.persister
     snapshots = {s.id: s for s in (empty_run(i, saver, settled, Heads()) for i in range(1, 9))}
     heads.clear()
     for snapshot in snapshots.values():
@@ -347,14 +353,14 @@ def run_in_any_order(max_in_flight, rng):
             assert snapshots[checkpoint].wait_settled(300)
         left -= len(chosen)
     assert persister.close(300)
-    assert saver.retention_queue.wait_idle(300)
+    assert retention.wait_idle(300)
     assert sorted(run.draft.iteration for run in settled.runs) == list(range(1, 9))
-    assert sorted(run.id for run in saver.drain()) == sorted(snapshots)
+    assert sorted(run.id for run in saver.settle()) == sorted(snapshots)
     assert all((run.state == "durable") == (run.id in store.committed) for run in settled.runs)
     seen = [head for head in heads if head is not None]
     assert seen == sorted(seen)
     durable = [run.id for run in snapshots.values() if run.state == "durable"]
-    assert saver.head == (durable[-1] if durable else None)
+    assert history.head == (durable[-1] if durable else None)
 
 
 def test_a_report_that_fails_does_not_stop_the_next_checkpoint(store, caplog):

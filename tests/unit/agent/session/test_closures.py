@@ -46,7 +46,7 @@ class Loop:
 
     def iterate(self):
         self.steps.append([])
-        settled = self.session._checkpoints.snapshots
+        settled = self.session._saver.snapshots
         wait = settled.wait_copied
 
         def noted():

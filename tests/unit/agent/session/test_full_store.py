@@ -53,7 +53,7 @@ def train(root: Path, until: int, ask_at: int = 0, **options: object) -> list[li
                 session.checkpoint()
             session.step()
             session.wait(300)
-            assert session._checkpoints.retention_queue.wait_idle(300)
+            assert session._saver.retention.wait_idle(300)
             there.append(committed(root))
         session._close("SIGKILL")
     return there
@@ -98,7 +98,7 @@ def test_room_that_retention_makes_during_a_write_is_used(
         found = free_bytes(files, path)
         if found < CHECKPOINT_BYTES:
             measured.set()
-            assert session._checkpoints.retention_queue.wait_idle(300)
+            assert session._saver.retention.wait_idle(300)
         return found
 
     monkeypatch.setattr(RetentionQueue, "_run", run_late)

@@ -89,7 +89,7 @@ def end_within_an_iteration(tmp_path, *, batches, updates=0, requested=False, ev
 
 def test_a_loop_that_ends_within_an_iteration_is_told_how_to_get_its_final_checkpoint(tmp_path, caplog):
     session = end_within_an_iteration(tmp_path, batches=2)
-    assert session._checkpoints.store.checkpoints("m") == []
+    assert session._saver.history.store.checkpoints("m") == []
     assert (
         "m: 2 batches were drawn after the last session.step(), so no final checkpoint is taken: " in caplog.text
     )
@@ -112,7 +112,7 @@ def test_a_request_that_no_step_follows_is_answered_at_the_end(tmp_path, caplog)
 
 def test_a_loop_that_draws_one_batch_too_many_loses_nothing_and_is_not_warned(tmp_path, caplog):
     session = end_within_an_iteration(tmp_path, batches=1, every=1)
-    assert session._checkpoints.store.checkpoints("m") == ["000000000001-1"]
+    assert session._saver.history.store.checkpoints("m") == ["000000000001-1"]
     assert not [each for each in caplog.records if "no final checkpoint" in each.message and each.levelno > 20]
 
 
@@ -168,7 +168,7 @@ def test_control_characters_of_a_name_in_a_store_are_escaped_in_the_log(tmp_path
         for _ in range(3):
             iterate(model, optimizer, session)
             session.wait(300)
-            assert session._checkpoints.retention_queue.wait_idle(300)
+            assert session._saver.retention.wait_idle(300)
     assert r"\x1b[2J\x9b31m\rFORGED\u202e.json is not a Holdfast record, ignoring it" in caplog.text
     assert all(line.isprintable() for line in caplog.text.split("\n"))
 

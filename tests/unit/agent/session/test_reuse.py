@@ -54,7 +54,7 @@ def test_a_restart_continues_exactly_from_a_checkpoint_that_shares_a_file_and_sh
 
 def test_retention_removes_the_checkpoint_that_wrote_the_base_and_no_other_needs_it(store):
     job = Job(store, retention="last 2").run(6)
-    assert job.session._checkpoints.retention_queue.wait_idle(60)
+    assert job.session._saver.retention.wait_idle(60)
     job.close()
     there = open_store(store).checkpoints("job")
     assert there == [checkpoint_id(5, 1), checkpoint_id(6, 1)]
@@ -85,7 +85,7 @@ def test_a_base_that_thaws_is_written_from_then_on_and_shared_again_when_it_free
 
 def test_after_damage_was_found_the_base_is_written_anew_and_that_one_is_shared(store):
     job = Job(store).run(2)
-    job.session._checkpoints.mark_damaged(FIRST)
+    job.session._saver.history.mark_damaged(FIRST)
     job.run(3).close()
     third = f"rank-0.{checkpoint_id(3, 1)}.safetensors"
     assert SHARED not in files_of(store, 3)

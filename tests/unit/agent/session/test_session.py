@@ -21,7 +21,7 @@ from holdfast.protocol import messages as protocol
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import Desired, RestoreOrder
 from holdfast.retention import parse_retention
-from holdfast.save import saver
+from holdfast.save import history
 from holdfast.save.copying import HostCopies
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.server_link.http_client import RequestFailed
@@ -171,7 +171,7 @@ def test_damaged_checkpoints_take_no_place_of_sound_ones_in_retention(store):
 
 
 def test_a_store_that_cannot_be_written_to_stops_nothing(tmp_path, uninterrupted, linked, caplog, monkeypatch):
-    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(history, "RETURN_SECONDS", 60)
     (tmp_path / "file").write_text("")
     trainer = Trainer(tmp_path / "file" / "store", **linked).run(until=8)
     trainer.session.close()
@@ -612,7 +612,7 @@ def test_an_order_that_was_carried_out_while_the_store_took_no_note_is_not_carri
         )
         trainer = Trainer(store, **linked)
         assert trainer.session.resume() == 3
-    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(history, "RETURN_SECONDS", 60)
     trainer.run(until=8).crash()
     again = Trainer(store, **linked)
     assert (again.session.resume(), moves_of(again)) == (
@@ -737,26 +737,26 @@ class SlowDeletes:
 
     def __init__(self, session, monkeypatch):
         self.begun, self.go = threading.Event(), threading.Event()
-        delete = session._checkpoints.store.delete
+        delete = session._saver.history.store.delete
 
         def wait(*args):
             self.begun.set()
             assert self.go.wait(300)
             delete(*args)
 
-        monkeypatch.setattr(session._checkpoints.store, "delete", wait)
+        monkeypatch.setattr(session._saver.history.store, "delete", wait)
 
 
 def test_a_checkpoint_is_durable_and_the_next_one_begins_while_retention_waits_for_the_store(store, monkeypatch):
     model, optimizer, session = session_of(store, keep=1)
     deletes = SlowDeletes(session, monkeypatch)
-    checkpointer = session._checkpoints
+    saver = session._saver
     try:
         for _ in range(4):
             iterate(model, optimizer, session)
-            assert checkpointer.wait_settled(300)
+            assert saver.wait_settled(300)
         assert deletes.begun.wait(300)
-        assert checkpointer.under_way == 0
+        assert saver.under_way == 0
         assert committed(store, "m") == [1, 2, 3, 4]
     finally:
         deletes.go.set()
@@ -787,14 +787,14 @@ def test_sigterm_saves_without_waiting_for_retention(store, monkeypatch, linked)
 def test_what_a_restore_asks_for_while_retention_runs_is_not_deleted(store, monkeypatch):
     model, optimizer, session = session_of(store, retention="last 1")
     deletes = SlowDeletes(session, monkeypatch)
-    session._checkpoints.retention_queue.rules = parse_retention("last 9")
+    session._saver.retention.change(parse_retention("last 9"))
     for _ in range(3):
         iterate(model, optimizer, session)
         session.wait(300)
-    session._checkpoints.retention_queue.rules = parse_retention("last 1")
+    session._saver.retention.change(parse_retention("last 1"))
     iterate(model, optimizer, session)
     assert deletes.begun.wait(300)
-    session._checkpoints.retention_queue.protect(Protector.SCRIPT, checkpoint_id(3, 1))
+    session._saver.retention.protect(Protector.SCRIPT, checkpoint_id(3, 1))
     deletes.go.set()
     session.close()
     assert committed(store, "m") == [3, 4]
@@ -931,7 +931,7 @@ def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, 
     Trainer(store, every=1, retention="last 9").run(until=9).crash()
     monkeypatch.setattr(FakeServerConnection, "first", Desired(version=3, retention="last 9"))
     trainer = Trainer(store, every=1, retention="last 1", **linked)
-    assert str(trainer.session._checkpoints.retention_queue.rules) == "last 9"
+    assert str(trainer.session._saver.retention.rules) == "last 9"
     trainer.crash()
     assert len(committed(store)) == 9
 
@@ -1069,7 +1069,7 @@ def test_settings_come_from_argument_then_environment_then_default(store, monkey
     trainer = Trainer(None, every=None, budget=0.1)
     assert trainer.session._controller.settings.budget == 0.1
     assert trainer.session._controller.settings.every == 7
-    assert trainer.session._checkpoints.store.url == str(store)
+    assert trainer.session._saver.history.store.url == str(store)
     trainer.crash()
 
 
@@ -1140,14 +1140,14 @@ def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrup
     settle = Trainer.settle
     monkeypatch.setattr(Trainer, "settle", lambda self: settle(self) if self.session.iteration % 4 == 0 else None)
     trainer = Trainer(store, every=1)
-    wait = trainer.session._checkpoints.snapshots.wait_copied
+    wait = trainer.session._saver.snapshots.wait_copied
 
     def noted():
         waiting.set()
         waits.append(wait())
         return waits[-1]
 
-    monkeypatch.setattr(trainer.session._checkpoints.snapshots, "wait_copied", noted)
+    monkeypatch.setattr(trainer.session._saver.snapshots, "wait_copied", noted)
     trainer.run(until=12).crash()
     assert max(waits) > 0
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(1, 13)}
@@ -1159,12 +1159,12 @@ def test_copies_overlap_with_training_and_are_of_their_instant(store, uninterrup
 
 def test_resume_is_exact_whatever_writes_with_several_in_flight(store, uninterrupted, monkeypatch):
     def free(trainer):
-        assert trainer.session._checkpoints.snapshots.wait_free(60)
+        assert trainer.session._saver.snapshots.wait_free(60)
 
     monkeypatch.setattr(Trainer, "settle", free)
     trainer = Trainer(store, every=1, max_in_flight=3).run(until=12)
     trainer.session.wait(300)
-    assert trainer.session._checkpoints.head == trainer.session._checkpoints.store.checkpoints("job")[-1]
+    assert trainer.session._saver.history.head == trainer.session._saver.history.store.checkpoints("job")[-1]
     trainer.crash()
     newest = committed(store)[-1]
     assert newest > 3  # a slot may be free before the checkpoint that held it has settled: then one is left out
@@ -1178,9 +1178,9 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
             trainer.session.restore(3)
 
     trainer = Trainer(store, keep=1)
-    monkey = trainer.session._checkpoints
+    monkey = trainer.session._saver
     trainer.run(until=4)
-    monkey.retention_queue.protect(Protector.VERIFICATION, "000000000003-1")
+    monkey.retention.protect(Protector.VERIFICATION, "000000000003-1")
     trainer.run(until=11, after=back_once).crash()
     assert trainer.session.lineage == 2
     assert 3 in committed(store)  # where lineage 2 began
@@ -1192,7 +1192,7 @@ def test_what_is_about_to_be_restored_outlives_retention(store, uninterrupted):
 def test_a_restore_refused_for_want_of_a_record_leaves_training_on_its_lineage(store, linked, monkeypatch):
     def operator(trainer):
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(type(trainer.session._checkpoints.store), "append", refuse)
+            monkeypatch.setattr(type(trainer.session._saver.history.store), "append", refuse)
             order(trainer, 3)
 
     def refuse(self, job, lineage):
@@ -1296,7 +1296,7 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
 def test_a_store_that_was_away_at_the_start_keeps_its_history_when_it_comes_back(
     store, tmp_path, linked, monkeypatch
 ):
-    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(history, "RETURN_SECONDS", 60)
     Trainer(store).run(until=7).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -1325,7 +1325,7 @@ def test_what_was_asked_for_outlives_retention_when_the_store_comes_back_late(st
             store.unlink()
             away.rename(store)
 
-    monkeypatch.setattr(saver, "RETURN_SECONDS", 60)
+    monkeypatch.setattr(history, "RETURN_SECONDS", 60)
     Trainer(store, every=1, keep=2).run(until=6, after=ask).crash()
     away = tmp_path / "away"
     store.rename(away)
@@ -1364,11 +1364,11 @@ def test_training_does_not_wait_for_a_store_that_does_not_say_whether_it_is_back
         assert threading.current_thread() is threading.main_thread() or answer.wait(300)
         raise OSError(errno.ETIMEDOUT, "no answer")
 
-    monkeypatch.setattr(trainer.session._checkpoints.store, "acquire_attempt", silent)
+    monkeypatch.setattr(trainer.session._saver.history.store, "acquire_attempt", silent)
     trainer.run(until=12)
     assert trainer.session.iteration == 12
     answer.set()
-    late = trainer.session._checkpoints._late_attempt
+    late = trainer.session._saver.history._late_attempt
     assert late.result(300) is None
     assert [thread.name.startswith("holdfast-io-") for thread in asking] == [True]
     trainer.crash()

@@ -95,8 +95,8 @@ def test_checkpoints_are_taken_at_the_first_boundary_after_the_time(tmp_path, mo
             clock.now += 130
             session.step()
             session.wait(300)
-            if session._checkpoints.head != (taken[-1:] or [None])[0]:
-                taken.append(session._checkpoints.head)
+            if session._saver.history.head != (taken[-1:] or [None])[0]:
+                taken.append(session._saver.history.head)
     assert [int(each[:12]) for each in taken] == [5, 10, 15, 20]
 
 
@@ -112,7 +112,7 @@ def test_a_requested_checkpoint_restarts_the_time(tmp_path, monkeypatch):
                 session.checkpoint()
             session.step()
             session.wait(300)
-            taken.add(session._checkpoints.head)
+            taken.add(session._saver.history.head)
         assert [int(each[:12]) for each in sorted(taken - {None})] == [4, 10]
 
 
@@ -144,7 +144,7 @@ def first_of(store, *, trained_seconds):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
             session.step()
-            if session._checkpoints.under_way or session._checkpoints.head:
+            if session._saver.under_way or session._saver.history.head:
                 begun_at.append(session.iteration)
             session.wait(300)
     return begun_at

@@ -48,7 +48,7 @@ def test_an_ordered_interval_has_as_many_under_way_as_there_are_slots(tmp_path, 
         session.resume()
         while held.most < HELD:
             iterate(model, optimizer, session)
-        assert session._checkpoints.under_way <= HELD
+        assert session._saver.under_way <= HELD
         session.wait(300)
     assert held.most == HELD
     iterations = [int(name.partition("-")[0]) for name in LocalStore(tmp_path).checkpoints("m")]
