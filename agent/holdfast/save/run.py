@@ -166,6 +166,7 @@ class Run:
     ) -> None:
         self._listeners = listeners
         self._read_metrics = read_metrics
+        self.id = draft.id
         self.number, self.mode, self.at_once, self.survived = number, mode, at_once, survived
         self._lock = threading.Lock()
         self.state = RunState.REQUESTED
@@ -181,10 +182,6 @@ class Run:
         self.write_started_at = 0.0
         self.stall_seconds = 0.0
         """Time that training has waited for the copy so far."""
-
-    @property
-    def id(self) -> str:
-        return self.draft.id
 
     @property
     def outcome(self) -> CheckpointOutcome:
