@@ -115,6 +115,11 @@ class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
 
 
+def description_of(checkpoint: CheckpointDescription) -> dict[str, Any]:
+    """Return the fields that a draft and a manifest share."""
+    return {name: getattr(checkpoint, name) for name in CheckpointDescription.__struct_fields__}
+
+
 class Manifest(CheckpointDescription, frozen=True, kw_only=True):
     """The description of a checkpoint, written last: a checkpoint with a manifest is complete."""
 

@@ -83,5 +83,4 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
 
 def manifest_of(draft: Draft, ranks: MergedRanks) -> fmt.Manifest:
     """Build the manifest from the draft of rank 0 and the merged parts of all ranks."""
-    described = {name: getattr(draft, name) for name in fmt.CheckpointDescription.__struct_fields__}
-    return fmt.Manifest(**described, **msgspec.structs.asdict(ranks))
+    return fmt.Manifest(**fmt.description_of(draft), **msgspec.structs.asdict(ranks))

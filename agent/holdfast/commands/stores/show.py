@@ -18,9 +18,16 @@ from holdfast.commands.console import counted, fail, print_json, print_table, pr
 from holdfast.commands.options import Json, StoredCheckpoint, StoreJob, StorePath
 from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.errors import DamagedCheckpoint
-from holdfast.format.manifest import MANIFEST, Manifest, Tensor, raw_bytes, reused_bytes
+from holdfast.format.manifest import (
+    MANIFEST,
+    CheckpointDescription,
+    Manifest,
+    Tensor,
+    description_of,
+    raw_bytes,
+    reused_bytes,
+)
 from holdfast.format.shards import is_module, state_for, tensors_for
-from holdfast.retention import LoggedMetric
 from holdfast.store import Store
 from holdfast.units import format_bytes
 
@@ -61,28 +68,16 @@ class ShownTensor(msgspec.Struct, kw_only=True):
     """Whether each rank has a different tensor of this name; this is that of rank 0."""
 
 
-class ShownCheckpoint(msgspec.Struct, kw_only=True):
+class ShownCheckpoint(CheckpointDescription, frozen=True, kw_only=True):
     """The output for a checkpoint, from its manifest."""
 
-    job: str
     checkpoint: str
-    iteration: int
-    lineage: int
-    attempt: int
-    kind: str
-    created_at: float
-    parent: str | None
-    world_size: int
     files: dict[str, int]
     """Sizes in bytes by name."""
     reused_bytes: int
     """Size of the files among them that earlier checkpoints wrote."""
     raw_bytes: int
     """Size of the files before compression; 0 without it."""
-    versions: dict[str, str]
-    timings: dict[str, float]
-    metrics: dict[str, LoggedMetric]
-    """The newest metrics that were logged until then, by name."""
     objects: list[ShownObject]
     tensors: list[ShownTensor]
     """The tensors of rank 0, largest first."""
@@ -122,21 +117,11 @@ def _shown(checkpoint: str, manifest: Manifest) -> ShownCheckpoint:
     for row in tensors:
         objects.setdefault(object_of(row.name), []).append(row.size_bytes)
     return ShownCheckpoint(
-        job=manifest.job,
+        **description_of(manifest),
         checkpoint=checkpoint,
-        iteration=manifest.iteration,
-        lineage=manifest.lineage,
-        attempt=manifest.attempt,
-        kind=manifest.kind,
-        created_at=manifest.created_at,
-        parent=manifest.parent,
-        world_size=manifest.world_size,
         files={file.name: file.size_bytes for file in manifest.files},
         reused_bytes=reused_bytes(manifest.files),
         raw_bytes=raw_bytes(manifest.files),
-        versions=manifest.versions,
-        timings=manifest.timings,
-        metrics=manifest.metrics,
         objects=[ShownObject(name=n, tensors=len(s), size_bytes=sum(s)) for n, s in objects.items()],
         tensors=sorted(tensors, key=lambda row: (-row.size_bytes, row.name)),
         values=values_of(state),
