@@ -133,6 +133,14 @@ _Stay = Annotated[
 ]
 
 
+_LeaveHost = Annotated[
+    int,
+    typer.Option(
+        min=0, metavar="N", help="End with status 76 after N faults of this host's hardware in 24 h; 0: never."
+    ),
+]
+
+
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The training command, after `--`.")],
@@ -154,6 +162,7 @@ def run(
     ] = 30.0,
     hang: _Hang = 50.0,
     stay: _Stay = "failure",
+    leave_host: _LeaveHost = 0,
     memory_tier: Annotated[
         bool, typer.Option(help="Keep the newest snapshot in memory that outlives the trainer (Linux).")
     ] = True,
@@ -165,9 +174,10 @@ def run(
 
     The command restarts after any signal and any exit status but 0: first at once, then with growing delays. The
     supervisor gives up after 5 starts in a row (--starts) without a new iteration, and at once if the command
-    cannot start. Ctrl-C and SIGTERM go to the trainer; a second one, two or more seconds later, kills the trainer
-    and its processes. The exit code is the trainer's; if a signal to this process ended a trainer that exits with
-    1, as torchrun does, the exit code is 128 + the signal.
+    cannot start, or an import or its syntax fails before the first iteration. Ctrl-C and SIGTERM go to the
+    trainer; a second one, two or more seconds later, kills the trainer and its processes. The exit code is the
+    trainer's; if a signal to this process ended a trainer that exits with 1, as torchrun does, the exit code is
+    128 + the signal.
 
     A hung trainer (no iteration for 50 usual iteration times and at least 10 minutes) is killed and restarted; the
     stacks of all ranks are first recorded on the job's timeline. After giving up, the supervisor keeps running if
@@ -194,7 +204,9 @@ def run(
             validate_server(address)
         if stay not in STAYS:
             raise ValueError(f"stay {stay!r}: give one of {', '.join(STAYS)}")
-        limits = RestartLimits(fruitless_starts=starts, grace_seconds=grace, hang_factor=hang)
+        limits = RestartLimits(
+            fruitless_starts=starts, grace_seconds=grace, hang_factor=hang, host_faults=leave_host
+        )
         status = Supervisor(
             command,
             limits=limits,

@@ -27,10 +27,11 @@ from holdfast.protocol.attempt_reports import (
     exception_text,
 )
 from holdfast.protocol.messages import OUTPUT_RANK
+from holdfast.supervisor import end_causes
 from holdfast.supervisor.output_capture import copy_window_size
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.masking import mask_text
-from holdfast.system.supervisor_channel import PublishedAttempt
+from holdfast.system.supervisor_channel import EndInOutput, PublishedAttempt
 
 if TYPE_CHECKING:
     from holdfast.supervisor.supervisor_link import SupervisorReporter
@@ -182,11 +183,12 @@ def _end_draining(drained: int, at_end: Callable[[], object]) -> None:
     os.close(drained)
 
 
-def publish_exception(folder: Path, tail: OutputTail) -> None:
-    """Publish to the supervisor the exception that the output ends with, if there is one."""
+def publish_end(folder: Path, tail: OutputTail) -> None:
+    """Publish to the supervisor the exception that the output ends with and the cause, as far as it shows them."""
     _, lines = tail.since(0)
-    if (position := exception_in(lines)) is not None:
-        supervisor_channel.publish_exception(folder, exception_text(lines[position])[:MAX_EXCEPTION])
+    position, cause = exception_in(lines), end_causes.cause_in(lines)
+    exception = exception_text(lines[position])[:MAX_EXCEPTION] if position is not None else ""
+    supervisor_channel.publish_end(folder, EndInOutput(exception=exception, cause=cause))
 
 
 def _read(source: int) -> bytes:
@@ -226,7 +228,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
     tail = OutputTail()
     sender = OutputSender(Path(folder), tail)
-    relay(streams, int(control), int(drained), tail, lambda: publish_exception(Path(folder), tail))
+    relay(streams, int(control), int(drained), tail, lambda: publish_end(Path(folder), tail))
     tail.end()
     sender.close()
 

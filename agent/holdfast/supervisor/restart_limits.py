@@ -27,11 +27,16 @@ class RestartLimits:
     hang_least_seconds: float = 600.0
     """The shortest hang: scripts evaluate now and then, and may write files of their own."""
 
+    host_faults: int = 0
+    """Ends by a fault of this host within a day after which the supervisor ends as well; 0: never."""
+
     def __post_init__(self) -> None:
         if self.hang_factor < 0 or 0 < self.hang_factor < 2:
             raise ValueError(f"hang factor {self.hang_factor:g}: give at least 2 iteration times, or 0 for never")
         if self.fruitless_starts < 1:
             raise ValueError(f"fruitless starts {self.fruitless_starts}: give at least 1")
+        if self.host_faults < 0:
+            raise ValueError(f"host faults {self.host_faults}: give at least 1, or 0 for never")
         if self.grace_seconds < 0:
             raise ValueError(f"grace {self.grace_seconds} s: give at least 0")
 

@@ -2,6 +2,8 @@
 
 It has one thread, and few imports, so that it takes little memory from the trainer. It reads training's progress
 from the file HOLDFAST_PROGRESS, and the job from the folder HOLDFAST_SUPERVISION.
+
+One module, since what happens after an end depends on all that was seen of the start.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
+from holdfast.supervisor.end_causes import EndCause, HostFaults, end_cause, kernel_kills
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.supervisor.restart_limits import RestartLimits
 from holdfast.supervisor.server_reports import ServerReports
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.processes import describe_exit, shell_status
-from holdfast.system.supervisor_channel import EXIT_FENCED
+from holdfast.system.supervisor_channel import EXIT_FENCED, EXIT_HOST_FAULT
 
 if TYPE_CHECKING:
     from holdfast.protocol.messages import RestoreOrder
@@ -82,6 +85,9 @@ class Supervisor:
         """Folder shared with the trainer."""
         self._was_hung = False
         """Whether the last start was killed because it hung."""
+        self._kernel_kills = 0
+        """Processes that the kernel had killed for lack of memory when the last start began."""
+        self._host_faults = HostFaults(self.limits.host_faults)
         self._starts_per_restore: collections.Counter[str] = collections.Counter()
         self._reports = ServerReports(self._folder)
         self._last_report_seconds = CONTACT_SECONDS
@@ -114,7 +120,8 @@ class Supervisor:
             status = self._run_once(signals, previous_exit)
             previous_exit = describe_exit(status) + (" because it hung" if self._was_hung else "")
             self._start_rescue(previous_exit)
-            reason = self._end_reason(status, previous_exit)
+            cause, reason = self._end_cause(status, previous_exit)
+            ended = previous_exit if cause is None else cause.describe(previous_exit)
             if signals.stops and status != 0:
                 self.log(f"stopped: the trainer ended ({previous_exit})")
                 self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
@@ -137,12 +144,16 @@ class Supervisor:
                     f"giving up: the command cannot start ({previous_exit}, before a session began). Correct the "
                     f"error shown above and run it again: {shlex.join(self.command)}"
                 )
-            elif fruitless >= self.limits.fruitless_starts:
-                end = self._giving_up(fruitless, previous_exit)
+            elif self._host_faults.reach_limit(cause, time.monotonic()):
+                self._report("gave_up", reason, start=fruitless)
+                self.log(f"{ended}, {self.limits.host_faults} times on this host: leaving it", logging.ERROR)
+                return EXIT_HOST_FAULT
+            elif fruitless >= self.limits.fruitless_starts or self._is_hopeless(cause):
+                end = self._giving_up(fruitless, ended)
                 waits = self._waits(signals, status) is not None
                 self._report("gave_up", reason, start=fruitless, waits=waits)
                 self._last_report_seconds = output_capture.REPORT_SECONDS
-            elif self._back_off(signals, fruitless, previous_exit, reason):
+            elif self._back_off(signals, fruitless, ended, reason):
                 continue
             else:
                 self._report("stopped", f"holdfast run was stopped by {signals.stop_name}")
@@ -188,10 +199,17 @@ class Supervisor:
             return "the trainer was fenced" if status == EXIT_FENCED else None
         return _newer_attempt(attempt, supervisor_channel.published_uids(self._folder))
 
-    def _end_reason(self, status: int, previous_exit: str) -> str:
-        """Return why a start ended: the exception that its output shows, if it ended with one."""
-        exception = supervisor_channel.take_exception(self._folder)
-        return exception if exception and status == 1 and not self._was_hung else previous_exit
+    def _end_cause(self, status: int, previous_exit: str) -> tuple[EndCause | None, str]:
+        """Return the cause of an end, if it is known, and the reason: with the exception that the output shows."""
+        shown = supervisor_channel.take_end(self._folder)
+        reason = shown.exception if shown.exception and status == 1 and not self._was_hung else previous_exit
+        was_killed = kernel_kills() > self._kernel_kills
+        cause = end_cause(shown.cause, status, self._was_hung, was_killed, self._progress.reached)
+        return cause, reason if cause is None else cause.describe(reason)
+
+    def _is_hopeless(self, cause: EndCause | None) -> bool:
+        """Whether every start will end in the same way: training has never begun."""
+        return cause is not None and cause.reaction == "stop" and not self._progress.highest
 
     def _restart_for(self, order: RestoreOrder) -> None:
         """Note and report that the next start restores a checkpoint."""
@@ -294,7 +312,7 @@ class Supervisor:
     def _run_once(self, signals: processes.PendingSignals, previous_exit: str | None) -> int:
         """Run the trainer once, until its last process ended. Return the status as subprocess does."""
         self._progress.begin_start()
-        self._was_hung = False
+        self._was_hung, self._kernel_kills = False, kernel_kills()
         self.starts += 1
         supervisor_channel.remove_stack_files(self._folder)
         if self._held is not None:

@@ -40,6 +40,8 @@ T = TypeVar("T")
 VARIABLE = "HOLDFAST_SUPERVISION"
 EXIT_FENCED = 75
 """Exit status of a supervised trainer whose job has a newer attempt: EX_TEMPFAIL."""
+EXIT_HOST_FAULT = 76
+"""Exit status of a supervisor that leaves its host to be started on another one."""
 STACKS_SIGNAL: int | None = signal.SIGRTMAX - 3 if hasattr(signal, "SIGRTMAX") else None
 """A real-time signal, which programs rarely use."""
 _PREFIX, _LOCK = "holdfast-run-", "supervisor.lock"
@@ -54,7 +56,7 @@ PROGRESS_LAYOUT = struct.Struct("<qq")
 LOG_TIME = "%Y-%m-%d %H:%M:%S"
 PREVIOUS_EXIT = "HOLDFAST_PREVIOUS_EXIT"
 """Variable with the reason why the previous start ended, if the supervisor restarted the trainer."""
-_ATTEMPT, _EXCEPTION = "attempt.json", "exception.txt"
+_ATTEMPT, _END = "attempt.json", "end.json"
 _REQUESTED_RELAUNCH, _RELAUNCH = "relaunch.json", "order.json"
 _STACKS = "rank-{rank}.{pid}.stacks"
 DUMP_SECONDS = 3.0
@@ -90,6 +92,15 @@ class StoresOfStart(msgspec.Struct, kw_only=True):
     """By job, in the order of its sessions in the script."""
     reached: dict[str, int] = {}
     """By job, the last finished iteration of the start that ended last."""
+
+
+class EndInOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the output of an ended start shows about its end; empty where it shows nothing."""
+
+    exception: str = ""
+    """The exception that ended it."""
+    cause: str = ""
+    """Name of the cause, of `end_causes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +228,18 @@ def keep_stores(folder: Path, progress: tuple[int, int]) -> None:
                 path.unlink()
 
 
-def publish_exception(folder: Path, exception: str) -> None:
-    """Publish the exception that the output of an ended start shows. Never raises."""
+def publish_end(folder: Path, end: EndInOutput) -> None:
+    """Publish what the output of an ended start shows about its end. Never raises."""
     with contextlib.suppress(OSError):
-        Path(folder, _EXCEPTION).write_text(exception, errors="replace")
+        _write(Path(folder, _END), end)
 
 
-def take_exception(folder: Path) -> str:
-    """Return the exception of the start that has just ended, once; empty if none is known."""
-    path = Path(folder, _EXCEPTION)
-    try:
-        exception = path.read_text(errors="replace")
-        path.unlink()
-    except OSError:
-        return ""
-    return exception
+def take_end(folder: Path) -> EndInOutput:
+    """Return what the output of the start that has just ended shows, once."""
+    path = Path(folder, _END)
+    end = _read_struct(path, EndInOutput) or EndInOutput()
+    path.unlink(missing_ok=True)
+    return end
 
 
 def _write(path: Path, content: msgspec.Struct) -> None:

@@ -154,6 +154,40 @@ def test_a_command_that_cannot_start_is_started_once(stage: SupervisedTrainer, s
     assert f"giving up: the command cannot start (exit status {status}, before a" in ended.lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [("import holdfst", "an import failed"), ("x = (", "the script cannot be compiled")],
+)
+def test_an_error_that_no_start_can_pass_is_tried_once(stage: SupervisedTrainer, body: str, cause: str) -> None:
+    ended = stage.run(body)
+    assert ended.status == 1
+    assert len([line for line in ended.lines if "holdfast run: start " in line]) == 1
+    assert f"giving up: 1 start ended without a new iteration, the last one ({cause}: " in ended.lines[-1]
+
+
+def test_an_import_error_of_a_trainer_that_has_trained_is_tried_again(stage: SupervisedTrainer) -> None:
+    body = "progress(start, start) if start == 1 else note('again')\nimport holdfst"
+    ended = stage.run(body, fruitless_starts=3)
+    assert len([line for line in ended.lines if "holdfast run: start " in line]) == 4
+
+
+def test_the_cause_of_an_end_is_logged(stage: SupervisedTrainer) -> None:
+    body = (
+        "raise RuntimeError('CUDA error: an illegal memory access was encountered') if start == 1 else SystemExit"
+    )
+    ended = stage.run(body)
+    assert "the trainer ended (the GPU accessed memory that is not allocated: exit status 1)" in "".join(
+        ended.lines
+    )
+
+
+def test_a_host_is_left_after_faults_of_its_hardware(stage: SupervisedTrainer) -> None:
+    body = "raise RuntimeError('CUDA error: uncorrectable ECC error encountered')"
+    ended = stage.run(body, host_faults=2)
+    assert ended.status == supervisor_channel.EXIT_HOST_FAULT
+    assert "2 times on this host: leaving it" in ended.lines[-1]
+
+
 def test_a_status_of_a_trainer_that_has_trained_is_no_failed_start(stage: SupervisedTrainer) -> None:
     assert stage.run(TRAINS + "if start < 3: sys.exit(2)").status == 0
     assert stage.starts == 3

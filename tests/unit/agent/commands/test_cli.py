@@ -55,8 +55,8 @@ SURFACE = {
     "resume-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],
     "run": [
-        "COMMAND", "--budget", "--capture-output", "--grace", "--hang", "--memory-tier", "--server", "--starts",
-        "--stay", "--store",
+        "COMMAND", "--budget", "--capture-output", "--grace", "--hang", "--leave-host", "--memory-tier",
+        "--server", "--starts", "--stay", "--store",
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, exception_text
-from holdfast.supervisor.output_relay import OutputTail, plain, publish_exception, relay
+from holdfast.supervisor.output_relay import OutputTail, plain, publish_end, relay
 from holdfast.system import supervisor_channel
 
 
@@ -121,10 +121,11 @@ def test_an_output_that_ends_with_the_trainer_is_drained_at_once(tmp_path: Path)
     os.write(writing, b"Traceback (most recent call last):\n  line\ntorch.OutOfMemoryError: CUDA out of memory\n")
     os.close(writing)
     os.close(ending)
-    relay({source: target}, control, done, tail, lambda: publish_exception(tmp_path, tail))
+    relay({source: target}, control, done, tail, lambda: publish_end(tmp_path, tail))
     assert os.read(drained, 1) == b""
-    assert supervisor_channel.take_exception(tmp_path) == "CUDA out of memory"
-    assert supervisor_channel.take_exception(tmp_path) == ""
+    end = supervisor_channel.take_end(tmp_path)
+    assert (end.exception, end.cause) == ("CUDA out of memory", "device_memory")
+    assert supervisor_channel.take_end(tmp_path) == supervisor_channel.EndInOutput()
     for fd in (source, reading, target, control, drained):
         os.close(fd)
 
