@@ -367,6 +367,25 @@ def test_a_job_that_its_supervisor_restarts_says_so_and_offers_no_command(
     assert "waits: restore to 360 to start again" in card()
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("a GPU ran out of memory: CUDA out of memory", "<bdi>A GPU ran out of memory: CUDA out of memory</bdi>"),
+        ("CUDA out of memory", "<code>torch.OutOfMemoryError: CUDA out of memory</code>"),
+    ],
+)
+def test_the_cause_stands_in_place_of_the_exception_that_it_explains(
+    client: TestClient, agent: FakeAgent, reason: str, shown: str
+) -> None:
+    lines = ["Traceback (most recent call last):", "torch.OutOfMemoryError: CUDA out of memory"]
+    agent.fail("OutOfMemoryError")
+    agent.events = [OutputReport(at=agent.at, first=0, lines=lines)]
+    agent.send()
+    agent.supervise("gave_up", reason, start=5)
+    page = client.get(JOB).text
+    assert shown in page[page.index('<section class="panel outcome"') :]
+
+
 def test_unsaved_work_and_the_last_durable_checkpoint_come_first(client: TestClient, agent: FakeAgent) -> None:
     page = client.get(JOB).text
     tiles = page[page.index('<dl class="kpis">') : page.index('id="timeline"')]
