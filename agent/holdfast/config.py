@@ -176,7 +176,8 @@ class Config:
     )
     parity: ParityCode | None = setting(
         None,
-        "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`",
+        "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`, "
+        "or `important 10+2` for [important bytes](parity.md#important-bytes) alone",
         parse_parity,
         shown="off",
     )

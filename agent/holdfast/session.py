@@ -81,7 +81,8 @@ class Session:
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
         parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
-            stripe are repaired. Default: HOLDFAST_PARITY, else off.
+            stripe are repaired. "important 10+2" protects the important bytes of numbers alone, in less space.
+            Default: HOLDFAST_PARITY, else off.
         compress: compress checkpoints without loss, as byte planes, where that makes them smaller. It pauses while
             encoding would lengthen the interval or exceed the budget. Default: HOLDFAST_COMPRESS, else no.
         debug: digest every tensor before and after it is copied, while training waits, so that not even one

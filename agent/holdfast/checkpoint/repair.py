@@ -5,18 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from holdfast.checkpoint import reading
+from holdfast.checkpoint.block_repair import BlockReader, DigestTables, find_damaged, recover_blocks
 from holdfast.checkpoint.decoding import decoded
 from holdfast.checkpoint.reading import FileRange, Progress
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
+from holdfast.format.important import RANGE_BYTES, ImportantRanges
 from holdfast.format.parity_file import (
-    ENTRY_BYTES,
     PARITY_BLOCK_BYTES,
+    ImportantStream,
     ParityFile,
     StripeLayout,
     block_digests,
@@ -25,8 +29,7 @@ from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.host_memory import fresh_memory
 
-SCAN_BLOCKS = 2048
-"""Blocks that are read at once to locate damage."""
+MOST_NUMBER_BYTES = 8
 MOST_RANGES = 8
 """Ranges that a description of damage lists."""
 
@@ -122,10 +125,14 @@ class RepairedFile:
     """Recomputed blocks by number."""
     beyond: list[int]
     """Damaged blocks that the parity cannot recompute."""
+    important: ImportantRepair | None = None
+    """What important parity repaired; `blocks` and `beyond` are then those of the stream of important bytes."""
 
     def open(self) -> FileReader:
         """Open the file as it was written. Its digests are still to be verified."""
-        return _RepairedReader(self)
+        if self.important is None:
+            return _RepairedReader(self)
+        return _ImportantRepairedReader(self.reopen(), self.important.ranges, self.blocks)
 
     @property
     def description(self) -> str:
@@ -139,19 +146,52 @@ class RepairedFile:
     @property
     def matches_nothing(self) -> bool:
         """The file or its parity file is missing, or most of it."""
-        return len(self.damaged) == -(-self.file.size_bytes // PARITY_BLOCK_BYTES) == len(self.beyond)
+        assert self.file.parity is not None
+        blocks = self.file.parity.layout(self.file.size_bytes).blocks
+        return len(self.damaged) == -(-self.file.size_bytes // PARITY_BLOCK_BYTES) and len(self.beyond) == blocks
 
     @property
     def refusal(self) -> str | None:
         """Why it cannot be repaired, or None."""
-        if not self.beyond:
-            return None
+        assert self.file.parity is not None
+        code = self.file.parity.code
         if self.matches_nothing:
             return self.description
-        assert self.file.parity is not None
+        if self.important is not None:
+            if not self.is_degradable:
+                kept = f"parity {code} cannot repair all important bytes of them"
+                return f"{self.description}; {kept}" if self.beyond or not self.important.is_sound else None
+            where = byte_ranges(self.important.lost, self.file.size_bytes)
+            of = "them" if self.important.lost == self.damaged else f"{_counted(self.important.lost)} ({where})"
+            return (
+                f"{self.description}; their important bytes are repaired, but the other bytes of {of} are lost, "
+                "which only a degraded restore replaces"
+            )
+        if not self.beyond:
+            return None
         where = byte_ranges(self.beyond, self.file.size_bytes)
-        strength = f"parity {self.file.parity.code} cannot repair {_counted(self.beyond)} of them ({where})"
-        return f"{self.description}; {strength}"
+        return f"{self.description}; parity {code} cannot repair {_counted(self.beyond)} of them ({where})"
+
+    @property
+    def is_degradable(self) -> bool:
+        """All important bytes are known, and others are lost."""
+        return (
+            self.important is not None
+            and self.important.is_sound
+            and not self.beyond
+            and bool(self.important.lost)
+        )
+
+
+@dataclass(frozen=True)
+class ImportantRepair:
+    """The important bytes of a damaged file."""
+
+    ranges: ImportantRanges
+    is_sound: bool
+    """Whether they match their digest in the manifest, after the repair."""
+    lost: list[int]
+    """Numbers of the blocks of the file whose other bytes are lost."""
 
 
 def _counted(blocks: Sequence[int]) -> str:
@@ -168,45 +208,6 @@ def byte_ranges(blocks: Sequence[int], size_bytes: int) -> str:
     ]
     more = f" and {len(found) - MOST_RANGES:,} more ranges" if len(found) > MOST_RANGES else ""
     return f"bytes {', '.join(shown)}{more}"
-
-
-class BlockReader(FileReader):
-    """Reads a file that may be damaged, short or missing; what cannot be read is zeros."""
-
-    def __init__(self, store: Store, job: str, checkpoint: str, file: str, pace: Pace | None = None) -> None:
-        self._pace = pace
-        try:
-            self._reader: FileReader | None = store.open_file(job, checkpoint, file, from_disk=True)
-        except DamagedCheckpoint:
-            self._reader = None
-        self.size_bytes = 0 if self._reader is None else self._reader.size_bytes
-        """Size of the file as it is now; 0 if it is missing."""
-
-    def read_into(self, start: int, target: memoryview) -> None:
-        if self._pace is not None:
-            self._pace(len(target))
-        end = min(len(target), max(0, self.size_bytes - start))
-        target[end:] = bytes(len(target) - end)
-        if self._reader is None or not end:
-            return
-        try:
-            self._reader.read_into(start, target[:end])
-        except DamagedCheckpoint:  # one block may be unreadable, and the others not
-            for at in range(0, end, PARITY_BLOCK_BYTES):
-                block = target[at : min(at + PARITY_BLOCK_BYTES, end)]
-                try:
-                    self._reader.read_into(start + at, block)
-                except DamagedCheckpoint:
-                    block[:] = bytes(len(block))
-
-    def read(self, start: int, end: int) -> memoryview:
-        found = memoryview(fresh_memory(end - start))[: end - start]
-        self.read_into(start, found)
-        return found
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
 
 
 class _RepairedReader(FileReader):
@@ -229,6 +230,33 @@ class _RepairedReader(FileReader):
         self._reader.close()
 
 
+class _ImportantRepairedReader(FileReader):
+    """Reads a damaged file, and puts recomputed blocks of its important bytes in their places."""
+
+    def __init__(self, reader: BlockReader, ranges: ImportantRanges, blocks: dict[int, memoryview]) -> None:
+        self._reader, self._ranges, self._blocks = reader, ranges, blocks
+        self.size_bytes = reader.size_bytes
+
+    def read_into(self, start: int, target: memoryview) -> None:
+        import numpy as np
+
+        self._reader.read_into(start, target)
+        end, out = start + len(target), np.frombuffer(target, np.uint8)
+        first = self._ranges.before(start) // PARITY_BLOCK_BYTES
+        # a number that `end` cuts has some of its important bytes in front of it
+        last = (self._ranges.before(end) + MOST_NUMBER_BYTES) // PARITY_BLOCK_BYTES
+        for number in range(first, last + 1):
+            if (block := self._blocks.get(number)) is None:
+                continue
+            at = number * PARITY_BLOCK_BYTES
+            places = self._ranges.positions(at, at + len(block))
+            inside = (start <= places) & (places < end)
+            out[places[inside] - start] = np.frombuffer(block, np.uint8)[inside]
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 def repair_in_memory(
     store: Store, job: str, checkpoint: str, file: fmt.File, *, pace: Pace | None = None
 ) -> RepairedFile:
@@ -242,7 +270,7 @@ def repair_in_memory(
         OSError: the store cannot be read.
     """
     assert file.parity is not None
-    layout = StripeLayout(file.parity.code, file.size_bytes)
+    layout = file.parity.layout(file.size_bytes)
 
     def opened(pace: Pace | None = None) -> BlockReader:
         return BlockReader(store, job, checkpoint, file.name, pace)
@@ -250,97 +278,85 @@ def repair_in_memory(
     with opened(pace) as data, BlockReader(store, job, checkpoint, file.parity.name, pace) as parity:
         if not parity.size_bytes:
             raise DamagedCheckpoint(file.name, f"{file.parity.name} is missing or empty as well")
-        # sizes in a manifest may be wrong: read no more than a small multiple of what there is
-        if file.size_bytes - data.size_bytes > layout.code.parity_blocks * layout.row_bytes:
-            raise DamagedCheckpoint(
-                file.name, f"parity {layout.code} cannot repair a file of which that much is missing"
-            )
-        tables = _DigestTables(layout, parity)
-        damaged = list(_damaged_blocks(layout, data, tables))
-        blocks: dict[int, memoryview] = {}
-        beyond: list[int] = []
-        for stripe, count, rows in _runs(layout, damaged):
-            found = _recovered(layout, data, parity, tables, stripe, count, rows)
-            lost = [row * layout.stripes + stripe + n for row in rows for n in range(count)]
-            beyond += [block for block in lost if block not in found]
-            blocks |= found
-    return RepairedFile(file, opened, damaged, blocks, sorted(beyond))
+        if file.parity.important is not msgspec.UNSET:
+            return _repair_important(file, file.parity.important, layout, data, parity, opened)
+        _require_most(file, layout, data.size_bytes)
+        tables = DigestTables(parity, layout.start, layout.copy_start, layout.table_bytes)
+        damaged, _ = find_damaged(layout.payload_bytes, data, tables)
+        blocks, beyond = recover_blocks(layout, data, parity, tables, damaged)
+    return RepairedFile(file, opened, damaged, blocks, beyond)
 
 
-class _DigestTables:
-    """Both copies of the table of digests."""
+def _require_most(file: fmt.File, layout: StripeLayout, present_bytes: int) -> None:
+    """Raise DamagedCheckpoint if more of the protected bytes is missing than parity can repair.
 
-    def __init__(self, layout: StripeLayout, parity: BlockReader) -> None:
-        ends = [(start, min(start + layout.table_bytes, parity.size_bytes)) for start in (0, layout.copy_start)]
-        self._copies = [parity.read(start, end) for start, end in ends if start < end]
-
-    def match(self, entry: int, digest: bytes) -> bool:
-        at = entry * ENTRY_BYTES
-        return any(copy[at : at + ENTRY_BYTES] == digest for copy in self._copies)
-
-
-def _damaged_blocks(layout: StripeLayout, data: BlockReader, tables: _DigestTables) -> Iterator[int]:
-    for first in range(0, layout.blocks, SCAN_BLOCKS):
-        start = first * PARITY_BLOCK_BYTES
-        read = data.read(start, min(start + SCAN_BLOCKS * PARITY_BLOCK_BYTES, layout.payload_bytes))
-        for number, digest in enumerate(block_digests(read), first):
-            if not tables.match(number, digest):
-                yield number
+    Sizes in a manifest may be wrong: read no more than a small multiple of what there is.
+    """
+    if layout.payload_bytes - present_bytes > layout.code.parity_blocks * layout.row_bytes:
+        raise DamagedCheckpoint(
+            file.name, f"parity {layout.code} cannot repair a file of which that much is missing"
+        )
 
 
-def _runs(layout: StripeLayout, damaged: Sequence[int]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield (first stripe, number of stripes, damaged rows) of adjacent stripes with damage in the same rows."""
-    rows: dict[int, list[int]] = {}
-    for block in damaged:
-        rows.setdefault(block % layout.stripes, []).append(block // layout.stripes)
-    stripes = sorted(rows)
-    numbered = enumerate(stripes)
-    for (_, lost), group in itertools.groupby(
-        numbered, key=lambda pair: (pair[1] - pair[0], tuple(rows[pair[1]]))
-    ):
-        run = [stripe for _, stripe in group]
-        for at in range(0, len(run), SCAN_BLOCKS):
-            yield run[at], len(run[at : at + SCAN_BLOCKS]), lost
-
-
-def _recovered(
+def _repair_important(
+    file: fmt.File,
+    entry: ImportantStream,
     layout: StripeLayout,
     data: BlockReader,
     parity: BlockReader,
-    tables: _DigestTables,
-    stripe: int,
-    count: int,
-    rows: Sequence[int],
-) -> dict[int, memoryview]:
-    """Return the damaged blocks of adjacent stripes that can be recomputed."""
-    from holdfast.codecs import parity as code
+    opened: Callable[[], BlockReader],
+) -> RepairedFile:
+    """Repair the important bytes of a file, and list the blocks whose other bytes are lost."""
+    ranges = _important_ranges(file, entry, layout, parity)
+    _require_most(file, layout, ranges.before(data.size_bytes))
+    ranges_bytes = entry.ranges * RANGE_BYTES
+    guide = DigestTables(
+        parity, ranges_bytes, layout.end + ranges_bytes, entry.guide_bytes(file.size_bytes) - ranges_bytes
+    )
+    damaged, _ = find_damaged(file.size_bytes, data, guide)
+    stream = _ImportantReader(data, ranges)
+    tables = DigestTables(parity, layout.start, layout.copy_start, layout.table_bytes)
+    wrong, digests = find_damaged(layout.payload_bytes, stream, tables)
+    blocks, beyond = recover_blocks(layout, stream, parity, tables, wrong)
+    for number, block in blocks.items():
+        digests[number] = next(block_digests(block))
+    lost = []
+    with _ImportantRepairedReader(opened(), ranges, blocks) as repaired:
+        for number in damaged:
+            start = number * PARITY_BLOCK_BYTES
+            block = memoryview(bytearray(min(PARITY_BLOCK_BYTES, file.size_bytes - start)))
+            repaired.read_into(start, block)
+            if not guide.match(number, next(block_digests(block))):
+                lost.append(number)
+    is_sound = fmt.digest(b"".join(digests)) == entry.digest
+    return RepairedFile(file, opened, damaged, blocks, beyond, ImportantRepair(ranges, is_sound, lost))
 
-    parities = [parity.read(*layout.parity_range(row, stripe, count)) for row in range(layout.code.parity_blocks)]
-    firsts = [layout.parity_entry(row, stripe) for row in range(layout.code.parity_blocks)]
-    sound = [
-        [tables.match(first + n, each) for n, each in enumerate(block_digests(read))]
-        for first, read in zip(firsts, parities, strict=True)
-    ]
-    left = [
-        None if row in rows else data.read(*layout.data_range(row, stripe, count))
-        for row in range(layout.code.data_blocks)
-    ]
-    found: dict[int, memoryview] = {}
-    # parity blocks may be damaged as well: adjacent stripes with the same ones sound are recomputed at once
-    patterns = list(zip(*sound, strict=True))
-    for pattern, group in itertools.groupby(range(count), key=lambda n: patterns[n]):
-        members = list(group)
-        start, end = members[0] * PARITY_BLOCK_BYTES, (members[-1] + 1) * PARITY_BLOCK_BYTES
-        cut = [None if row is None else row[start:end] for row in left]
-        ours = [read[start:end] if usable else None for read, usable in zip(parities, pattern, strict=True)]
-        with contextlib.suppress(code.TooManyLost):
-            for row, recovered in code.recover(cut, ours, end - start).items():
-                for n in members:
-                    number = row * layout.stripes + stripe + n
-                    length = min(PARITY_BLOCK_BYTES, layout.payload_bytes - number * PARITY_BLOCK_BYTES)
-                    at = (n - members[0]) * PARITY_BLOCK_BYTES
-                    found[number] = recovered[at : at + length]
-    return found
+
+def _important_ranges(
+    file: fmt.File, entry: ImportantStream, layout: StripeLayout, parity: BlockReader
+) -> ImportantRanges:
+    """Read where the important bytes are, from a copy of the guide."""
+    assert file.parity is not None
+    size_bytes = entry.ranges * RANGE_BYTES
+    for start in (0, layout.end):
+        if start + size_bytes > parity.size_bytes:
+            continue
+        found = parity.read(start, start + size_bytes)
+        if fmt.digest(found) == entry.ranges_digest:
+            ranges = ImportantRanges.decode(bytes(found), file.size_bytes)
+            if ranges is not None and ranges.size_bytes == entry.size_bytes:
+                return ranges
+    raise DamagedCheckpoint(file.name, f"both guides of {file.parity.name} are damaged as well")
+
+
+class _ImportantReader:
+    """Reads the stream of the important bytes of a file."""
+
+    def __init__(self, data: BlockReader, ranges: ImportantRanges) -> None:
+        self._data, self._ranges = data, ranges
+
+    def read(self, start: int, end: int) -> memoryview:
+        return self._ranges.gather(self._data.read, start, end)
 
 
 def parity_matches(

@@ -119,7 +119,7 @@ class _Scrub:
             ranges = ranges_to_scrub(manifest, file)
             is_sound = self._scrub_payload(file, ranges)
             if file.parity is not None:
-                self._scrub_parity(file, ranges, is_payload_known=is_sound)
+                self._scrub_parity(manifest, file, ranges, is_payload_known=is_sound)
 
     def _scrub_manifest(self, name: str, data: bytes, *, is_copied: bool) -> None:
         try:
@@ -163,7 +163,9 @@ class _Scrub:
         self._replace(file.name, repaired.description, _parts(ranges))
         return True
 
-    def _scrub_parity(self, file: fmt.File, ranges: list[FileRange], *, is_payload_known: bool) -> None:
+    def _scrub_parity(
+        self, manifest: fmt.Manifest, file: fmt.File, ranges: list[FileRange], *, is_payload_known: bool
+    ) -> None:
         entry = file.parity
         assert entry is not None
         is_sound = parity_matches(self._store, self._job, self._checkpoint, entry, pace=self._pace)
@@ -179,7 +181,7 @@ class _Scrub:
             return
         if any(each.memory is None for each in ranges):
             self._read(ranges, keep=True)
-        rebuilt, now = build_parity(entry.code, file.name, _parts(ranges))
+        rebuilt, now = build_parity(entry.code, file.name, _parts(ranges), fmt.contents_of(manifest, file))
         if now != entry:
             self._add(entry.name, "damaged", damage, "this release computes other parity")
             return

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -124,25 +125,105 @@ def decode(encoded: Buffer, out: Buffer) -> None:
     """
     view = memoryview(encoded).cast("B")
     raw = np.frombuffer(out, np.uint8)
+    found = _layout_of(view, len(raw))
+    numbers = raw[: found.numbers * found.width].view(f"<u{found.width}")
+    for start in range(0, len(found.planes), found.width):
+        planes = found.planes[start : start + found.width]
+        segment = numbers[planes[0].first : planes[0].first + planes[0].count]
+        _join([_decompressed(view[each.start : each.end], each.count) for each in planes], segment)
+    raw[len(numbers) * found.width :] = np.frombuffer(view[found.end :], np.uint8)
+
+
+def decode_partly(encoded: Buffer, out: Buffer, lost: Buffer) -> Buffer:
+    """Decode into `out` as `decode` does, though some encoded bytes of planes are lost: these are zeros in `out`.
+
+    A compressed plane is lost with any of its bytes. The header and the bytes behind the planes must be known.
+
+    Args:
+        lost: 255 for each encoded byte that is lost, and 0 for each other one.
+
+    Returns:
+        An array with 255 for each byte of `out` that is lost, and 0 for each other one.
+
+    Raises:
+        DamagedEncoding: what is not lost is no encoding of a block of that length.
+    """
+    view, missing = memoryview(encoded).cast("B"), np.frombuffer(lost, np.uint8)
+    raw = np.frombuffer(out, np.uint8)
+    found, lost_raw = _layout_of(view, len(raw)), np.zeros(len(raw), np.uint8)
+    numbers, masks = (each[: found.numbers * found.width].view(f"<u{found.width}") for each in (raw, lost_raw))
+    for start in range(0, len(found.planes), found.width):
+        contents, gaps = [], []
+        for plane in found.planes[start : start + found.width]:
+            stored, gap = view[plane.start : plane.end], missing[plane.start : plane.end]
+            if plane.is_compressed:
+                is_lost = bool(gap.any())
+                gap = np.full(plane.count, 255 if is_lost else 0, np.uint8)
+                contents.append(np.zeros_like(gap) if is_lost else _decompressed(stored, plane.count))
+            else:
+                contents.append(np.frombuffer(stored, np.uint8) & ~gap)
+            gaps.append(gap)
+        segment = slice(found.planes[start].first, found.planes[start].first + found.planes[start].count)
+        _join(contents, numbers[segment])
+        _join(gaps, masks[segment])
+    raw[found.numbers * found.width :] = np.frombuffer(view[found.end :], np.uint8)
+    return lost_raw
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A plane of a segment."""
+
+    index: int
+    """0 for the least significant bytes."""
+    start: int
+    """Offset in the encoded block."""
+    end: int
+    first: int
+    """Number of the first of its numbers in the block."""
+    count: int
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.end - self.start != self.count
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneLayout:
+    """Where the parts of an encoded block are."""
+
+    width: int
+    numbers: int
+    header_bytes: int
+    planes: list[Plane]
+    end: int
+    """Offset of the bytes behind the planes."""
+
+
+def layout(encoded: Buffer) -> PlaneLayout:
+    """Return where the planes of an encoded block are. DamagedEncoding if it has none."""
+    view = memoryview(encoded).cast("B")
+    return _layout_of(view, _header(view)[1])
+
+
+def _layout_of(view: memoryview, expected_bytes: int) -> PlaneLayout:
     width, raw_bytes = _header(view)
     count = raw_bytes // width
-    if raw_bytes != len(raw):
-        raise DamagedEncoding(f"the block has {len(raw)} bytes, and its encoding {raw_bytes}")
+    if raw_bytes != expected_bytes:
+        raise DamagedEncoding(f"the block has {expected_bytes} bytes, and its encoding {raw_bytes}")
     place = header_bytes(width, raw_bytes)
     if len(view) < place:
         raise DamagedEncoding("the header is cut off")
     lengths = memoryview(view[_HEADER.size : place]).cast("I")
     if place + sum(lengths) + raw_bytes % width != len(view):
         raise DamagedEncoding("the lengths in the header do not match")
-    numbers = raw[: count * width].view(f"<u{width}")
-    for index, start in enumerate(range(0, count, _SEGMENT_NUMBERS)):
-        segment = numbers[start : start + _SEGMENT_NUMBERS]
-        planes = []
-        for length in lengths[index * width : (index + 1) * width]:
-            planes.append(_decompressed(view[place : place + length], len(segment)))
-            place += length
-        _join(planes, segment)
-    raw[count * width :] = np.frombuffer(view[place:], np.uint8)
+    opening, planes = place, []
+    for number, length in enumerate(lengths):
+        segment, index = divmod(number, width)
+        first = segment * _SEGMENT_NUMBERS
+        planes.append(Plane(index, place, place + length, first, min(_SEGMENT_NUMBERS, count - first)))
+        place += length
+    return PlaneLayout(width, count, opening, planes, place)
 
 
 def _header(view: memoryview) -> tuple[int, int]:

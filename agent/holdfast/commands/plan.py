@@ -45,7 +45,7 @@ _Job = _option(_JOB, "JOB", "A running job: use its measurements instead of the 
 _Ranks = _option(_CLUSTER, "COUNT", "Number of GPUs; they share the state.", least=1, most=MAX_RANKS)
 _Copy = _option(_CLUSTER, "SPEED", "Copy speed of one rank from GPU to host memory: 10GB/s.")
 _Write = _option(_CLUSTER, "SPEED", "Write speed of one rank to the store: 500MB/s.")
-_Parity = _option(_JOB, "CODE", "Parity in each checkpoint: 10+2.")
+_Parity = _option(_JOB, "CODE", "Parity in each checkpoint: 10+2, or important 10+2.")
 _Compress = typer.Option("--compress", help="Checkpoints are compressed.", rich_help_panel=_JOB)
 _Unchanged = _option(_JOB, "SHARE", "Share of the state that is never trained, and not written again: 90%.")
 _Mtbf = _option(_CLUSTER, "TIME", "Mean time between failures of the whole job: 3h.")

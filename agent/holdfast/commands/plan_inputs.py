@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from holdfast.commands.console import percent
-from holdfast.format.parity_file import StripeLayout, parse_parity
+from holdfast.format.parity_file import MOST_IMPORTANT_SHARE, parity_bytes, parse_parity
 from holdfast.pacing import (
     DEFAULT_BUDGET,
     FailureHistory,
@@ -193,15 +193,19 @@ def _written(options: PlanOptions, rank_bytes: float, inputs: list[PlanInput]) -
         )
     code = None if options.parity is None else parse_parity(options.parity)
     if code is not None:
-        seconds += rank_bytes * code.parity_blocks / PARITY_BYTES_PER_SECOND
-        parity_bytes = StripeLayout(code, round(rank_bytes)).size_bytes
+        protected_bytes = rank_bytes * (MOST_IMPORTANT_SHARE if code.is_important else 1)
+        seconds += protected_bytes * code.parity_blocks / PARITY_BYTES_PER_SECOND
+        added_bytes = parity_bytes(code, round(rank_bytes))
+        at_most = "at most " if code.is_important else ""
         speed = f"{format_bytes(round(PARITY_BYTES_PER_SECOND / code.parity_blocks))}/s a rank"
         inputs.append(
             PlanInput(
-                name="parity", value=speed, origin=f"assumed, {code} is {percent(parity_bytes / rank_bytes)} more"
+                name="parity",
+                value=speed,
+                origin=f"assumed, {code} is {at_most}{percent(added_bytes / rank_bytes)} more",
             )
         )
-        rank_bytes += parity_bytes
+        rank_bytes += added_bytes
     return rank_bytes, seconds
 
 

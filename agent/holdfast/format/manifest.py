@@ -17,6 +17,7 @@ import xxhash
 
 from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format.encoding import Encoding
+from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.messages import Origin
 from holdfast.retention import LoggedMetric
@@ -362,3 +363,9 @@ def raw_bytes(files: Sequence[File]) -> int:
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:
     return (tensor for tensor in manifest.tensors if tensor.file == file)
+
+
+def contents_of(manifest: Manifest, file: File) -> FileContents:
+    """Return what a payload file consists of, which tells important bytes from others."""
+    tensors = (PlacedTensor(each.start, each.end, each.dtype) for each in tensors_of(manifest, file.name))
+    return FileContents(file.header_bytes, tensors, file.encoding)

@@ -10,7 +10,13 @@ file has `parity_blocks` blocks. Damage to adjacent blocks therefore affects dif
     table of digests     again, not padded
 
 An entry of either copy of the table is enough. The digests locate damage; the digests in the manifest verify what
-was recomputed. Does not import torch, and numpy only where parity is computed.
+was recomputed.
+
+With `important` parity, the blocks are not those of the file but of the stream of its important bytes, see
+`important.py`. Before the first table, padded to a whole block, and after the last one, the file then has a guide:
+the ranges of the important bytes, and the digest of each block of the payload file.
+
+Does not import torch, and numpy only where parity is computed.
 """
 
 from __future__ import annotations
@@ -19,18 +25,24 @@ import itertools
 import mmap
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 
 import msgspec
 import xxhash
 
+from holdfast.format.important import RANGE_BYTES, Cut, FileContents, important_ranges
+
 PARITY_BLOCK_BYTES = 4096
 ENTRY_BYTES = 8
 SEGMENT_BLOCKS = 256
 """Blocks of each row that are encoded at once: enough that Python code takes little of the time."""
+SEGMENT_BYTES = SEGMENT_BLOCKS * PARITY_BLOCK_BYTES
 MOST_DATA_BLOCKS = 128
 MOST_PARITY_BLOCKS = 3
-_CODE = re.compile(r"\s*([0-9]{1,3})\s*\+\s*([0-9]{1,3})\s*")
+MOST_IMPORTANT_SHARE = 0.5
+"""Share of the bytes of a state that are important where its numbers have 16 bits, the narrowest."""
+_CODE = re.compile(r"\s*(?:(important)\s+)?([0-9]{1,3})\s*\+\s*([0-9]{1,3})\s*", re.IGNORECASE)
 
 
 class ParityCode(msgspec.Struct, frozen=True):
@@ -38,9 +50,11 @@ class ParityCode(msgspec.Struct, frozen=True):
 
     data_blocks: int
     parity_blocks: int
+    is_important: bool = False
+    """Whether it protects the important bytes of each number, and not all."""
 
     def __str__(self) -> str:
-        return f"{self.data_blocks}+{self.parity_blocks}"
+        return f"{'important ' if self.is_important else ''}{self.data_blocks}+{self.parity_blocks}"
 
     @property
     def is_valid(self) -> bool:
@@ -48,21 +62,36 @@ class ParityCode(msgspec.Struct, frozen=True):
 
 
 def parse_parity(value: ParityCode | str) -> ParityCode | None:
-    """Parse `10+2`; None for `off`. ValueError names the setting and what it may be."""
+    """Parse `10+2` or `important 10+2`; None for `off`. ValueError names the setting and what it may be."""
     if isinstance(value, ParityCode):
         return value
     if str(value).strip().lower() == "off":
         return None
     found = _CODE.fullmatch(str(value))
-    code = ParityCode(int(found[1]), int(found[2])) if found else None
+    code = ParityCode(int(found[2]), int(found[3]), found[1] is not None) if found else None
     if code is None or not code.is_valid:
         raise ValueError(
-            f"parity={value!r}: give off, or data and parity blocks as in 10+2, with at most {MOST_DATA_BLOCKS} "
-            f"data and {MOST_PARITY_BLOCKS} parity blocks"
+            f"parity={value!r}: give off, or data and parity blocks as in 10+2 or important 10+2, with at most "
+            f"{MOST_DATA_BLOCKS} data and {MOST_PARITY_BLOCKS} parity blocks"
         )
     if find_spec("numpy") is None:
         raise ValueError(f"parity={value!r}: parity needs numpy: pip install numpy, or give off")
     return code
+
+
+class ImportantStream(msgspec.Struct, frozen=True, kw_only=True):
+    """The important bytes of a payload file, which its parity file protects."""
+
+    size_bytes: int
+    digest: str
+    """Digest of the digests of its blocks in the table, which verifies what a degraded restore takes of it."""
+    ranges: int
+    """Number of ranges in the guide."""
+    ranges_digest: str
+
+    def guide_bytes(self, payload_bytes: int) -> int:
+        """Return the size of a copy of the guide."""
+        return self.ranges * RANGE_BYTES + _blocks(payload_bytes) * ENTRY_BYTES
 
 
 class ParityFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +103,24 @@ class ParityFile(msgspec.Struct, frozen=True, kw_only=True):
     data_blocks: int
     parity_blocks: int
     block_bytes: int = PARITY_BLOCK_BYTES
+    important: ImportantStream | msgspec.UnsetType = msgspec.UNSET
+    """What is protected of the payload file; absent if all of it is."""
 
     @property
     def code(self) -> ParityCode:
-        return ParityCode(self.data_blocks, self.parity_blocks)
+        return ParityCode(self.data_blocks, self.parity_blocks, self.important is not msgspec.UNSET)
+
+    def layout(self, payload_bytes: int) -> StripeLayout:
+        """Return the layout of the stripes, of a payload file of this size."""
+        if self.important is msgspec.UNSET:
+            return StripeLayout(self.code, payload_bytes)
+        return StripeLayout(
+            self.code, self.important.size_bytes, _padded(self.important.guide_bytes(payload_bytes))
+        )
+
+    def _size_bytes(self, payload_bytes: int) -> int:
+        guide_bytes = 0 if self.important is msgspec.UNSET else self.important.guide_bytes(payload_bytes)
+        return self.layout(payload_bytes).end + guide_bytes
 
     def fault(self, payload: str, payload_bytes: int) -> str | None:
         """Return why this cannot be the parity file of a payload file; None if it can."""
@@ -85,7 +128,11 @@ class ParityFile(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.name!r} is not the name of the parity file of {payload}"
         if not self.code.is_valid or self.block_bytes != PARITY_BLOCK_BYTES:
             return f"{self.name} has the unknown parity {self.code} of blocks of {self.block_bytes} bytes"
-        if self.size_bytes != StripeLayout(self.code, payload_bytes).size_bytes:
+        if (stream := self.important) is not msgspec.UNSET and not (
+            0 <= stream.size_bytes <= payload_bytes and 0 <= stream.ranges <= payload_bytes
+        ):
+            return f"{self.name} protects {stream.size_bytes} bytes in {stream.ranges} ranges of {payload_bytes}"
+        if self.size_bytes != self._size_bytes(payload_bytes):
             return f"{self.name} has an invalid size of {self.size_bytes} bytes"
         return None
 
@@ -95,23 +142,39 @@ def parity_name(payload: str) -> str:
     return f"{payload.removesuffix('.safetensors')}.parity"
 
 
-class StripeLayout:
-    """Where the blocks of a payload file and of its parity file lie."""
+def parity_bytes(code: ParityCode, payload_bytes: int, important_bytes: int | None = None) -> int:
+    """Return about how large the parity of a payload is.
 
-    def __init__(self, code: ParityCode, payload_bytes: int) -> None:
+    Args:
+        important_bytes: what important parity protects of it; by default the most that numbers of 16 bits have.
+    """
+    if not code.is_important:
+        return StripeLayout(code, payload_bytes).end
+    kept = round(MOST_IMPORTANT_SHARE * payload_bytes) if important_bytes is None else important_bytes
+    guide_bytes = _blocks(payload_bytes) * ENTRY_BYTES
+    return StripeLayout(code, kept, _padded(guide_bytes)).end + guide_bytes
+
+
+class StripeLayout:
+    """Where the blocks of a payload file, or of its important bytes, and those of its parity file lie."""
+
+    def __init__(self, code: ParityCode, payload_bytes: int, start: int = 0) -> None:
         self.code, self.payload_bytes = code, payload_bytes
-        self.blocks = -(-payload_bytes // PARITY_BLOCK_BYTES)
-        """Blocks of the payload file; the last may be shorter."""
+        self.start = start
+        """Offset of the first copy of the table in the parity file."""
+        self.blocks = _blocks(payload_bytes)
+        """Blocks of the payload; the last may be shorter."""
         self.stripes = -(-self.blocks // code.data_blocks)
         self.row_bytes = self.stripes * PARITY_BLOCK_BYTES
         self.table_bytes = (self.blocks + code.parity_blocks * self.stripes) * ENTRY_BYTES
-        self.parity_start = -(-self.table_bytes // PARITY_BLOCK_BYTES) * PARITY_BLOCK_BYTES
+        self.parity_start = start + _padded(self.table_bytes)
         self.copy_start = self.parity_start + code.parity_blocks * self.row_bytes
         """Offset of the second copy of the table."""
-        self.size_bytes = self.copy_start + self.table_bytes
+        self.end = self.copy_start + self.table_bytes
+        """Offset behind that copy: the end of the file, or the second copy of the guide."""
 
     def data_range(self, row: int, stripe: int, count: int = 1) -> tuple[int, int]:
-        """Return start and end, in the payload file, of `count` adjacent blocks of a row; empty behind its end."""
+        """Return start and end, in the payload, of `count` adjacent blocks of a row; empty behind its end."""
         start = row * self.row_bytes + stripe * PARITY_BLOCK_BYTES
         end = start + count * PARITY_BLOCK_BYTES
         return min(start, self.payload_bytes), min(end, self.payload_bytes)
@@ -120,6 +183,10 @@ class StripeLayout:
         """Return start and end, in the parity file, of `count` adjacent blocks of a parity row."""
         start = self.parity_start + row * self.row_bytes + stripe * PARITY_BLOCK_BYTES
         return start, start + count * PARITY_BLOCK_BYTES
+
+    def stream_digest(self, found: memoryview) -> str:
+        """Return the digest of the digests of the blocks of the payload, in a parity file."""
+        return xxhash.xxh3_128_hexdigest(found[self.start : self.start + self.blocks * ENTRY_BYTES])
 
     def parity_entry(self, row: int, stripe: int) -> int:
         """Return the place in the table of the digest of a parity block."""
@@ -133,44 +200,90 @@ def block_digests(data: memoryview) -> Iterator[bytes]:
 
 
 def build_parity(
-    code: ParityCode, payload: str, parts: Sequence[memoryview | bytes]
+    code: ParityCode,
+    payload: str,
+    parts: Sequence[memoryview | bytes],
+    contents: FileContents | None = None,
 ) -> tuple[memoryview, ParityFile]:
     """Compute the parity file of a payload file.
 
     Takes memory of the size of the parity file, which is page-aligned.
 
+    Args:
+        contents: what it consists of, for a code that protects only important bytes.
+
     Returns:
         The bytes of the parity file, and its entry in the manifest.
     """
+    views = [memoryview(part).cast("B") for part in parts]
+    payload_bytes = sum(map(len, views))
+    cut: Cut = partial(_cut, views)
+    ranges, guide, layout = None, b"", StripeLayout(code, payload_bytes)
+    if code.is_important:
+        assert contents is not None
+        ranges = important_ranges(cut, contents)
+        guide = ranges.encode() + _digests_of_blocks(cut, payload_bytes)
+        layout = StripeLayout(code, ranges.size_bytes, _padded(len(guide)))
+        cut = partial(ranges.gather, cut)
+    memory = memoryview(
+        mmap.mmap(-1, max(1, layout.end + len(guide)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    )
+    found = memory[: layout.end + len(guide)]
+    found[: len(guide)] = found[layout.end :] = guide
+    _fill_stripes(layout, cut, found)
+    important: ImportantStream | msgspec.UnsetType = msgspec.UNSET
+    if ranges is not None:
+        important = ImportantStream(
+            size_bytes=ranges.size_bytes,
+            digest=layout.stream_digest(found),
+            ranges=len(ranges.ranges),
+            ranges_digest=xxhash.xxh3_128_hexdigest(ranges.encode()),
+        )
+    return found, ParityFile(
+        name=parity_name(payload),
+        size_bytes=len(found),
+        digest=xxhash.xxh3_128_hexdigest(found),
+        data_blocks=code.data_blocks,
+        parity_blocks=code.parity_blocks,
+        important=important,
+    )
+
+
+def _fill_stripes(layout: StripeLayout, cut: Cut, found: memoryview) -> None:
+    """Compute the parity rows and both tables in their places in the parity file."""
     from holdfast.codecs import parity
 
-    views = [memoryview(part).cast("B") for part in parts]
-    layout = StripeLayout(code, sum(map(len, views)))
-    memory = memoryview(mmap.mmap(-1, max(1, layout.size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    found = memory[: layout.size_bytes]
+    code, table = layout.code, found[layout.start : layout.start + layout.table_bytes]
 
     def enter(number: int, data: memoryview) -> None:
         digests = b"".join(block_digests(data))
-        found[number * ENTRY_BYTES : number * ENTRY_BYTES + len(digests)] = digests
+        table[number * ENTRY_BYTES : number * ENTRY_BYTES + len(digests)] = digests
 
     for stripe in range(0, layout.stripes, SEGMENT_BLOCKS):
         count = min(SEGMENT_BLOCKS, layout.stripes - stripe)
         size_bytes = count * PARITY_BLOCK_BYTES
-        rows = [_cut(views, *layout.data_range(row, stripe, count)) for row in range(code.data_blocks)]
+        rows = [memoryview(cut(*layout.data_range(row, stripe, count))) for row in range(code.data_blocks)]
         for row, data in enumerate(rows):
             enter(row * layout.stripes + stripe, data)
         for row, data in enumerate(parity.encode(rows, code.parity_blocks, size_bytes)):
             start, end = layout.parity_range(row, stripe, count)
             found[start:end] = data
             enter(layout.parity_entry(row, stripe), data)
-    found[layout.copy_start :] = found[: layout.table_bytes]
-    return found, ParityFile(
-        name=parity_name(payload),
-        size_bytes=layout.size_bytes,
-        digest=xxhash.xxh3_128_hexdigest(found),
-        data_blocks=code.data_blocks,
-        parity_blocks=code.parity_blocks,
-    )
+    found[layout.copy_start : layout.end] = table
+
+
+def _digests_of_blocks(cut: Cut, size_bytes: int) -> bytes:
+    starts = range(0, size_bytes, SEGMENT_BYTES)
+    pieces = (memoryview(cut(start, min(start + SEGMENT_BYTES, size_bytes))) for start in starts)
+    return b"".join(digest for piece in pieces for digest in block_digests(piece))
+
+
+def _blocks(size_bytes: int) -> int:
+    return -(-size_bytes // PARITY_BLOCK_BYTES)
+
+
+def _padded(size_bytes: int) -> int:
+    return _blocks(size_bytes) * PARITY_BLOCK_BYTES
 
 
 def _cut(views: Sequence[memoryview], start: int, end: int) -> memoryview:

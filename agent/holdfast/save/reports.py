@@ -9,7 +9,7 @@ import threading
 import time
 
 from holdfast.distributed.error_transport import printable
-from holdfast.format.parity_file import ParityCode, StripeLayout
+from holdfast.format.parity_file import ParityCode, parity_bytes
 from holdfast.protocol import messages
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
@@ -115,8 +115,8 @@ class CheckpointEvents:
                 if not isinstance(self._store, LocalStore) or not is_worth_sharing(frozen_bytes, size_bytes):
                     frozen_bytes = 0
                 if self._parity is not None:
-                    size_bytes += StripeLayout(self._parity, size_bytes).size_bytes
-                    frozen_bytes += StripeLayout(self._parity, frozen_bytes).size_bytes
+                    size_bytes += parity_bytes(self._parity, size_bytes)
+                    frozen_bytes += parity_bytes(self._parity, frozen_bytes)
                 self.report_space(job, size_bytes, rules, shared_bytes=frozen_bytes)
             except Exception as error:  # an estimate must not fail anything
                 logger.debug("%s: the space for checkpoints is not estimated: %s", job, error)

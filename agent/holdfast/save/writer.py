@@ -21,7 +21,8 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
-from holdfast.format.parity_file import ParityCode, ParityFile, StripeLayout, build_parity
+from holdfast.format.important import FileContents, PlacedTensor
+from holdfast.format.parity_file import ParityCode, ParityFile, build_parity, parity_bytes
 from holdfast.format.shards import MergedRanks
 from holdfast.save import completion_marker
 from holdfast.save.draft import Draft, manifest_of
@@ -117,7 +118,7 @@ class _Writing:
         code = self._draft.parity
         linked_bytes = sum(tensor.end - tensor.start for tensor in reuse.tensors.values())
         size_bytes = len(self._header) + len(self._payload) - linked_bytes
-        return size_bytes + (StripeLayout(code, size_bytes).size_bytes if code is not None else 0)
+        return size_bytes + (parity_bytes(code, size_bytes) if code is not None else 0)
 
     def _write(self, writer: CheckpointWriter, reuse: Reuse) -> Draft:
         """Link what can be reused and write the rest."""
@@ -126,7 +127,7 @@ class _Writing:
         entries = {name: tensor for name, tensor in reuse.tensors.items() if tensor.file in names}
         apart = {*reuse.apart, *reuse.tensors} - entries.keys()
         if not (entries or apart or self._draft.compress):
-            file, seconds = self._write_file(writer, self._file, self._header, [self._payload])
+            file, seconds = self._write_file(writer, self._file, self._header, self._draft.slots, [self._payload])
             return self._written([file], self.tensors.result(), seconds)
         files, total_seconds, slots = list[fmt.File](), 0.0, self._draft.slots
         own = [slot for slot in slots if slot.name not in apart and slot.name not in entries]
@@ -139,7 +140,7 @@ class _Writing:
                 moved, runs = _closed_up(group)
                 header = self._draft.header(moved)
                 name = f"{stem}.{number}" if number else stem
-                file, seconds = self._write_group(writer, name, header, group, runs)
+                file, seconds = self._write_group(writer, name, header, moved, group, runs)
                 files.append(file)
                 total_seconds += seconds
                 entries |= self._entries(moved, file.name, len(header))
@@ -171,6 +172,7 @@ class _Writing:
         writer: CheckpointWriter,
         stem: str,
         header: bytes,
+        moved: Sequence[fmt.TensorRange],
         slots: Sequence[fmt.TensorRange],
         runs: Sequence[tuple[int, int]],
     ) -> tuple[fmt.File, float]:
@@ -182,9 +184,10 @@ class _Writing:
                 parts, encoding = encode_parts(header, self._payload, cut_blocks(ranges))
                 if encoding is not None:
                     self._encode_seconds += time.perf_counter() - started
-                    return self._write_file(writer, f"{stem}{ENCODED}", header, parts, encoding)
+                    return self._write_file(writer, f"{stem}{ENCODED}", header, moved, parts, encoding)
             self._encode_seconds += time.perf_counter() - started
-        return self._write_file(writer, f"{stem}{PLAIN}", header, [self._payload[a:b] for a, b in runs])
+        pieces = [self._payload[start:end] for start, end in runs]
+        return self._write_file(writer, f"{stem}{PLAIN}", header, moved, pieces)
 
     def _link(self, writer: CheckpointWriter, file: fmt.File) -> bool:
         """Link a file of the parent and its parity file. If that fails, its tensors are written."""
@@ -206,6 +209,7 @@ class _Writing:
         writer: CheckpointWriter,
         name: str,
         header: bytes,
+        slots: Sequence[fmt.TensorRange],
         payload: Sequence[memoryview | bytes],
         encoding: Encoding | None = None,
     ) -> tuple[fmt.File, float]:
@@ -217,7 +221,10 @@ class _Writing:
         started = time.perf_counter()
         writer.write(name, parts)
         seconds = time.perf_counter() - started
-        parity = write_parity(writer, self._draft.parity, name, parts)
+        moved_by = len(header)
+        tensors = (PlacedTensor(moved_by + each.start, moved_by + each.end, each.dtype) for each in slots)
+        contents = FileContents(len(header), tensors, encoding)
+        parity = write_parity(writer, self._draft.parity, name, parts, contents)
         entry = _file(name, header, sum(map(len, parts)))
         return msgspec.structs.replace(entry, parity=parity, encoding=encoding), seconds
 
@@ -316,6 +323,7 @@ def write_parity(
     code: ParityCode | None,
     payload: str,
     parts: Sequence[memoryview | bytes],
+    contents: FileContents,
 ) -> ParityFile | None:
     """Compute and write the parity file of a payload file, whose bytes are `parts`; None without a code.
 
@@ -323,6 +331,6 @@ def write_parity(
     """
     if code is None:
         return None
-    found, entry = build_parity(code, payload, parts)
+    found, entry = build_parity(code, payload, parts, contents)
     writer.write(entry.name, [found])
     return entry

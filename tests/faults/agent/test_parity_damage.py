@@ -284,7 +284,7 @@ def test_sectors_that_the_disk_cannot_read_are_repaired(victim):
 def test_impossible_sizes_in_a_manifest_are_refused_without_reading_that_much(victim):
     manifest = fmt.decode_manifest(victim.sound[fmt.MANIFEST])
     (file,), size = manifest.files, 1 << 50
-    parity = msgspec.structs.replace(file.parity, size_bytes=StripeLayout(CODE, size).size_bytes)
+    parity = msgspec.structs.replace(file.parity, size_bytes=StripeLayout(CODE, size).end)
     large = msgspec.structs.replace(file, size_bytes=size, parity=parity)
     assert parity.fault(PAYLOAD, size) is None
     with pytest.raises(DamagedCheckpoint, match="that much is missing"):

@@ -57,11 +57,19 @@ def test_parity_is_given_as_data_and_parity_blocks(text):
     assert parse_parity(text) == ParityCode(10, 2)
 
 
+@pytest.mark.parametrize("text", ["important 10+2", " Important  10 + 2", ParityCode(10, 2, is_important=True)])
+def test_parity_of_important_bytes_is_given_by_name(text):
+    assert parse_parity(text) == ParityCode(10, 2, is_important=True)
+    assert str(parse_parity(text)) == "important 10+2"
+
+
 def test_parity_is_switched_off():
     assert parse_parity("off") is parse_parity(" OFF") is None
 
 
-@pytest.mark.parametrize("text", ["", "10", "10+0", "0+2", "10+4", "129+1", "a+b", "10+2+1"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "10+0", "0+2", "10+4", "129+1", "a+b", "10+2+1", "important", "important10+2"]
+)
 def test_a_code_that_does_not_exist_is_refused(text):
     with pytest.raises(ValueError, match=r"parity=.*: give off, or data and parity blocks as in 10\+2"):
         parse_parity(text)
