@@ -3,7 +3,8 @@
 A small convolutional network is trained on synthetic images. Bits of its weights, or of AdamW's moments, are
 then flipped at random at some rate, and training resumes. Compared are no protection, protection of the top
 byte of each number (the sign and seven of eight exponent bits), and of all bytes. In a second table, runs of
-numbers are lost: their low three bytes, or all bytes. The tables are printed; `--plot` names an SVG file.
+numbers are lost: their low three bytes, or all bytes. The last tables are those of `important_bytes.py`, through
+files with parity. The tables are printed; `--plot` names an SVG file.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import copy
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,15 +126,33 @@ def lose_runs(tensor: Tensor, share: float, lost: str, generator: torch.Generato
 
 
 def restored(trained: Training, target: str, seed: int, damage: Callable[..., None]) -> Outcome:
+    training = copied(trained)
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in training.tensors(target):
+        damage(tensor, generator=generator)
+    return resume(training)
+
+
+def resumed(trained: Training, tensors: Mapping[str, Sequence[Tensor]]) -> Outcome:
+    """Resume with these weights and moments."""
+    training = copied(trained)
+    for target, values in tensors.items():
+        for tensor, value in zip(training.tensors(target), values, strict=True):
+            tensor.copy_(value)
+    return resume(training)
+
+
+def copied(trained: Training) -> Training:
     training = copy.copy(trained)
     training.model = copy.deepcopy(trained.model)
     training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
     training.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
     training.generator = torch.Generator()
     training.generator.set_state(trained.generator.get_state())
-    generator = torch.Generator().manual_seed(seed)
-    for tensor in training.tensors(target):
-        damage(tensor, generator=generator)
+    return training
+
+
+def resume(training: Training) -> Outcome:
     accuracy = training.accuracy()
     loss = training.iterate(RESUMED_ITERATIONS)
     return Outcome(accuracy, training.accuracy(), loss)
@@ -169,6 +188,9 @@ def main() -> None:
                 damage = partial(lose_runs, share=share, lost=lost)
                 row = [restored(trained, target, seed, damage) for seed in range(options.seeds)]
                 print(f"{target:<9} {lost:<20} {share:6.0%}  {_summary(row)}", flush=True)
+    from benchmarks import important_bytes
+
+    through_files = important_bytes.measure(trained, options.seeds)
     if options.plot is not None:
         options.plot.write_text(plot(found))
     figures = {
@@ -176,7 +198,7 @@ def main() -> None:
         for (target, protection), of_rates in found.items()
         for rate, rows in zip(RATES, of_rates, strict=True)
     }
-    print(f"figures: {json.dumps(figures)}")
+    print(f"figures: {json.dumps(figures | through_files)}")
 
 
 def _summary(rows: list[Outcome]) -> str:

@@ -9,6 +9,7 @@ import torch
 from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
+from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import build_parity
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.state.registry import Registry
@@ -49,7 +50,7 @@ def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="sc
     written = [_rank(f"rank-{number}.safetensors", tensors) for number, tensors in enumerate(ranks)]
     parities = {}
     for rank in written if parity is not None else ():
-        parities[rank.file.name], entry = build_parity(parity, rank.file.name, rank.parts)
+        parities[rank.file.name], entry = build_parity(parity, rank.file.name, rank.parts, _contents(rank))
         rank.file = msgspec.structs.replace(rank.file, parity=entry)
     manifest = fmt.Manifest(
         **{
@@ -71,13 +72,20 @@ def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="sc
     return CommittedCheckpoint(store, job, checkpoint_id(iteration, lineage), manifest)
 
 
-def commit_objects(root, iteration=1, lineage=1, loaders=(), **objects):
+def _contents(rank):
+    tensors = [PlacedTensor(each.start, each.end, each.dtype) for each in rank.tensors]
+    return FileContents(rank.file.header_bytes, tensors, None)
+
+
+def commit_objects(root, iteration=1, lineage=1, loaders=(), parity=None, **objects):
     """A checkpoint of a session's objects, as its own would be."""
     session = {
         "iteration": iteration, "lineage": lineage, "loaders": list(loaders), "loader": -1, "controller": {},
     }  # fmt: skip
     captured = Registry(objects).capture(session)
-    return commit(root, captured.tensors, iteration=iteration, lineage=lineage, state=captured.trees)
+    return commit(
+        root, captured.tensors, iteration=iteration, lineage=lineage, state=captured.trees, parity=parity
+    )
 
 
 def _rank(name, tensors):

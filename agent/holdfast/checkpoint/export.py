@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.degraded import LostNumbers, describe_lost
 from holdfast.checkpoint.reading import Progress
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -48,6 +49,8 @@ class ExportResult:
     left_out: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     """Names of damaged tensors, which a degraded export leaves out."""
+    inexact: list[LostNumbers] = field(default_factory=list)
+    """Numbers in the other tensors whose less significant bytes a degraded export replaced."""
 
 
 def export(
@@ -67,8 +70,9 @@ def export(
     The tensors of a module have the names of its state_dict(). With `only`, one object of the session is written.
     Shards of several ranks are assembled; of what each rank had for itself, that of rank 0 is written.
 
-    With `degraded`, tensors that are damaged beyond repair are left out of a safetensors file, whose metadata then
-    counts them as `lost`. The other tensors are verified like those of any export.
+    With `degraded`, lost bytes of numbers whose important bytes are left are replaced, and tensors with any other
+    damage are left out of a safetensors file. Its metadata then names the one as `inexact`, and counts the others
+    as `lost`. All other bytes are verified like those of any export.
 
     Raises:
         FileExistsError: `target` exists; with `force`, it is not an export.
@@ -89,15 +93,17 @@ def export(
         if only not in trees:
             raise LookupError(f"{checkpoint} has no object {only!r}; it has {', '.join(trees)}")
         trees = {only: trees[only]}
-    wanted = names_in(list(trees.values()))
+    wanted, written = names_in(list(trees.values())), ExportResult(list(trees))
 
     def load(names: Collection[str]) -> dict[str, torch.Tensor]:
-        loaded = restore.load(store, job, checkpoint, only=names, rank=EXPORTED_RANK, progress=progress)
+        loaded = restore.load(
+            *(store, job, checkpoint), only=names, rank=EXPORTED_RANK, degraded=degraded, progress=progress
+        )
+        written.inexact.extend(loaded.lost)
         return dict(loaded.tensors)
 
     tensors = _load_sound(load, sorted(wanted), manifest) if degraded else load(wanted)
     chosen = _Selection(manifest, trees, tensors, alone=only is not None)
-    written = ExportResult(list(trees))
     with atomic_write(target, force) as temporary:
         _WRITERS[format](temporary, chosen, written)
         written.size_bytes = sync(temporary)
@@ -175,6 +181,7 @@ def _write_safetensors(path: Path, chosen: _Selection, written: ExportResult) ->
     views = {f"view of {name}": view for name, (_, _, view) in stored.items() if view is not None}
     about = {"format": "pt", "job": chosen.manifest.job, "iteration": str(chosen.manifest.iteration)}
     lost = {"lost": f"{len(written.lost)} of {len(named)} tensors"} if written.lost else {}
+    lost |= {"inexact": describe_lost(written.inexact)} if written.inexact else {}
     with path.open("xb") as file:
         file.write(fmt.payload_header(slots, about | views | lost))
         for slot in slots:

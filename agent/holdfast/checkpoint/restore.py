@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
+from holdfast.checkpoint.degraded import LostNumbers, read_degraded
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
@@ -61,6 +62,8 @@ class LoadedCheckpoint:
     """Whether the memory of the tensors will be reused, so that they must be copied."""
     repaired: tuple[str, ...] = ()
     """Damage that was repaired in memory, by file."""
+    lost: tuple[LostNumbers, ...] = ()
+    """Numbers whose less significant bytes are lost and were replaced, by tensor."""
 
     @property
     def state(self) -> dict[str, Tree]:
@@ -281,6 +284,7 @@ def load(
     known: fmt.Manifest | None = None,
     from_disk: bool = False,
     pace: Pace | None = None,
+    degraded: bool = False,
     progress: Progress | None = None,
 ) -> LoadedCheckpoint:
     """Read and verify a checkpoint for one rank.
@@ -298,6 +302,7 @@ def load(
         known: the manifest, if it has been read.
         from_disk: read from the storage device, past any cache.
         pace: called with a number of bytes before they are read, and may wait.
+        degraded: replace lost bytes where the important ones are left; the result then has `lost` set.
         progress: called between blocks; by default a long load is logged.
     """
     found, source = known, fmt.MANIFEST
@@ -308,15 +313,18 @@ def load(
     ranges = _ranges(found, wanted)
     if buffer is not None:
         assign_buffer(buffer, ranges)
-    repaired = _manifest_damage(source) + read_repairing(
-        store, job, checkpoint, ranges,
-        from_disk=from_disk, pace=pace, progress=progress or _log_progress(checkpoint),
-    )  # fmt: skip
+    where, shown = (store, job, checkpoint, ranges), progress or _log_progress(checkpoint)
+    lost: list[LostNumbers] = []
+    if degraded:
+        of_files, lost = read_degraded(*where, from_disk=from_disk, pace=pace, progress=shown)
+    else:
+        of_files = read_repairing(*where, from_disk=from_disk, pace=pace, progress=shown)
+    repaired = _manifest_damage(source) + of_files
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)
     stored = [pair for each in ranges for pair in _tensors_in(each.reserve(), each.start, each.tensors)]
     tensors = _assembled(stored, wanted)
-    return LoadedCheckpoint(checkpoint, found, tensors, saved, buffer is not None, tuple(repaired))
+    return LoadedCheckpoint(checkpoint, found, tensors, saved, buffer is not None, tuple(repaired), tuple(lost))
 
 
 def _wanted(

@@ -4,13 +4,16 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.degraded import describe_lost, replace_lost
 from holdfast.checkpoint.repair import repair_in_memory
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
+from holdfast.format.important import IMPORTANT_BYTES
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode
 from holdfast.store import open_store
 from tests.support.persist_job import JOB, running
@@ -205,3 +208,66 @@ def test_important_parity_is_smaller_than_parity_of_all_bytes(tmp_path):
             job.checkpoint(parity=CODE)
         (file,) = restore.manifest(store, JOB, FIRST).files
         assert file.parity.size_bytes <= most * file.size_bytes
+
+
+RELATIVE_ERROR = {"float32": 2.0, "bfloat16": 2.0, "float16": 0.13, "float64": 0.04}
+"""Most by which a replaced number is off: what its less significant bytes can make of it."""
+
+
+def test_a_degraded_load_replaces_low_bytes_and_keeps_everything_else(victim):
+    blocks = len(victim.sound[victim.file.name]) // PARITY_BLOCK_BYTES
+    victim.lose_blocks(victim.file.name, range(blocks // 3, blocks // 3 + blocks // 10))
+    loaded = restore.load(*victim.where, degraded=True)
+    (lost,) = loaded.lost
+    assert (lost.tensor, lost.numbers) == ("w", NUMBERS)
+    for name in ("tokens", "mask", "step", "scale"):
+        assert torch.equal(loaded.tensors[name], victim.tensors[name])
+    expected, found = victim.tensors["w"].double(), loaded.tensors["w"].double()
+    assert int((expected != found).sum()) <= lost.lost < NUMBERS / 2
+    assert int((expected != found).sum()) > 0.9 * lost.lost
+    kind = str(victim.tensors["w"].dtype).removeprefix("torch.")
+    assert (expected.sign() * found.sign() >= 0).all()
+    # fp16 has numbers below its exponents
+    assert ((expected - found).abs() <= RELATIVE_ERROR[kind] * expected.abs() + 2.0**-16).all()
+    text = describe_lost(loaded.lost)
+    assert text.endswith("of those of 1 tensor: w")
+    assert text.startswith(
+        f"the low {'byte' if lost.low_bytes == 1 else f'{lost.low_bytes} bytes'} of {lost.lost:,}"
+    )
+
+
+def test_a_degraded_load_of_what_can_be_repaired_is_exact(victim):
+    assert restore.load(*victim.where, degraded=True).lost == ()
+    place = important_of(victim).positions(9000, 9001)[0]
+    victim.damage(victim.file.name, lambda data: data.__setitem__(place, data[place] ^ 0x80))
+    loaded = restore.load(*victim.where, degraded=True)
+    assert loaded.repaired
+    assert loaded.lost == ()
+    assert torch.equal(loaded.tensors["w"], victim.tensors["w"])
+
+
+def test_a_degraded_load_beyond_the_strength_is_refused(victim):
+    blocks = len(victim.sound[victim.file.name]) // PARITY_BLOCK_BYTES
+    victim.lose_blocks(victim.file.name, range(1, blocks // 2))
+    with pytest.raises(DamagedCheckpoint):
+        restore.load(*victim.where, degraded=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=lambda dtype: str(dtype)
+)
+def test_lost_bytes_never_turn_infinity_or_a_number_into_something_else(dtype):
+    large = torch.finfo(dtype)
+    numbers = torch.tensor([1.0, -3.5, 0.0, torch.inf, -torch.inf, large.tiny, torch.nan, 1e-2], dtype=dtype)
+    name = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64"}[str(dtype)[6:]]
+    width, kept = IMPORTANT_BYTES[name]
+    for which in range(1, 1 << (width - kept)):
+        missing = np.zeros((len(numbers), width), np.uint8)
+        missing[:, [index for index in range(width - kept) if which >> index & 1]] = 255
+        data = bytearray(numbers.view(torch.uint8).numpy().tobytes())
+        assert replace_lost(memoryview(data), missing.ravel(), name) == len(numbers)
+        found = torch.frombuffer(data, dtype=dtype)
+        assert found[3:5].tolist() == [torch.inf, -torch.inf]
+        assert found[[0, 1, 2, 5, 7]].isfinite().all()
+        assert (found.signbit() == numbers.signbit()).all()
+        assert not replace_lost(memoryview(data), np.zeros(width * len(numbers), np.uint8), name)

@@ -30,7 +30,7 @@ def export(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing export.")] = False,
     degraded: Annotated[
-        bool, typer.Option("--degraded", help="Leave out tensors that are damaged beyond repair.")
+        bool, typer.Option("--degraded", help="Export what is left of a damaged checkpoint.")
     ] = False,
     json: Json = False,
 ) -> None:
@@ -46,7 +46,8 @@ def export(
     TARGET is written atomically; an interrupted export leaves nothing.
 
     A damaged checkpoint is refused. With --degraded, a safetensors file gets the tensors that are sound or can be
-    repaired, and the others are listed. Training from such a file is no exact resume.
+    repaired, and the others are listed. Where parity has repaired the important bytes of numbers alone, the middle
+    of what they can be replaces their other bytes. Training from such a file is no exact resume.
 
     Examples: holdfast store export checkpoints char-gpt latest gpt.safetensors --only model  ·  holdfast store
     export checkpoints char-gpt 1200 gpt.pt --format torch
@@ -72,6 +73,10 @@ def export(
         return
     what = f"{', '.join(made.objects)}: {counted(made.tensors, 'tensor')}"
     say(f"wrote {target} from {job} {name} ({what}, {format_bytes(made.size_bytes)})")
+    if made.inexact:
+        from holdfast.checkpoint.degraded import describe_lost
+
+        say(f"replaced {describe_lost(made.inexact)}")
     if made.lost:
         say(f"lost {counted(len(made.lost), 'damaged tensor')}: {', '.join(made.lost)}")
     if made.left_out:

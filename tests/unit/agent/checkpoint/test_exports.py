@@ -12,6 +12,7 @@ from holdfast.checkpoint import export as exports
 from holdfast.checkpoint.export import export
 from holdfast.checkpoint.reading import FileRange
 from holdfast.errors import DamagedCheckpoint
+from holdfast.format.parity_file import ParityCode
 from holdfast.state.registry import Registry
 from tests.support.handmade_checkpoints import commit_objects
 from tests.support.sharded_checkpoints import RankTensors, ReplicatedTensor, by_rows, commit
@@ -168,6 +169,35 @@ def test_a_degraded_export_has_all_tensors_but_the_damaged_ones_and_says_so(made
     assert torch.equal(found["optimizer.state.exp_avg_sq.norm.weight"], moment)
     with safetensors.safe_open(tmp_path / "x", "pt") as file:
         assert file.metadata()["lost"] == f"2 of {len(found) + 2} tensors"
+
+
+def test_a_degraded_export_replaces_low_bytes_where_the_important_ones_are_left(tmp_path):
+    torch.manual_seed(1)
+    model = torch.nn.Linear(100, 200)
+    code = ParityCode(10, 2, is_important=True)
+    written = commit_objects(tmp_path / "store", 7, parity=code, model=model)
+    weight = next(tensor for tensor in written.manifest.tensors if tensor.name == "model.weight")
+    path = written.store.path("job", written.id) / weight.file
+    data = bytearray(path.read_bytes())
+    block = -(-weight.start // 4096) * 4096
+    data[block : block + 4096] = bytes(4096)
+    lost = slice((block - weight.start) // 4, (block - weight.start) // 4 + 1024)
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint):
+        export(written.store, "job", written.id, tmp_path / "x", "safetensors")
+    result = export(written.store, "job", written.id, tmp_path / "x", "safetensors", degraded=True)
+    (inexact,) = result.inexact
+    assert (inexact.tensor, inexact.lost, inexact.numbers, inexact.low_bytes) == ("model.weight", 1024, 20_000, 3)
+    assert result.lost == []
+    found = load_file(tmp_path / "x")
+    assert torch.equal(found["model.bias"], model.bias)
+    ratio = found["model.weight"].flatten() / model.weight.flatten()
+    assert ((ratio[lost] >= 0.5) & (ratio[lost] <= 2)).all()
+    ratio[lost] = 1
+    assert (ratio == 1).all()
+    with safetensors.safe_open(tmp_path / "x", "pt") as file:
+        said = "the low 3 bytes of 1,024 numbers, 5.12% of those of 1 tensor: model.weight"
+        assert file.metadata()["inexact"] == said
 
 
 def test_a_degraded_export_of_a_sound_checkpoint_is_that_of_any_other(made, tmp_path):
