@@ -384,6 +384,7 @@ class Client(Administration):
         checkpoint: str | None = None,
         key: str | None = None,
         expires_seconds: float | None = None,
+        degraded: bool = False,
     ) -> Order:
         """Request a restore to an iteration, or to a checkpoint by its id.
 
@@ -393,6 +394,7 @@ class Client(Administration):
             checkpoint: id of the checkpoint, if several lineages have one at the iteration.
             key: idempotency key; a request with the same key returns the same restore.
             expires_seconds: time after which the request expires unless the job has begun it. `None`: a week.
+            degraded: replace lost bytes where only the important bytes of the checkpoint are left.
 
         Raises:
             NotFound: no such job or checkpoint; `body["nearest"]` is the nearest earlier one.
@@ -402,6 +404,8 @@ class Client(Administration):
         target = {"iteration": iteration, "checkpoint": checkpoint, "expires_seconds": expires_seconds}
         body: dict[str, object] = {name: value for name, value in target.items() if value is not None}
         body["key"] = key or uuid.uuid4().hex
+        if degraded:  # which an earlier server would not know
+            body["degraded"] = True
         return self._fetch(Order, "POST", "/jobs/{job}/restores", job, body=body, idempotent=True)
 
     def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:

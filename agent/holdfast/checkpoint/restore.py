@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
-from holdfast.checkpoint.degraded import LostNumbers, read_degraded
+from holdfast.checkpoint.degraded import LostNumbers, describe_lost, read_degraded
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
@@ -64,6 +64,11 @@ class LoadedCheckpoint:
     """Damage that was repaired in memory, by file."""
     lost: tuple[LostNumbers, ...] = ()
     """Numbers whose less significant bytes are lost and were replaced, by tensor."""
+
+    @property
+    def loss(self) -> str | None:
+        """What was replaced, in words; None if the state is exactly what was written."""
+        return describe_lost(self.lost) if self.lost else None
 
     @property
     def state(self) -> dict[str, Tree]:

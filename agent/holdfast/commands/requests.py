@@ -231,6 +231,10 @@ def restore(
         bool,
         typer.Option("--nearest", help="Restore the nearest earlier checkpoint if ITERATION has none."),
     ] = False,
+    degraded: Annotated[
+        bool,
+        typer.Option("--degraded", help="Replace lost low bytes where only the important bytes are left."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Restore a job to its checkpoint at ITERATION; training continues from there.
@@ -241,12 +245,16 @@ def restore(
     command does not wait. If there is no checkpoint at ITERATION, nothing changes and the nearest earlier one is
     named, unless you give `--nearest`. `holdfast checkpoints JOB` lists the restorable checkpoints.
 
+    With `--degraded`, ITERATION may have a checkpoint that is damaged beyond repair, if its parity repairs all
+    important bytes: lost low bytes of numbers get the middle of what they can be. The lineage and all its
+    checkpoints are then marked inexact for good. `holdfast undo` returns to the state before.
+
     Example: holdfast restore char-gpt 1200 --nearest
     """
     expires_seconds = None
     if expires is not None:
         expires_seconds = parsed(lambda text: parse_positive_seconds(text, "expires"), expires)
-    order = _request_restore(client, job, iteration, expires_seconds, nearest=nearest)
+    order = _request_restore(client, job, iteration, expires_seconds, nearest=nearest, degraded=degraded)
     if not json:
         _warn_of_same_losses(client, order)
     _follow(client, order, timeout, no_wait=no_wait, json=json)
@@ -314,10 +322,10 @@ def _when(seen: JobSummary) -> str:
 
 
 def _request_restore(
-    client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool
+    client: Client, job: str, iteration: int, expires_seconds: float | None, *, nearest: bool, degraded: bool
 ) -> Order:
     try:
-        return client.restore(job, iteration, expires_seconds=expires_seconds)
+        return client.restore(job, iteration, expires_seconds=expires_seconds, degraded=degraded)
     except ServerError as error:
         if error.code != "no_such_checkpoint":
             raise
@@ -333,7 +341,7 @@ def _request_restore(
         alternative = f", or {iteration} --nearest" if there <= iteration else ""
         fail(f"the {which} is at {there}: holdfast restore {job} {there}{alternative}")
     say(f"{missing}: restoring the {which}, {there}", error=True)
-    return client.restore(job, there, expires_seconds=expires_seconds)
+    return client.restore(job, there, expires_seconds=expires_seconds, degraded=degraded)
 
 
 def _progress(order: Order) -> str:

@@ -271,9 +271,9 @@ class Boundary:
 
     def _restore_target(self) -> RestoreTarget | None:
         if self.requests.restore is not None:
-            return self.requests.restore, None
+            return self.requests.restore, None, False
         order = self._orders.restore()
-        return (order.checkpoint, order.id) if order is not None else None
+        return (order.checkpoint, order.id, order.degraded) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
         if not self._is_interval_over(iteration):

@@ -31,7 +31,7 @@ END_SECONDS = 60.0
 KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
 NUMBERS = 9
-RestoreTarget = tuple[str, str | None]
+RestoreTarget = tuple[str, str | None, bool]
 """(checkpoint, order): the order is `None` where the script requests the restore."""
 FACTOR = 1.5
 """Allowance for a final checkpoint over the usual duration: many jobs may be preempted at once."""
@@ -258,7 +258,7 @@ def _decoded(numbers: torch.Tensor) -> tuple[int, Decision, bool]:
         at_once=bool(at_once),
         mode=MODES[mode],
         lineage=lineage,
-        restore=("", None) if restore else None,
+        restore=("", None, False) if restore else None,
         end=bool(end),
         call=bool(call),
     )

@@ -59,10 +59,13 @@ class InPlaceRestore:
             self._reported_mode, self._start_seconds = mode, start_seconds
             self._reporter.restore_mode(mode, reason or "", start_seconds)
 
-    def restore(self, checkpoint: str, order: str | None) -> bool:
+    def restore(self, checkpoint: str, order: str | None, degraded: bool = False) -> bool:
         """Save the current state, verify the target, record the new lineage, apply.
 
         Until the lineage is recorded nothing has changed, and a failure leaves training as it is.
+
+        Args:
+            degraded: as for `restore.load`.
 
         Returns:
             Whether this process must end now, to be restarted for the restore.
@@ -77,12 +80,12 @@ class InPlaceRestore:
         try:
             reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
             if reason is not None:
-                return self._at_next_start(checkpoint, order, reason)
+                return self._at_next_start(checkpoint, order, reason, degraded)
             self._reporter.order(order, "restoring")
             safety = self._save_current_state(checkpoint)
             # read into a free snapshot buffer: a restore then allocates no memory
             with self._saver.snapshots.borrowed_memory() as room:
-                loaded, restored = self._take_back(checkpoint, safety, order, room)
+                loaded, restored = self._take_back(checkpoint, safety, order, room, degraded)
         except (RanksLost, RestoreFailed):  # the order stays open for the next start
             raise
         except Exception as error:  # a failed restore leaves training as it was
@@ -106,20 +109,22 @@ class InPlaceRestore:
         return False
 
     def _take_back(
-        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None
+        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None, degraded: bool
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
-        loaded = self._ranks.run_on_all(lambda: self._load(checkpoint, room))
-        self._history.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety)
+        loaded = self._ranks.run_on_all(lambda: self._load(checkpoint, room, degraded=degraded))
+        inexact, before = self._training.inexact(loaded), self._history.lineage.inexact
+        self._history.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety, inexact=inexact)
         self.half_applied = True  # also where Ctrl-C interrupts it
-        restored = self._apply_or_return(loaded, safety, order)
-        if loaded.repaired:  # in memory: its files are still damaged
+        restored = self._apply_or_return(loaded, safety, order, inexact_before=before)
+        self._reporter.inexact(loaded.id, loaded.loss)
+        if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
             self._history.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
         self.half_applied = False
         return loaded, restored
 
-    def _at_next_start(self, checkpoint: str, order: str | None, reason: str) -> bool:
+    def _at_next_start(self, checkpoint: str, order: str | None, reason: str, degraded: bool) -> bool:
         """Under a supervisor, save the current state and end; without one, leave the order for the next start."""
         if order is None:
             raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
@@ -129,8 +134,9 @@ class InPlaceRestore:
             return False
         safety = self._save_current_state(checkpoint)
         with self._saver.snapshots.borrowed_memory() as room:
-            self._ranks.run_on_all(lambda: self._load(checkpoint, room))
-        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=self._history.attempt)
+            self._ranks.run_on_all(lambda: self._load(checkpoint, room, degraded=degraded))
+        attempt = self._history.attempt
+        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=attempt, degraded=degraded)
         self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
         message = f"restarting the script to restore {checkpoint}: {reason}"
         self._reporter.notice("info", "relaunch", f"{message}. The current state is kept as {safety}")
@@ -160,8 +166,11 @@ class InPlaceRestore:
     def _manifest(self, checkpoint: str) -> Manifest:
         return restore.manifest(self._history.store, self._history.job, checkpoint)
 
-    def _load(self, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
-        return self._training.load(self._history.store, self._history.job, checkpoint, room)
+    def _load(
+        self, checkpoint: str, room: memoryview | None = None, *, degraded: bool = False
+    ) -> LoadedCheckpoint:
+        history = self._history
+        return self._training.load(history.store, history.job, checkpoint, room, degraded=degraded)
 
     def _await_settled(self) -> None:
         if not self._saver.wait_settled(WRITE_SECONDS):
@@ -175,7 +184,9 @@ class InPlaceRestore:
             raise HoldfastError(f"no safety checkpoint of the current state: {reason}")
         return run.id
 
-    def _apply_or_return(self, loaded: LoadedCheckpoint, safety: str, order: str | None) -> bool:
+    def _apply_or_return(
+        self, loaded: LoadedCheckpoint, safety: str, order: str | None, *, inexact_before: str | None
+    ) -> bool:
         """Apply the checkpoint; if that fails half-way, go back to the safety checkpoint and return `False`."""
         try:
             self._ranks.run_on_all(lambda: self._training.apply(loaded))
@@ -183,7 +194,8 @@ class InPlaceRestore:
             return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
-                self._history.begin_lineage(parse_checkpoint_id(safety)[0], safety, None, left=loaded.id)
+                iteration = parse_checkpoint_id(safety)[0]
+                self._history.begin_lineage(iteration, safety, None, left=loaded.id, inexact=inexact_before)
                 self._ranks.run_on_all(lambda: self._training.apply(self._load(safety)))
             except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(

@@ -244,7 +244,10 @@ class Startup:
             if start.lineage is not None:
                 history.continue_lineage(start.lineage, loaded)
             else:
-                history.begin_lineage(self._reporter.position.iteration, loaded, start.order, left=start.left)
+                inexact = self._training.inexact(start.loaded) if start.loaded else None
+                history.begin_lineage(
+                    self._reporter.position.iteration, loaded, start.order, left=start.left, inexact=inexact
+                )
             if self._ranks.leads:
                 committed = store.checkpoints(history.job)
         except RanksLost:
@@ -317,7 +320,7 @@ class Startup:
         loaded, left = None, None
         try:
             left = self._ask_store(self._head, str | None)
-            loaded = self._load(order.checkpoint)
+            loaded = self._load(order.checkpoint, degraded=order.degraded)
             self._reporter.order(order.id, "restoring")
             self._put_in_place(loaded)
         except RanksLost:
@@ -396,10 +399,10 @@ class Startup:
         """Ask the store on rank 0, and share the answer."""
         return self._ranks.decide(lambda: self._patiently(question), kind)
 
-    def _load(self, checkpoint: str) -> LoadedCheckpoint:
+    def _load(self, checkpoint: str, *, degraded: bool = False) -> LoadedCheckpoint:
         """Load on every rank; all have verified it before any applies it."""
         store, job = self._history.store, self._history.job
-        load = functools.partial(self._training.load, store, job, checkpoint)
+        load = functools.partial(self._training.load, store, job, checkpoint, degraded=degraded)
         return self._ranks.run_on_all(lambda: self._patiently(load))
 
     def _patiently(self, question: Callable[[], T]) -> T:
@@ -433,9 +436,10 @@ class Startup:
         self._ranks.run_on_all(lambda: with_way_out(lambda: self._training.apply(loaded)))
         for what in differing:
             self._reporter.notice("warning", "settings", what)
-        if loaded.repaired:  # in memory: its files are still damaged
+        if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
             self._history.mark_damaged(loaded.id)
         self._reporter.repaired(loaded.id, loaded.repaired)
+        self._reporter.inexact(loaded.id, loaded.loss)
 
     def _start_message(self, start: str | None) -> str:
         history, position, url = self._history, self._reporter.position, self._history.store.url

@@ -335,17 +335,26 @@ class Training:
         """Function that returns this rank's parts of sharded tensors; see `restore.load`."""
         return self.registry.regions if self._ranks.world_size > 1 else None
 
-    def load(self, store: Store, job: str, checkpoint: str, room: memoryview | None = None) -> LoadedCheckpoint:
+    def load(
+        self, store: Store, job: str, checkpoint: str, room: memoryview | None = None, *, degraded: bool = False
+    ) -> LoadedCheckpoint:
         """Read and verify what this rank needs of a checkpoint, into `room` if given.
 
-        Raises the errors of `restore.load`.
+        Raises the errors of `restore.load`, which says what `degraded` does.
         """
         return restore.load(
             *(store, job, checkpoint),
             rank=self._ranks.rank,
             regions=self.regions,
             buffer=room,
+            degraded=degraded,
         )
+
+    def inexact(self, loaded: LoadedCheckpoint) -> str | None:
+        """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
+        if any(self._ranks.gather(b"lost" if loaded.lost else b"")):
+            return loaded.id
+        return loaded.manifest.inexact
 
     def check(self, manifest: Manifest) -> list[str]:
         """Check that a checkpoint can be loaded. Return messages about what differs.

@@ -114,6 +114,8 @@ class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Environment on which bitwise results depend: devices, threads, flags … Compared on resume."""
     metrics: dict[str, LoggedMetric] = {}
     """Newest finite value of each metric that the attempt logged on this lineage up to `iteration`, by name."""
+    inexact: str | None = None
+    """The checkpoint whose degraded restore its state descends from; absent from the file if it is exact."""
 
 
 def description_of(checkpoint: CheckpointDescription) -> dict[str, Any]:
@@ -154,6 +156,7 @@ DIGEST_ENTRY = b',\n "manifest_digest": "%b"\n}\n'
 _FOUND_ENTRY = re.compile(DIGEST_ENTRY % b"([0-9a-f]{32})")
 _ENTRY_BYTES = len(DIGEST_ENTRY % bytes(32))
 _COVERED = Manifest.__struct_fields__[:-1]
+_ABSENT_IF_NONE = ("origin", "inexact")
 
 
 ABSENT = {"$absent": True}
@@ -284,7 +287,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     body = b"{\n " + b",\n ".join(
         b'"%b": %b' % (name.encode(), _lines(getattr(manifest, name)))
         for name in _COVERED
-        if name != "origin" or manifest.origin is not None
+        if name not in _ABSENT_IF_NONE or getattr(manifest, name) is not None
     )
     return body + DIGEST_ENTRY % digest(body).encode()
 

@@ -194,6 +194,8 @@ class Order(Struct, kw_only=True, frozen=True):
     """Whether it can be cancelled: no attempt is carrying it out."""
     undoable: bool = False
     """Whether it can be undone: it was completed, and the previous state is still in the store."""
+    degraded: bool = False
+    """Whether lost bytes may be replaced where only the important bytes of the checkpoint are left."""
     transitions: list[OrderStep] = []
 
     @property

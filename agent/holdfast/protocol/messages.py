@@ -149,6 +149,8 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """Id of the safety checkpoint of the state before the restore."""
     origin: Origin | None = None
     """On the first lineage of a fork: the source of the copy `parent`."""
+    inexact: str | None = None
+    """Id of the checkpoint whose degraded restore its state descends from; `None` if its state is exact."""
 
 
 class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
@@ -374,6 +376,8 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     """Lowest attempt number that may carry it out."""
     expires_in_seconds: float | None = None
     """Time until it expires, on the server's clock, when this was sent; `None` if unknown."""
+    degraded: bool = False
+    """Replace what is lost where only the important bytes of the checkpoint are left."""
 
 
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):

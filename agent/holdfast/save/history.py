@@ -119,12 +119,18 @@ class History:
     # The lineage
 
     def begin_lineage(
-        self, iteration: int, parent: str | None, order: str | None = None, *, left: str | None = None
+        self,
+        iteration: int,
+        parent: str | None,
+        order: str | None = None,
+        *,
+        left: str | None = None,
+        inexact: str | None = None,
     ) -> None:
         """Record a new lineage durably, then switch to it. OSError or Fenced when the store refuses."""
 
         def noted() -> Lineage:
-            lineage = self._new_lineage(self.attempt, iteration, parent, order, left)
+            lineage = self._new_lineage(self.attempt, iteration, parent, order, left, inexact)
             if self.attempt:
                 self.store.append(self.job, lineage)
             self._unrecorded_order = None if self.attempt else order
@@ -154,7 +160,13 @@ class History:
         self.follow_lineage(self._ranks.decide(current, int))
 
     def _new_lineage(
-        self, attempt: int, iteration: int, parent: str | None, order: str | None = None, left: str | None = None
+        self,
+        attempt: int,
+        iteration: int,
+        parent: str | None,
+        order: str | None = None,
+        left: str | None = None,
+        inexact: str | None = None,
     ) -> Lineage:
         known = [lineage.number for lineage in self.store.records(self.job, Lineage)]
         known += [parse_checkpoint_id(checkpoint)[1] for checkpoint in self.store.checkpoints(self.job)]
@@ -167,6 +179,7 @@ class History:
             attempt=attempt,
             created_at=time.time(),
             left=left,
+            inexact=inexact,
         )
 
     # The checkpoints

@@ -168,6 +168,7 @@ class Saver:
             may_link=history.may_link,
             parity=self._parity,
             compress=self._compresses(),
+            inexact=history.lineage.inexact,
         )
         listeners: list[RunListener] = [self.snapshots, self.reports, *self._listeners, self]
         run = Run(draft, listeners, number=number, mode=mode, at_once=at_once, read_metrics=self._read_metrics())

@@ -79,6 +79,8 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The safety checkpoint of the state that the restore replaced, used to undo it."""
     origin: Origin | None = None
     """For the first lineage of a fork, the checkpoint of another job that `parent` is a copy of."""
+    inexact: str | None = None
+    """The checkpoint whose degraded restore its state descends from; None if its state is exact."""
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):

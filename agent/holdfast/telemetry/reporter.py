@@ -35,7 +35,7 @@ logger = logging.getLogger("holdfast")
 
 MOST_MARKS = 2000
 """Marks that an attempt reports: a script may mark every iteration."""
-PER_RANK_NOTICES = ("internal", "ranks", "repaired")
+PER_RANK_NOTICES = ("internal", "ranks", "repaired", "inexact")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 1.2
 """Factor above which a change of the interval is logged at INFO; the first checkpoints may change it less."""
@@ -113,6 +113,7 @@ class Reporter:
                 order=lineage.order,
                 left=lineage.left,
                 origin=lineage.origin,
+                inexact=lineage.inexact,
             )
         )
 
@@ -307,6 +308,12 @@ class Reporter:
                 f"checkpoint {checkpoint} is damaged and was repaired in memory from its parity: {each}. "
                 "Repair it in the store with: holdfast store scrub --repair",
             )
+
+    def inexact(self, checkpoint: str, loss: str | None) -> None:
+        """Report what a degraded restore replaced, if anything."""
+        if loss is not None:
+            what = f"degraded restore of {checkpoint}: replaced {loss}. The lineage is inexact from here on"
+            self.notice("warning", "inexact", what)
 
     def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")

@@ -152,6 +152,8 @@ def _print(shown: ShownCheckpoint) -> None:
     say(f"  state     after iteration {shown.iteration} of lineage {shown.lineage}{after}")
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(shown.created_at))
     say(f"  taken     {at}, {shown.kind}, by attempt {shown.attempt} on {counted(shown.world_size, 'rank')}")
+    if shown.inexact is not None:
+        say(f"  inexact   it descends from the degraded restore of {shown.inexact}")
     if shown.versions:
         say(f"  versions  {', '.join(f'{name} {number}' for name, number in shown.versions.items())}")
     if shown.timings:
