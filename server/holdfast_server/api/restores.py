@@ -33,6 +33,8 @@ class RestoreRequest(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_f
     """Idempotency key: a repeated request with the same key returns the same restore."""
     expires_seconds: float | None = None
     """Time after which it expires unless an attempt has begun it; by default, a week."""
+    degraded: bool = False
+    """Replace lost bytes where only the important bytes are left; the lineage is then inexact."""
 
 
 @router.endpoint(
@@ -62,6 +64,7 @@ async def place(job: str, request: Request, db: Db, who: Who, now: Now) -> Respo
         who=who,
         now=now,
         expires_seconds=asked.expires_seconds,
+        degraded=asked.degraded,
     )
     return Json(order, status_code=201 if new else 200)
 

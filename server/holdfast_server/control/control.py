@@ -29,7 +29,7 @@ from holdfast_server.db import Database, job_transaction
 from holdfast_server.queries.job_view import JobView, find_job
 from holdfast_server.records import audit, checkpoints, desired_state, last_good, pins, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
-from holdfast_server.records.checkpoints import DURABLE, as_row
+from holdfast_server.records.checkpoints import DAMAGED, DURABLE, as_row
 from holdfast_server.records.last_good import LastGood
 
 MAX_KEY = 200
@@ -149,10 +149,12 @@ async def order_restore(
     who: str,
     now: float,
     expires_seconds: float | None = None,
+    degraded: bool = False,
 ) -> tuple[Order, bool]:
     """Order a restore to a checkpoint, or to the one at an iteration; return the order and whether it is new.
 
-    It expires after `expires_seconds`, by default a week, unless an attempt has started it.
+    It expires after `expires_seconds`, by default a week, unless an attempt has started it. A `degraded` one may
+    go to a damaged checkpoint: where the agent finds all important bytes of it, what is lost is replaced.
 
     Raises:
         UnknownJob.
@@ -168,12 +170,13 @@ async def order_restore(
     if known is not None:
         _require_same_target(known, checkpoint, iteration)
         return known, False
-    chosen = await _choose(session, row, checkpoint, iteration)
+    chosen = await _choose(session, row, checkpoint, iteration, degraded=degraded)
     order, new = await restore_orders.place(
-        session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds
+        session, row, chosen, key=key, who=who, now=now, expires_seconds=expires_seconds, degraded=degraded
     )
     if new:
         about = {"order": order.id, "checkpoint": order.checkpoint, "from_iteration": order.from_iteration}
+        about |= {"degraded": True} if degraded else {}
         await audit.record(
             session, who=who, action="restore.order", now=now, job=job, project=row.project, after=about
         )
@@ -295,14 +298,20 @@ async def find_last_good(view: JobView, *, before: int | None = None) -> LastGoo
 
 
 async def _choose(
-    session: AsyncSession, job: models.JobRecord, checkpoint: str | None, iteration: int | None
+    session: AsyncSession,
+    job: models.JobRecord,
+    checkpoint: str | None,
+    iteration: int | None,
+    *,
+    degraded: bool,
 ) -> models.CheckpointRecord:
     if checkpoint is not None:
         row = await checkpoints.find(session, job, checkpoint)
-        if row.state != DURABLE:
+        if row.state != DURABLE and not (degraded and row.state == DAMAGED):
             reason = f": {row.reason}" if row.reason else ""
             raise NotRestorable(f"checkpoint {checkpoint} is {row.state}{reason}")
         return row
     if iteration is not None:
-        return await checkpoints.at(session, job, iteration)
+        damaged = await checkpoints.damaged_at(session, job, iteration) if degraded else None
+        return damaged or await checkpoints.at(session, job, iteration)
     raise InvalidSetting("iteration", "give the target of the restore: an iteration, or the id of a checkpoint")

@@ -153,6 +153,7 @@ async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:
     source.job.latest_lineage = max(source.job.latest_lineage, event.lineage)
     row.at, row.iteration, row.parent, row.order_id = event.at, event.iteration, event.parent, event.order
     row.last_iteration = max(row.last_iteration, event.iteration)
+    row.inexact = event.inexact
     if event.origin is not None:
         origin = event.origin
         row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, UniqueConstraint, text
+from sqlalchemy import ForeignKey, Index, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from holdfast.protocol.messages import OPEN_ORDER_STATES
@@ -112,6 +112,8 @@ class RestoreOrderRecord(Base):
     reason: Mapped[str | None]
     seconds: Mapped[float | None]
     safety_checkpoint: Mapped[str | None]
+    degraded: Mapped[bool] = mapped_column(server_default=false())
+    """Whether lost bytes may be replaced where only the important bytes of the checkpoint are left."""
 
 
 class OrderTransitionRecord(Base):

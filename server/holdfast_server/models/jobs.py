@@ -186,6 +186,8 @@ class LineageRecord(Base):
     """Source job of a fork, on its first lineage."""
     from_checkpoint: Mapped[str | None]
     from_digest: Mapped[str | None]
+    inexact: Mapped[str | None]
+    """Checkpoint whose degraded restore its state descends from."""
 
 
 class SettingsVersionRecord(Base):

@@ -22,6 +22,7 @@ from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
 _COLUMNS = tuple(name for name in messages.Checkpoint.__struct_fields__ if name != "ranks")
 DURABLE = "durable"
+DAMAGED = "damaged"
 UNDER_WAY = ("snapshot", "persisting")
 IN_STORE = (DURABLE, *UNDER_WAY, "damaged")
 """States of checkpoints that are in the store or being written to it; not of failed or retired ones."""
@@ -142,6 +143,18 @@ async def at(session: AsyncSession, job: models.JobRecord, iteration: int) -> mo
     if found is None or found.iteration != iteration:
         raise CheckpointNotFound(iteration, as_row(found, ancestry) if found else None)
     return found
+
+
+async def damaged_at(
+    session: AsyncSession, job: models.JobRecord, iteration: int
+) -> models.CheckpointRecord | None:
+    """Return the damaged checkpoint of the newest lineage at an iteration that has no durable one."""
+    rows = models.CheckpointRecord
+    query = select(rows).where(rows.job == job.name, rows.iteration == iteration)
+    found = (await session.scalars(query.order_by(rows.lineage.desc()))).all()
+    if any(row.state == DURABLE for row in found):
+        return None
+    return next((row for row in found if row.state == DAMAGED), None)
 
 
 def stands(ancestry: Ancestry) -> ColumnElement[bool]:

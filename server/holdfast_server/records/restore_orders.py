@@ -185,6 +185,7 @@ async def place(
     who: str,
     now: float,
     expires_seconds: float | None = None,
+    degraded: bool = False,
 ) -> tuple[Order, bool]:
     """Place an order, or find the open order for the same checkpoint; return it and whether it is new.
 
@@ -206,7 +207,7 @@ async def place(
         open_order = None
     if open_order is not None:
         order = await _as_order(session, open_order)
-        if open_order.checkpoint == checkpoint.id:
+        if (open_order.checkpoint, open_order.degraded) == (checkpoint.id, degraded):
             return order, False
         raise OpenOrder(order)
     row = models.RestoreOrderRecord(
@@ -222,6 +223,7 @@ async def place(
         expires_at=now + seconds,
         from_iteration=job.iteration,
         from_lineage=job.lineage,
+        degraded=degraded,
     )
     session.add(row)
     await session.flush()
