@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.reading import FileRange
+from holdfast.checkpoint.reading import FileRange, ranges_to_verify
 from holdfast.checkpoint.repair import RepairedFile, read_repairing, repair_in_memory
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, decode_block
 from holdfast.format.important import IMPORTANT_BYTES
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.store import Store
-from holdfast.store.base import FileReader
+from holdfast.store.base import FileReader, Pace
 from holdfast.units import percent
 
 INFINITY = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "C64": 0x7F80_0000, "F64": 0x7FF0 << 48}
@@ -84,6 +85,21 @@ def read_degraded(
     return repaired, _joined(lost)
 
 
+def describe_degraded(store: Store, job: str, manifest: fmt.Manifest, *, pace: Pace | None = None) -> str | None:
+    """Name what a degraded restore of a damaged checkpoint would replace; None where none is possible or needed.
+
+    Reads the files with important parity once more. DamagedCheckpoint where important bytes are lost.
+    """
+    checkpoint, lost = checkpoint_id(manifest.iteration, manifest.lineage), list[LostNumbers]()
+    for file in manifest.files:
+        if file.parity is None or not file.parity.code.is_important:
+            continue
+        found = repair_in_memory(store, job, checkpoint, file, pace=pace)
+        if found.is_degradable:
+            lost += _read_partly(found, ranges_to_verify(manifest, file), keep=False)
+    return describe_lost(_joined(lost)) if lost else None
+
+
 def _file_name(found: FileRange) -> str:
     return found.file.name
 
@@ -102,7 +118,7 @@ def _joined(lost: Sequence[LostNumbers]) -> list[LostNumbers]:
     return summed
 
 
-def _read_partly(found: RepairedFile, ranges: Sequence[FileRange]) -> Iterator[LostNumbers]:
+def _read_partly(found: RepairedFile, ranges: Iterable[FileRange], *, keep: bool = True) -> Iterator[LostNumbers]:
     """Read ranges of a file, and yield what is lost of each of their tensors."""
     with found.open() as reader:
         partial = _PartialReader(found, reader)
@@ -125,6 +141,8 @@ def _read_partly(found: RepairedFile, ranges: Sequence[FileRange]) -> Iterator[L
                     numbers=len(data) // width,
                     low_bytes=width - kept,
                 )
+            if not keep:
+                each.memory = None
 
 
 def replace_lost(data: memoryview, missing: Bytes, dtype: str) -> int:

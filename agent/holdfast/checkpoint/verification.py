@@ -21,6 +21,7 @@ import torch
 
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.decoding import decoded
+from holdfast.checkpoint.degraded import describe_degraded
 from holdfast.checkpoint.reading import FileRange, RateLimiter
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
@@ -92,13 +93,22 @@ def reread(
     except DamagedCheckpoint as error:
         if checkpoint not in store.checkpoints(job):
             return finding("gone", "it was removed from the store meanwhile")
-        return finding("damaged", str(error))
+        return finding("damaged", f"{error}{_way_out(store, job, checkpoint, pace)}")
     except (HoldfastError, OSError, MemoryError) as error:
         return finding("failed", str(error) or type(error).__name__)
     finally:
         if other is not None:
             other.close()
     return finding("sound")
+
+
+def _way_out(store: Store, job: str, checkpoint: str, pace: Pace) -> str:
+    """Name what a degraded restore of a damaged checkpoint would replace."""
+    try:
+        loss = describe_degraded(store, job, restore.manifest(store, job, checkpoint), pace=pace)
+    except (HoldfastError, OSError, MemoryError):
+        return ""
+    return "" if loss is None else f". A degraded restore would replace {loss}"
 
 
 class _OtherCheckpoint:

@@ -37,6 +37,8 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     abandoned: bool = False
     """Whether it is off the path from the job's start to its current iteration."""
     restorable: bool = False
+    inexact: str | None = None
+    """Id of the checkpoint whose degraded restore its state descends from."""
 
     @property
     def is_kept_for_alert(self) -> bool:
@@ -370,6 +372,8 @@ class JobSummary(Struct, kw_only=True, frozen=True):
     sparkline: list[float]
     """Times of the newest iterations in seconds, oldest first, at most 40."""
     lineages: int
+    inexact: str | None = None
+    """Id of the checkpoint whose degraded restore the state of this lineage descends from."""
 
     @property
     def has_ended(self) -> bool:

@@ -107,6 +107,8 @@ class LineageInfo(Struct, kw_only=True, frozen=True):
     """Whether no part of it is on the path to the current iteration."""
     stands_until: int = -1
     """Its last iteration on the path to the current one; -1: none."""
+    inexact: str | None = None
+    """Id of the checkpoint whose degraded restore its state descends from."""
 
 
 class StallInfo(Struct, kw_only=True, frozen=True):

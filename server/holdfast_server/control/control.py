@@ -168,7 +168,7 @@ async def order_restore(
     row = await find_job(session, job)
     known = await restore_orders.find_by_key(session, job, key)
     if known is not None:
-        _require_same_target(known, checkpoint, iteration)
+        _require_same_target(known, checkpoint, iteration, degraded=degraded)
         return known, False
     chosen = await _choose(session, row, checkpoint, iteration, degraded=degraded)
     order, new = await restore_orders.place(
@@ -183,9 +183,9 @@ async def order_restore(
     return order, new
 
 
-def _require_same_target(known: Order, checkpoint: str | None, iteration: int | None) -> None:
+def _require_same_target(known: Order, checkpoint: str | None, iteration: int | None, *, degraded: bool) -> None:
     same = iteration in (None, known.iteration) if checkpoint is None else checkpoint == known.checkpoint
-    if not same:
+    if not same or known.degraded != degraded:
         other = checkpoint or f"iteration {iteration}"
         reason = f"this key belongs to the order for {known.checkpoint}: use another key for {other}"
         raise InvalidSetting("key", reason)

@@ -95,6 +95,7 @@ async def summaries(
                 desired=desired_state.of(job, open_order, requests, now=now),
                 restarts=max(0, starts.get(job.name, 0) - 1),
                 lineages=len(starts_of_job),
+                inexact=ancestry.inexact.get(job.lineage),
                 checkpoints_total=durable.get(job.name, 0),
                 longest_stall=stalls.get(job.name),
             )

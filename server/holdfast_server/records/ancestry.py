@@ -28,13 +28,13 @@ from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.db import named_jobs
 
-LineageStart = Row[str, int, int, str | None]
-"""Columns job, lineage, iteration and parent of a lineage."""
+LineageStart = Row[str, int, int, str | None, str | None]
+"""Columns job, lineage, iteration, parent and inexact of a lineage."""
 END = sys.maxsize
 _LINEAGE_AT = len(checkpoint_id(0, 0))
 """Position of the lineage number in a checkpoint id, counted from 1 as SQL does."""
 _rows = models.LineageRecord
-_LINEAGE_STARTS = select(_rows.job, _rows.lineage, _rows.iteration, _rows.parent).where(
+_LINEAGE_STARTS = select(_rows.job, _rows.lineage, _rows.iteration, _rows.parent, _rows.inexact).where(
     _rows.job.in_(named_jobs())
 )
 _LINEAGES = select(_rows).where(_rows.job == bindparam("job")).order_by(_rows.lineage)
@@ -45,6 +45,8 @@ class Ancestry:
 
     def __init__(self, lineages: Iterable[LineageStart | models.LineageRecord], lineage: int) -> None:
         known = {start.lineage: start for start in lineages}
+        self.inexact = {number: start.inexact for number, start in known.items()}
+        """The checkpoint whose degraded restore a lineage descends from, by number; None if it is exact."""
         self.upto: dict[int, int] = {}
         end = END
         while lineage not in self.upto:

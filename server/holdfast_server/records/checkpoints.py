@@ -47,6 +47,7 @@ def as_row(checkpoint: models.CheckpointRecord, ancestry: Ancestry, *, ranks: in
         pinned=checkpoint.pinned_at is not None,
         abandoned=(checkpoint.iteration, checkpoint.lineage) not in ancestry,
         restorable=checkpoint.state == DURABLE,
+        inexact=ancestry.inexact.get(checkpoint.lineage),
         ranks=_ranks.decode(checkpoint.ranks)[:ranks] if ranks and checkpoint.ranks else [],
     )
 

@@ -12,6 +12,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.degraded import describe_lost, replace_lost
 from holdfast.checkpoint.repair import repair_in_memory
 from holdfast.checkpoint.scrub import scrub
+from holdfast.checkpoint.verification import reread
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format.important import IMPORTANT_BYTES
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode
@@ -244,6 +245,15 @@ def test_a_degraded_load_of_what_can_be_repaired_is_exact(victim):
     assert loaded.repaired
     assert loaded.lost == ()
     assert torch.equal(loaded.tensors["w"], victim.tensors["w"])
+
+
+def test_a_verification_names_what_a_degraded_restore_would_replace(victim):
+    block = len(victim.sound[victim.file.name]) // 2 // PARITY_BLOCK_BYTES
+    victim.lose_blocks(victim.file.name, [block])
+    said = describe_lost(restore.load(*victim.where, degraded=True).lost)
+    found = reread(*victim.where)
+    assert found.verdict == "damaged"
+    assert found.reason.endswith(f". A degraded restore would replace {said}")
 
 
 def test_a_degraded_load_beyond_the_strength_is_refused(victim):

@@ -235,6 +235,8 @@ class RestoreDialog(View):
     """The iteration as typed."""
     refusal: str
     nearest: CheckpointInfo | None
+    degraded: bool
+    """Whether lost bytes of a damaged checkpoint are to be replaced."""
     same_losses: str = SAME_LOSSES
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Idempotency key: a form that is sent twice requests one restore."""
@@ -329,6 +331,7 @@ async def restore_dialog(
     asked: str = "",
     before: int | None = None,
     refusal: str = "",
+    degraded: bool = False,
 ) -> RestoreDialog:
     """Preview a restore; for a typed iteration without a restore point, offer the nearest earlier one.
 
@@ -349,7 +352,8 @@ async def restore_dialog(
         preview = await previews.preview_restore(view, checkpoint) if checkpoint else None
         if preview and good and not preview.repeats:  # a wrong loss that the job has recovered from
             preview = structs.replace(preview, repeats=good.trouble)
-        if preview and not preview.checkpoint.restorable:
+        is_degraded = degraded and preview is not None and preview.checkpoint.state == "damaged"
+        if preview and not preview.checkpoint.restorable and not is_degraded:
             point = preview.checkpoint
             raise NotRestorable(
                 f"checkpoint {point.id} is {point.state_name}" + (f": {point.reason}" if point.reason else "")
@@ -371,6 +375,7 @@ async def restore_dialog(
         asked=asked,
         refusal=refusal,
         nearest=nearest,
+        degraded=degraded and preview is not None,
         now=view.now,
     )
 

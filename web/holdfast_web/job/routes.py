@@ -137,24 +137,32 @@ async def restore_dialog(
     checkpoint: str = "",
     iteration: str = "",
     before: Annotated[int | None, Query(ge=0, le=MAX_ITERATION)] = None,
+    degraded: bool = False,
     htmx: Htmx = False,
 ) -> Response:
     async with view_job(db, job, now=now) as view:
-        dialog = await context.restore_dialog(view, checkpoint=checkpoint, asked=iteration, before=before)
+        dialog = await context.restore_dialog(
+            view, checkpoint=checkpoint, asked=iteration, before=before, degraded=degraded
+        )
     return dialog.part_or_page(htmx, 422 if dialog.refusal else 200)
 
 
 @router.endpoint("POST", "/jobs/{job}/restores", access=RESTORE)
 async def order_restore(
-    job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, htmx: Htmx = False
+    job: str, db: Db, who: Who, now: Now, checkpoint: Text, key: Text, degraded: Text = "", htmx: Htmx = False
 ) -> Response:
+    wants_degraded = degraded == "true"
     try:
-        await control.order_restore(db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now)
+        await control.order_restore(
+            db, job, checkpoint=checkpoint, iteration=None, key=key, who=who, now=now, degraded=wants_degraded
+        )
     except (UnknownJob, UnknownOrder):
         raise
     except RequestRefused as refusal:
         async with view_job(db, job, now=now) as view:
-            dialog = await context.restore_dialog(view, checkpoint=checkpoint, refusal=str(refusal))
+            dialog = await context.restore_dialog(
+                view, checkpoint=checkpoint, refusal=str(refusal), degraded=wants_degraded
+            )
         return dialog.part_or_page(htmx, 409 if isinstance(refusal, OpenOrder) else 422)
     if not htmx:
         return _back(job, "restore-status")

@@ -41,7 +41,7 @@ def test_an_order_reaches_the_agent_with_its_fence(job, client):
     assert desired["version"] == 1
     assert desired["restore"] == {
         "id": placed["id"], "checkpoint": "000000000010-1", "fence": 1,
-        "expires_in_seconds": restore_orders.EXPIRES_SECONDS,
+        "expires_in_seconds": restore_orders.EXPIRES_SECONDS, "degraded": False,
     }  # fmt: skip
 
 
@@ -727,3 +727,50 @@ def test_what_was_left_for_a_lineage_is_the_way_back_though_who_restored_did_not
     second.say(began)
     done = read(client, placed)
     assert (done["state"], done["safety_checkpoint"], done["undoable"]) == ("restored", safety, True)
+
+
+def damage(job, checkpoint, iteration):
+    reason = "rank-0.safetensors: the low bytes of 1 block are lost, which only a degraded restore replaces"
+    job.say(messages.Checkpoint(at=job.at, id=checkpoint, iteration=iteration, lineage=1, kind="scheduled",
+                                state="damaged", reason=reason))  # fmt: skip
+    return reason
+
+
+def test_a_damaged_checkpoint_is_restored_by_a_degraded_order_alone(job, client):
+    damage(job, "000000000020-1", 20)
+    assert order(client, checkpoint="000000000020-1").status_code == 409
+    assert order(client, iteration=20).status_code == 404
+    placed = order(client, iteration=20, degraded=True).json()
+    assert (placed["checkpoint"], placed["degraded"]) == ("000000000020-1", True)
+    assert client.get(f"{JOB}/desired").json()["restore"]["degraded"] is True
+    assert "degraded" in client.get("/api/v1/audit").text
+
+
+def test_a_degraded_order_prefers_a_durable_checkpoint_and_other_states_stay_refused(job, client):
+    assert order(client, iteration=20, degraded=True).json()["checkpoint"] == "000000000020-1"
+    torn = job.checkpoint(25, "torn", reason="the disk said so")
+    assert order(client, checkpoint=torn, degraded=True).status_code == 409
+
+
+def test_a_lineage_is_inexact_for_good_after_a_degraded_restore(job, client):
+    reason = damage(job, "000000000020-1", 20)
+    page = client.get("/jobs/char-gpt/checkpoints/000000000020-1").text
+    assert "Restore degraded…" in page
+    dialog = client.get("/jobs/char-gpt/restore?checkpoint=000000000020-1&degraded=true").text
+    assert reason in dialog
+    assert 'name="degraded" value="true"' in dialog
+    assert "marked <b>inexact</b> for good" in dialog
+    plain = client.get("/jobs/char-gpt/restore?checkpoint=000000000020-1")
+    assert plain.status_code == 422
+    data = {"checkpoint": "000000000020-1", "key": "k", "degraded": "true"}
+    assert client.post("/jobs/char-gpt/restores", data=data, follow_redirects=False).status_code == 303
+    placed = client.get(f"{JOB}/restores").json()["restores"][0]
+    assert placed["degraded"] is True
+    job.say(LineageStarted(at=job.at, lineage=2, iteration=20, parent="000000000020-1", order=placed["id"],
+                           inexact="000000000020-1"))  # fmt: skip
+    job.lineage, job.iteration = 2, 20
+    made = job.checkpoint()
+    assert client.get(JOB).json()["inexact"] == "000000000020-1"
+    assert "inexact since the degraded restore" in client.get("/jobs/char-gpt").text
+    shown = client.get(f"/jobs/char-gpt/checkpoints/{made}").text
+    assert "Inexact: its state descends from the degraded restore" in shown
