@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
-from holdfast.checkpoint.degraded import LostNumbers, describe_lost, read_degraded
+from holdfast.checkpoint.degraded import LostNumbers, describe_lost, read_degraded, read_exactly
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
@@ -318,12 +318,9 @@ def load(
     ranges = _ranges(found, wanted)
     if buffer is not None:
         assign_buffer(buffer, ranges)
-    where, shown = (store, job, checkpoint, ranges), progress or _log_progress(checkpoint)
-    lost: list[LostNumbers] = []
-    if degraded:
-        of_files, lost = read_degraded(*where, from_disk=from_disk, pace=pace, progress=shown)
-    else:
-        of_files = read_repairing(*where, from_disk=from_disk, pace=pace, progress=shown)
+    shown = progress or _log_progress(checkpoint)
+    how: dict[str, Any] = {"from_disk": from_disk, "pace": pace, "progress": shown}
+    of_files, lost = (read_degraded if degraded else read_exactly)(store, job, checkpoint, ranges, **how)
     repaired = _manifest_damage(source) + of_files
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)

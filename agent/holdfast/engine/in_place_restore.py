@@ -117,10 +117,9 @@ class InPlaceRestore:
         self._history.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety, inexact=inexact)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order, inexact_before=before)
-        self._reporter.inexact(loaded.id, loaded.loss)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
             self._history.mark_damaged(loaded.id)
-        self._reporter.repaired(loaded.id, loaded.repaired)
+        self._reporter.repaired(loaded.id, loaded.repaired, loaded.loss)
         self.half_applied = False
         return loaded, restored
 

@@ -244,10 +244,8 @@ class Startup:
             if start.lineage is not None:
                 history.continue_lineage(start.lineage, loaded)
             else:
-                inexact = self._training.inexact(start.loaded) if start.loaded else None
-                history.begin_lineage(
-                    self._reporter.position.iteration, loaded, start.order, left=start.left, inexact=inexact
-                )
+                iteration, inexact = self._reporter.position.iteration, self._training.inexact(start.loaded)
+                history.begin_lineage(iteration, loaded, start.order, left=start.left, inexact=inexact)
             if self._ranks.leads:
                 committed = store.checkpoints(history.job)
         except RanksLost:
@@ -438,8 +436,7 @@ class Startup:
             self._reporter.notice("warning", "settings", what)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
             self._history.mark_damaged(loaded.id)
-        self._reporter.repaired(loaded.id, loaded.repaired)
-        self._reporter.inexact(loaded.id, loaded.loss)
+        self._reporter.repaired(loaded.id, loaded.repaired, loaded.loss)
 
     def _start_message(self, start: str | None) -> str:
         history, position, url = self._history, self._reporter.position, self._history.store.url

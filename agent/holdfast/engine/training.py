@@ -350,8 +350,10 @@ class Training:
             degraded=degraded,
         )
 
-    def inexact(self, loaded: LoadedCheckpoint) -> str | None:
+    def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:
         """Return the checkpoint whose degraded restore makes the state of any rank inexact, or None."""
+        if loaded is None:
+            return None
         if any(self._ranks.gather(b"lost" if loaded.lost else b"")):
             return loaded.id
         return loaded.manifest.inexact

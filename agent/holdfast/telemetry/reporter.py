@@ -299,8 +299,11 @@ class Reporter:
         what = f"checkpoint of iteration {iteration:,} is durable, written in {duration(seconds)}"
         logger.log(level, "%s: %s", self.job, what)
 
-    def repaired(self, checkpoint: str, damage: Iterable[str]) -> None:
-        """Report damage that was repaired in memory while a checkpoint was read, by file."""
+    def repaired(self, checkpoint: str, damage: Iterable[str], loss: str | None = None) -> None:
+        """Report what was repaired in memory while a checkpoint was read, by file, and what was replaced."""
+        if loss is not None:
+            what = f"degraded restore of {checkpoint}: replaced {loss}. The lineage is inexact from here on"
+            self.notice("warning", "inexact", what)
         for each in damage:
             self.notice(
                 "warning",
@@ -308,12 +311,6 @@ class Reporter:
                 f"checkpoint {checkpoint} is damaged and was repaired in memory from its parity: {each}. "
                 "Repair it in the store with: holdfast store scrub --repair",
             )
-
-    def inexact(self, checkpoint: str, loss: str | None) -> None:
-        """Report what a degraded restore replaced, if anything."""
-        if loss is not None:
-            what = f"degraded restore of {checkpoint}: replaced {loss}. The lineage is inexact from here on"
-            self.notice("warning", "inexact", what)
 
     def damaged(self, checkpoint: str, error: Exception | str, what: str = "damaged and passed over") -> None:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
