@@ -23,7 +23,7 @@ from pathlib import Path
 from demo_summary import DemoEvents, read_losses, summary
 
 from holdfast.client import CheckpointInfo, Client, JobSummary, ServerError, UnreachableError
-from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast.protocol.wire import DEFAULT_PORT
 
 JOB = "char-gpt"
 ROOT = Path(__file__).resolve().parent.parent

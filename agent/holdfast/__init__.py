@@ -6,7 +6,7 @@
         ...
         session.step(loss=loss)
 
-Names are imported when they are first used: the server shares `holdfast.protocol.messages` and `holdfast.pacing`
+Names are imported when they are first used: the server shares `holdfast.protocol.wire` and `holdfast.pacing`
 without torch.
 """
 

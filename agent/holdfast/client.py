@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
+from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import (
@@ -33,9 +34,8 @@ from holdfast.protocol.jobs import (
     Tensors,
     Verification,
 )
-from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
-from holdfast.protocol.questions import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
 from holdfast.protocol.timeline import Timeline
+from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
 from holdfast.server_link.administration import Administration
 from holdfast.server_link.http_client import DEFAULT_SERVER, validate_server
 from holdfast.server_link.json_client import (

@@ -28,7 +28,7 @@ from holdfast.pacing.settings import (
     parse_unsaved_work,
     parse_write_budget,
 )
-from holdfast.protocol.messages import MAX_LABELS
+from holdfast.protocol.wire import MAX_LABELS
 from holdfast.retention import Retention, parse_retention
 from holdfast.units import FixedInterval
 

@@ -35,7 +35,7 @@ from holdfast.errors import RestoreFailed
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
-from holdfast.protocol.messages import StallKind
+from holdfast.protocol.wire import StallKind
 from holdfast.retention import Retention
 from holdfast.save.compression import Compression
 from holdfast.save.history import History

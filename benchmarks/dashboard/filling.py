@@ -10,9 +10,9 @@ from functools import partial
 
 import msgspec
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Batch, Samples
+from holdfast.protocol.wire import Batch, Samples
 
 JOB = "million"
 STEP_SECONDS = 0.25
@@ -34,7 +34,7 @@ class JobReporter:
         self.job, self.sequence, self.attempt = job, 0, 1
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def send(self, at: float, iteration: int, samples: Samples | None, events: list[messages.Event]) -> None:
+    def send(self, at: float, iteration: int, samples: Samples | None, events: list[wire.Event]) -> None:
         self.sequence += 1
         batch = Batch(
             job=self.job,
@@ -67,21 +67,21 @@ class SyntheticRun:
         self.iteration, self.attempt = 0, 0
         self._chance = random.Random(seed)
 
-    def start(self, previous_exit: str | None) -> list[messages.Event]:
+    def start(self, previous_exit: str | None) -> list[wire.Event]:
         self.attempt += 1
-        started = messages.AttemptStarted(
+        started = wire.AttemptStarted(
             at=self.at,
             iteration=self.iteration,
             lineage=1,
             previous_exit=previous_exit,
             resumed_from=checkpoint_id(self.iteration, 1) if self.iteration else None,
         )
-        begun = messages.LineageStarted(at=self.at, lineage=1, iteration=0)
+        begun = wire.LineageStarted(at=self.at, lineage=1, iteration=0)
         return [started] if previous_exit else [started, begun]
 
-    def train(self, iterations: int) -> tuple[Samples, list[messages.Event]]:
+    def train(self, iterations: int) -> tuple[Samples, list[wire.Event]]:
         samples = Samples()
-        events: list[messages.Event] = []
+        events: list[wire.Event] = []
         loss, norm = samples.metrics.setdefault("loss", []), samples.metrics.setdefault("grad_norm", [])
         for _ in range(iterations):
             self.iteration += 1
@@ -102,18 +102,18 @@ class SyntheticRun:
                 events.append(self.decision())
         return samples, events
 
-    def _stalled(self, events: list[messages.Event]) -> float:
+    def _stalled(self, events: list[wire.Event]) -> float:
         if self._chance.random() >= STALL_SHARE:
             return 0.0
-        kinds: tuple[messages.StallKind, ...] = ("snapshot_wait", "data_fetch")
+        kinds: tuple[wire.StallKind, ...] = ("snapshot_wait", "data_fetch")
         kind, seconds = self._chance.choice(kinds), self._chance.expovariate(4.0)
-        events.append(messages.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
+        events.append(wire.Stall(at=self.at, iteration=self.iteration, lineage=1, kind=kind, seconds=seconds))
         return seconds
 
-    def _checkpoint(self) -> messages.Checkpoint:
+    def _checkpoint(self) -> wire.Checkpoint:
         failed = self.iteration // self.every % FAILED_EVERY == 0
         persist = self._chance.uniform(6, 9)
-        return messages.Checkpoint(
+        return wire.Checkpoint(
             at=self.at,
             id=checkpoint_id(self.iteration, 1),
             iteration=self.iteration,
@@ -130,8 +130,8 @@ class SyntheticRun:
             reason="No space left on device" if failed else None,
         )
 
-    def decision(self) -> messages.IntervalDecision:
-        return messages.IntervalDecision(
+    def decision(self) -> wire.IntervalDecision:
+        return wire.IntervalDecision(
             at=self.at,
             iteration=self.iteration,
             lineage=1,
@@ -157,7 +157,7 @@ def _fill_one(port: int, ends_at: float, number: int) -> None:
     run = SyntheticRun(every=FLEET_ITERATIONS // 3, began_at=began_at, seed=number)
     begun = run.start(None)
     started = begun[0]
-    assert isinstance(started, messages.AttemptStarted)
+    assert isinstance(started, wire.AttemptStarted)
     started.owner = f"owner-{number % FLEET_OWNERS}"
     started.labels = {"team": f"team-{number % 7}", "seed": str(number)}
     samples, events = run.train(FLEET_ITERATIONS)
@@ -174,7 +174,7 @@ def fill(port: int, *, iterations: int, checkpoints: int, ends_at: float, job: s
     reporter = JobReporter(port, job)
     restart = max(1, iterations // (RESTARTS + 1) // BATCH_ITERATIONS)
     for number, first in enumerate(range(0, iterations, BATCH_ITERATIONS)):
-        begun: list[messages.Event] = []
+        begun: list[wire.Event] = []
         if number % restart == 0:
             begun = run.start("killed by SIGKILL" if number else None)
             reporter.attempt, reporter.sequence = run.attempt, 0

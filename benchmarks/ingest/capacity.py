@@ -28,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Event, LineageStarted, Samples
+from holdfast.protocol.wire import AttemptStarted, Batch, Checkpoint, Event, LineageStarted, Samples
 from holdfast.server_link.batch_sender import ReportInterval
 from holdfast.server_link.desired_state_poller import WAIT_SECONDS
 from holdfast.server_link.http_client import REQUEST_SECONDS, Backoff

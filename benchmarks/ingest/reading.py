@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.protocol.messages import AttemptFinished, AttemptStarted, Batch
+from holdfast.protocol.wire import AttemptFinished, AttemptStarted, Batch
 
 from .load import PreparedRequests, post_all
 from .peers import METRICS, STARTED_AT, STEP_SECONDS, STEPS, HoldfastPeer, MLflow, timed

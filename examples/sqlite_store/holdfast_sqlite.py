@@ -24,7 +24,7 @@ import msgspec
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format.manifest import MANIFEST
 from holdfast.protocol.ids import parse_checkpoint_id, validate_job
-from holdfast.protocol.messages import MAX_ATTEMPT
+from holdfast.protocol.wire import MAX_ATTEMPT
 from holdfast.store import Attempt, Leftover, Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.store.records import FOLDERS, require_number

@@ -22,7 +22,7 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast.protocol.wire import DEFAULT_PORT
 from holdfast.units import format_bytes
 from holdfast_migrations import CannotStore, DatabaseTooNew, NotOurDatabase
 from holdfast_server.accounts import people, server_address

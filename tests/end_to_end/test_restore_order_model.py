@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast_server.records.restore_orders import FROM
 from tests.support.restore_order_simulation import (
     ITERATIONS,

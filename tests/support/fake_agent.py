@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.protocol import ids, messages
+from holdfast.protocol import ids, wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Batch, Desired, Samples
+from holdfast.protocol.wire import Batch, Desired, Samples
 
 Ask = Callable[..., bytes]
 """Sends a path, and a body if there is one; answers with the body of the answer."""
@@ -41,7 +41,7 @@ class FakeAgent:
     sequence: int = 0
     supervisor_sequence: int = 1000
     at: float = 0.0
-    events: list[messages.Event] = field(default_factory=list)
+    events: list[wire.Event] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
     measures_machine: bool = False
     """Whether it reports the use of its machine every 20 iterations."""
@@ -51,20 +51,20 @@ class FakeAgent:
         self.random = random.Random(self.seed)
         self.machine_random = random.Random(self.seed)
         self.last_checkpoint = 0
-        self.open: list[tuple[int, messages.Checkpoint]] = []
+        self.open: list[tuple[int, wire.Checkpoint]] = []
         self.highest_lineage = self.lineage
 
     # ---- what an agent says ------------------------------------------------------------------
 
     def start(self, previous_exit: str | None = None, resumed_from: str | None = None) -> None:
         self.events.append(
-            messages.AttemptStarted(
+            wire.AttemptStarted(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, resumed_from=resumed_from,
                 host="node-3", pid=4711, supervised=True, previous_exit=previous_exit,
             )
         )  # fmt: skip
         if self.attempt == 1:
-            self.events.append(messages.LineageStarted(at=self.at, lineage=1, iteration=0))
+            self.events.append(wire.LineageStarted(at=self.at, lineage=1, iteration=0))
 
     def loss(self) -> float:
         falling = 1.15 + 3.1 * math.exp(-self.iteration / 700) + 0.35 * math.exp(-self.iteration / 3500)
@@ -99,10 +99,10 @@ class FakeAgent:
         self.samples.metrics.setdefault("loss", []).append(loss)
         self.samples.metrics.setdefault("grad_norm", []).append(abs(self.random.gauss(1.2, 0.3)))
 
-    def machine(self) -> messages.MachineSample:
+    def machine(self) -> wire.MachineSample:
         uniform = self.machine_random.uniform  # the other samples are the same with and without it
         writes = 410e6 if self.open else 2e6
-        return messages.MachineSample(
+        return wire.MachineSample(
             at=self.at, lineage=self.lineage, iteration=self.iteration, gpu_share=uniform(0.8, 0.98),
             gpu_memory_bytes=61e9, cpu_share=uniform(0.2, 0.5), process_cpu_cores=3.2,
             memory_bytes=120e9 + uniform(0, 5e9), process_memory_bytes=40e9,
@@ -111,23 +111,23 @@ class FakeAgent:
             network_sent_bytes_per_second=uniform(1e6, 2e6),
         )  # fmt: skip
 
-    def _stall(self, kind: messages.StallKind, seconds: float) -> None:
+    def _stall(self, kind: wire.StallKind, seconds: float) -> None:
         self.events.append(
-            messages.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
+            wire.Stall(at=self.at, iteration=self.iteration, lineage=self.lineage, kind=kind, seconds=seconds)
         )
 
     def _answer_probe(self) -> None:
         found = "a batch takes 42 ms to load: 30 ms fetching and 12 ms preparing (over 50 batches)"
         self.events.append(
-            messages.Notice(
+            wire.Notice(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, level="info", code="data",
                 message=found,
             )
         )  # fmt: skip
 
-    def _checkpoint(self, kind: messages.CheckpointKind) -> messages.Checkpoint:
+    def _checkpoint(self, kind: wire.CheckpointKind) -> wire.Checkpoint:
         self.last_checkpoint = self.iteration
-        made = messages.Checkpoint(
+        made = wire.Checkpoint(
             at=self.at, id=checkpoint_id(self.iteration, self.lineage), iteration=self.iteration,
             lineage=self.lineage, kind=kind, state="snapshot", payload_bytes=CHECKPOINT_BYTES,
             snapshot_started_at=self.at,
@@ -166,7 +166,7 @@ class FakeAgent:
         cost = 0.32
         overhead = cost / (self.interval * ITERATION_SECONDS)
         self.events.append(
-            messages.IntervalDecision(
+            wire.IntervalDecision(
                 at=self.at, iteration=self.iteration, lineage=self.lineage, policy="checkfreq",
                 interval=None if self.paused else self.interval, interval_seconds=self.interval_seconds,
                 budget=self.budget,
@@ -197,19 +197,17 @@ class FakeAgent:
     def fail(self, reason: str) -> None:
         """End with an exception."""
         self.events.append(
-            messages.AttemptFinished(at=self.at, iteration=self.iteration, lineage=self.lineage, reason=reason)
+            wire.AttemptFinished(at=self.at, iteration=self.iteration, lineage=self.lineage, reason=reason)
         )
         self.send()
 
-    def supervise(
-        self, state: messages.SupervisorState, reason: str, *more: messages.Event, **fields: Any
-    ) -> None:
+    def supervise(self, state: wire.SupervisorState, reason: str, *more: wire.Event, **fields: Any) -> None:
         """Report as the supervisor of this agent."""
         self.supervisor_sequence += 1
         batch = Batch(
-            job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=messages.SUPERVISOR_RANK,
+            job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=wire.SUPERVISOR_RANK,
             sequence=self.supervisor_sequence, sent_at=self.at, iteration=self.iteration, lineage=self.lineage,
-            events=[messages.SupervisorReport(at=self.at, state=state, reason=reason, **fields), *more],
+            events=[wire.SupervisorReport(at=self.at, state=state, reason=reason, **fields), *more],
         )  # fmt: skip
         self.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
 
@@ -230,7 +228,7 @@ class FakeAgent:
             self.interval = desired.every
         self.paused = desired.paused
         self.events.append(
-            messages.DesiredStateApplied(
+            wire.DesiredStateApplied(
                 at=self.at, version=desired.version, iteration=self.iteration, lineage=self.lineage
             )
         )
@@ -245,15 +243,15 @@ class FakeAgent:
             self.report_order(desired.restore.id, "delivered")
             self.restore(desired.restore)
 
-    def report_order(self, order: str, state: messages.OrderState, **details: object) -> None:
+    def report_order(self, order: str, state: wire.OrderState, **details: object) -> None:
         self.events.append(
-            messages.OrderStateChange(
+            wire.OrderStateChange(
                 at=self.at, order=order, state=state, iteration=self.iteration, lineage=self.lineage,
                 **details,  # type: ignore[arg-type]
             )
         )  # fmt: skip
 
-    def restore(self, order: messages.RestoreOrder) -> None:
+    def restore(self, order: wire.RestoreOrder) -> None:
         iteration, _ = ids.parse_checkpoint_id(order.checkpoint)
         self.report_order(order.id, "restoring")
         safety = self._checkpoint("safety")
@@ -268,7 +266,7 @@ class FakeAgent:
         self.highest_lineage += 1
         self.iteration, self.lineage, self.last_checkpoint = iteration, self.highest_lineage, iteration
         self.events.append(
-            messages.LineageStarted(
+            wire.LineageStarted(
                 at=self.at, lineage=self.lineage, iteration=iteration, parent=order.checkpoint, order=order.id
             )
         )
@@ -277,7 +275,7 @@ class FakeAgent:
 
     # ---- over HTTP ----------------------------------------------------------------------------
 
-    def send(self) -> messages.Ack:
+    def send(self) -> wire.Ack:
         self.sequence += 1
         batch = Batch(
             job=self.job, uid=f"{self.job}-{self.attempt}", attempt=self.attempt, rank=0, sequence=self.sequence,
@@ -286,7 +284,7 @@ class FakeAgent:
         )  # fmt: skip
         self.events, self.samples = [], Samples()
         body = self.ask("/api/v1/ingest", msgspec.msgpack.encode(batch))
-        return msgspec.msgpack.decode(body, type=messages.Ack)
+        return msgspec.msgpack.decode(body, type=wire.Ack)
 
     def desired(self) -> Desired:
         return msgspec.json.decode(self.ask(f"/api/v1/jobs/{self.job}/desired"), type=Desired)

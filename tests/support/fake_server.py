@@ -13,10 +13,10 @@ from urllib.parse import parse_qs
 from msgspec import inspect
 from typer.testing import Result
 
+from holdfast.protocol.analyses import Goodput, JobPlan, RestorePreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
 from holdfast.protocol.fleet import Fleet
 from holdfast.protocol.jobs import CheckpointInfo, Edit, JobSummary, NoticeInfo, Order
-from holdfast.protocol.questions import Goodput, JobPlan, RestorePreview
 from holdfast.units import parse_seconds
 
 Holdfast = Callable[..., Result]

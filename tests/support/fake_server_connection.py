@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.protocol import messages
-from holdfast.protocol.messages import Desired
+from holdfast.protocol import wire
+from holdfast.protocol.wire import Desired
 
 
 class FakeServerConnection:
@@ -20,13 +20,13 @@ class FakeServerConnection:
     def __init__(self, *, on_desired: Any = None, **_: Any) -> None:
         self.on_desired = on_desired
         self.desired: Desired | None = None
-        self.events: list[messages.Event] = []
+        self.events: list[wire.Event] = []
         self.samples: list[dict[str, Any]] = []
         self.closed = False
 
     def start(self) -> None: ...
 
-    def event(self, event: messages.Event) -> None:
+    def event(self, event: wire.Event) -> None:
         self.events.append(event)
 
     def sample(self, measured: Any, metrics: dict[str, Any]) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.attempt_reports import ConfigurationReport, OutputReport
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Notice, VerificationReport
+from holdfast.protocol.wire import ConfigurationReport, Notice, OutputReport, VerificationReport
 from holdfast_server.alerts import evaluation
 from holdfast_server.core.principal import Role
 from tests.support.accounts_server import AccountsServer

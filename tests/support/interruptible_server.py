@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.protocol.messages import OrderStateChange
+from holdfast.protocol.wire import OrderStateChange
 from holdfast_server.control import control
 from holdfast_server.ingest import transaction
 from tests.support import server_process

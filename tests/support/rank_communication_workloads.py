@@ -24,7 +24,7 @@ from holdfast.errors import (
     NoSuchCheckpoint,
     UnknownFormat,
 )
-from holdfast.protocol.messages import Desired, OrderStateChange, RestoreOrder
+from holdfast.protocol.wire import Desired, OrderStateChange, RestoreOrder
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
 from tests.support.clock import FakeClock, train_by

@@ -22,7 +22,7 @@ from holdfast.errors import Fenced
 from holdfast.pacing import PacingSettings
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.jobs import Order
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptStarted,
     Batch,
     Checkpoint,

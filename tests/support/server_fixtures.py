@@ -18,7 +18,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Ack, AttemptStarted, Batch, Checkpoint, CheckpointState, Event, Samples
+from holdfast.protocol.wire import Ack, AttemptStarted, Batch, Checkpoint, CheckpointState, Event, Samples
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support import compiled_statements

@@ -70,7 +70,7 @@ def test_the_patterns_are_found() -> None:
     assert len(PATTERNS) > 40
     for expected in (
         "masking._PATTERNS",
-        "attempt_reports._TRACEBACK",
+        "tracebacks._TRACEBACK",
         "output_relay._ESCAPES",
         "filters._PERCENT",
     ):

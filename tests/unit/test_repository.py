@@ -60,7 +60,7 @@ def test_the_server_imports_without_torch_and_without_the_drivers_of_postgresql(
 
 def test_import_holdfast_is_light() -> None:
     ended = import_without(
-        {"torch", "numpy", "urllib3", "typer"}, ["holdfast", "holdfast.protocol.messages", "holdfast.pacing"]
+        {"torch", "numpy", "urllib3", "typer"}, ["holdfast", "holdfast.protocol.wire", "holdfast.pacing"]
     )
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
 

@@ -20,7 +20,7 @@ from holdfast.checkpoint.reading import Progress
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.protocol.messages import Origin
+from holdfast.protocol.wire import Origin
 from holdfast.store import Attempt, Ending, Hold, Lineage, Store
 from holdfast.store.records import FORK_UID
 

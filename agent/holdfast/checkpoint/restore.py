@@ -20,7 +20,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format import soundness
 from holdfast.format.shards import require_complete, saved_rank, state_for, tensors_for
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.messages import Checkpoint, CheckpointKind
+from holdfast.protocol.wire import Checkpoint, CheckpointKind
 from holdfast.retention import LoggedMetric
 from holdfast.store import Lineage, Store, read_manifest
 from holdfast.store.base import Pace

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from holdfast.checkpoint import restore
 from holdfast.errors import Fenced, HoldfastError, StoreFull
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.messages import Desired
+from holdfast.protocol.wire import Desired
 from holdfast.retention import BestRule, Retention, checkpoints_to_delete, first_to_delete
 from holdfast.store import Lineage, Pins, Store, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints

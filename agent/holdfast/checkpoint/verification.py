@@ -26,7 +26,7 @@ from holdfast.checkpoint.reading import FileRange, RateLimiter
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import DTYPES
-from holdfast.protocol.messages import MAX_REPORTED_TENSORS, TensorNorms, Verdict
+from holdfast.protocol.wire import MAX_REPORTED_TENSORS, TensorNorms, Verdict
 from holdfast.store import Store, open_store
 from holdfast.store.base import FileReader, Pace
 from holdfast.system.io_pool import lower_cpu_priority

@@ -18,7 +18,7 @@ from holdfast.commands.stores.arguments import chosen, opened
 from holdfast.config import DEFAULT_STORE
 from holdfast.errors import Fenced
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptFinished,
     AttemptStarted,
     Batch,

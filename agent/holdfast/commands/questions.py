@@ -12,7 +12,7 @@ import typer
 from holdfast.client import CheckpointInfo, Client, Edit, JobSummary
 from holdfast.commands.console import counted, fail, percent, print_json, print_table, say, seconds, with_client
 from holdfast.commands.options import JobName, Json
-from holdfast.protocol.questions import category_of
+from holdfast.protocol.analyses import category_of
 from holdfast.units import FixedInterval, format_bytes, format_interval
 
 AttemptNumber = Annotated[

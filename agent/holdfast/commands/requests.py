@@ -20,8 +20,8 @@ from holdfast.commands.control import (
     wait_until_applied,
 )
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Timeout
-from holdfast.protocol.messages import OPEN_ORDER_STATES, Desired
-from holdfast.protocol.questions import SAME_LOSSES
+from holdfast.protocol.analyses import SAME_LOSSES
+from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
 from holdfast.units import format_bytes, parse_positive_seconds
 
 PROBE_CODE = "data"

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from holdfast.distributed.ranks import Ranks, RanksLost, SideGroup, warn_while_waiting
 from holdfast.pacing.profile import SnapshotMode
-from holdfast.protocol.messages import CheckpointKind
+from holdfast.protocol.wire import CheckpointKind
 
 logger = logging.getLogger("holdfast")
 

@@ -15,7 +15,7 @@ from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.messages import RestoreMode, RestoreOrder
+from holdfast.protocol.wire import RestoreMode, RestoreOrder
 from holdfast.save.saver import Saver
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.pacing import PacingSettings, interval_time, parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
-from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.retention import Retention, parse_retention
 from holdfast.store import Attempt, Ending, Lineage, Store
 from holdfast.telemetry.reporter import Reporter

@@ -25,7 +25,7 @@ from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.saver import Saver
 from holdfast.server_link.connection import ServerConnection
@@ -109,7 +109,7 @@ class Startup:
         first = self._first_desired() if self._server and leads else None
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         latest = first.latest_attempt if first else 0
-        at_least = latest + 1 if 0 <= latest < messages.MAX_ATTEMPT else 1
+        at_least = latest + 1 if 0 <= latest < wire.MAX_ATTEMPT else 1
         wanted = first.restore.id if first is not None and first.restore is not None else None
         history.acquire_attempt(latest + 1, latest_lineage=first.latest_lineage if first else 0, order=wanted)
         if leads and history.attempt:
@@ -132,7 +132,7 @@ class Startup:
             self._report_this_rank(at_least)
         self.publish_attempt()
 
-    def _first_desired(self) -> messages.Desired | None:
+    def _first_desired(self) -> wire.Desired | None:
         assert self._server is not None
         first, client = None, AgentClient(self._server, self._token)
         with contextlib.suppress(RequestFailed):
@@ -140,22 +140,22 @@ class Startup:
             self._has_server_answered = True
         client.close()
         if first is None and (noted := supervisor_channel.relaunch_order()) is not None:
-            first = messages.Desired(restore=noted)
+            first = wire.Desired(restore=noted)
         return first
 
-    def _follow(self, desired: messages.Desired) -> None:
+    def _follow(self, desired: wire.Desired) -> None:
         """Apply what takes effect at once, also between two boundaries."""
         self._protect(desired)
         self._saver.retention.follow(desired, self._history.attempt)
         self._verifier.follow(desired.verify)
 
-    def _on_desired(self, desired: messages.Desired) -> None:
+    def _on_desired(self, desired: wire.Desired) -> None:
         """Receive desired state, on the polling thread, before a boundary acts on it."""
         self._protect(desired)
         self._orders.on_received(desired)
         self._follow(desired)
 
-    def _protect(self, desired: messages.Desired) -> None:
+    def _protect(self, desired: wire.Desired) -> None:
         self._saver.retention.protect(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
 
     def _report_this_rank(self, at_least: int) -> None:
@@ -306,7 +306,7 @@ class Startup:
     def _start_from_order(self) -> Start | None:
         """Restore what an open order requests; `None` where none is open or possible now."""
         try:
-            order = self._ask_store(self._orders.restore_at_start, messages.RestoreOrder | None)
+            order = self._ask_store(self._orders.restore_at_start, wire.RestoreOrder | None)
             return self._restore_for_order(order) if order is not None else None
         except OSError as error:
             self._orders.reopen()
@@ -314,7 +314,7 @@ class Startup:
             self._reporter.notice("warning", "restore", what)
             return None
 
-    def _restore_for_order(self, order: messages.RestoreOrder) -> Start | None:
+    def _restore_for_order(self, order: wire.RestoreOrder) -> Start | None:
         loaded, left = None, None
         try:
             left = self._ask_store(self._head, str | None)

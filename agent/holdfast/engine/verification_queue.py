@@ -22,8 +22,8 @@ import msgspec
 
 from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
 from holdfast.distributed.error_transport import printable
-from holdfast.protocol import messages
-from holdfast.protocol.messages import VerifyRequest
+from holdfast.protocol import wire
+from holdfast.protocol.wire import VerifyRequest
 from holdfast.save.history import History
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter
@@ -168,7 +168,7 @@ class Verifier:
 
     def _report(self, request: VerifyRequest, **what: object) -> None:
         reason = what.pop("reason", None)
-        event = messages.VerificationReport(
+        event = wire.VerificationReport(
             at=time.time(),
             request=request.id,
             checkpoint=request.checkpoint,

@@ -19,7 +19,7 @@ from holdfast.errors import DamagedCheckpoint, UnknownFormat
 from holdfast.format.encoding import Encoding
 from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
-from holdfast.protocol.messages import Origin
+from holdfast.protocol.wire import Origin
 from holdfast.retention import LoggedMetric
 
 FORMAT = 1

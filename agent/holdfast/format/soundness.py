@@ -20,7 +20,7 @@ from holdfast.format.manifest import (
     digest_of_chunks,
 )
 from holdfast.protocol.ids import is_checkpoint_id
-from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE
+from holdfast.protocol.wire import MAX_ITERATION, MAX_LINEAGE
 
 MOST_BYTES = 2**53
 """Maximum size of a file or a tensor."""

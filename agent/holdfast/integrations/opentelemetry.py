@@ -16,7 +16,7 @@ from typing import Any, cast
 from opentelemetry import context, metrics, trace
 from opentelemetry.trace import Status, StatusCode
 
-from holdfast.protocol.messages import StallKind
+from holdfast.protocol.wire import StallKind
 from holdfast.save.run import SETTLED, Run, RunState
 from holdfast.session import Session
 from holdfast.system import io_pool

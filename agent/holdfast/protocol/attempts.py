@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from holdfast.protocol.attempt_reports import ConfigurationSection
 from holdfast.protocol.timeline import AttemptInfo
+from holdfast.protocol.wire import ConfigurationSection
 
 
 class AttemptSummary(AttemptInfo, kw_only=True, frozen=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
     Desired,

@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, Order
-from holdfast.protocol.messages import StallKind
+from holdfast.protocol.wire import StallKind
 
 Window = Literal["1h", "24h", "7d", "all"]
 ShortWindow = Literal["10m", "1h", "24h"]
@@ -221,7 +221,7 @@ class MachineSeries(Struct, kw_only=True, frozen=True):
     iteration: list[int]
     at: list[float]
     metrics: dict[str, MinMeanMax]
-    """By field of `holdfast.protocol.attempt_reports.MachineSample`."""
+    """By field of `holdfast.protocol.wire.MachineSample`."""
 
 
 class MachineTimeline(Struct, kw_only=True, frozen=True):

@@ -17,7 +17,7 @@ from holdfast.format.manifest import Shard, TensorRange
 from holdfast.format.parity_file import ParityCode
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import CheckpointKind
+from holdfast.protocol.wire import CheckpointKind
 
 
 class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
 from holdfast.format.manifest import raw_bytes, reused_bytes
-from holdfast.protocol.messages import RankCheckpointTimes
+from holdfast.protocol.wire import RankCheckpointTimes
 from holdfast.save.draft import Draft
 from holdfast.save.run import SETTLED, Run, RunState, WriteResult
 from holdfast.save.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline

@@ -10,9 +10,9 @@ import time
 
 from holdfast.distributed.error_transport import printable
 from holdfast.format.parity_file import ParityCode, parity_bytes
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
+from holdfast.protocol.wire import PLAUSIBLE_STEP, CheckpointKind, CheckpointState
 from holdfast.retention import Retention
 from holdfast.save.layout import estimate_checkpoint_bytes
 from holdfast.save.reuse import is_worth_sharing
@@ -85,7 +85,7 @@ class CheckpointEvents:
         with self._lock:
             self._outcomes.append(CheckpointOutcome(checkpoint, iteration, RunState.FAILED, reason))
         self._reporter.event(
-            messages.Checkpoint(
+            wire.Checkpoint(
                 at=time.time(),
                 id=checkpoint,
                 iteration=iteration,
@@ -233,7 +233,7 @@ class CheckpointEvents:
     def _report(self, run: Run, state: CheckpointState, **more: object) -> None:
         draft, copied = run.draft, run.copy.seconds > 0
         self._reporter.event(
-            messages.Checkpoint(
+            wire.Checkpoint(
                 at=time.time(),
                 id=run.id,
                 iteration=draft.iteration,

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast.pacing.profile import Profile, SnapshotMode
-from holdfast.protocol.messages import RankCheckpointTimes
+from holdfast.protocol.wire import RankCheckpointTimes
 from holdfast.retention import LoggedMetric
 from holdfast.save.draft import Draft
 

@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.format.parity_file import ParityCode
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import CheckpointKind
+from holdfast.protocol.wire import CheckpointKind
 from holdfast.save.draft import Draft
 from holdfast.save.history import History
 from holdfast.save.host_buffers import Arena

@@ -17,7 +17,7 @@ from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts, is_full
 from holdfast.format import manifest as fmt
 from holdfast.format.shards import RankShard, merge_ranks
-from holdfast.protocol.messages import MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.save.draft import Draft, manifest_of
 from holdfast.store import CheckpointWriter, Store
 

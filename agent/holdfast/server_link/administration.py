@@ -14,8 +14,8 @@ from holdfast.protocol.administration import (
     Person,
     Token,
 )
+from holdfast.protocol.analyses import ReportRetention
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
-from holdfast.protocol.questions import ReportRetention
 from holdfast.protocol.timeline import Comparison, ComparisonAxis
 from holdfast.server_link.json_client import JsonClient
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from holdfast.protocol.messages import Ack, Event
+from holdfast.protocol.wire import Ack, Event
 from holdfast.server_link.event_queue import EventQueue, SealedBatch
 from holdfast.server_link.http_client import (
     REQUEST_SECONDS,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
-from holdfast.protocol.messages import Ack, Desired, Event
+from holdfast.protocol.wire import Ack, Desired, Event
 from holdfast.server_link.batch_sender import BatchSender
 from holdfast.server_link.desired_state_poller import DesiredStatePoller
 from holdfast.server_link.event_queue import EventQueue, IterationFigures

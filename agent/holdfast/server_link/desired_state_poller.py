@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from holdfast.protocol.messages import Desired
+from holdfast.protocol.wire import Desired
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
 
 log = logging.getLogger("holdfast")

@@ -23,7 +23,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptFinished,
     AttemptStarted,
     Batch,

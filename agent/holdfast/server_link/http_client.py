@@ -30,7 +30,7 @@ import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ProtocolError, ReadTimeoutError
 
-from holdfast.protocol.messages import DEFAULT_PORT, Ack, Batch, Desired
+from holdfast.protocol.wire import DEFAULT_PORT, Ack, Batch, Desired
 
 log = logging.getLogger("holdfast")
 

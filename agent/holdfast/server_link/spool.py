@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import cast, get_args
 from urllib.parse import quote
 
-from holdfast.protocol.messages import Lane
+from holdfast.protocol.wire import Lane
 from holdfast.system.files import Files
 
 log = logging.getLogger("holdfast")

@@ -34,7 +34,7 @@ import msgspec
 
 from holdfast.format.manifest import MANIFEST
 from holdfast.protocol.ids import is_checkpoint_id
-from holdfast.protocol.messages import MAX_LINEAGE
+from holdfast.protocol.wire import MAX_LINEAGE
 from holdfast.store.records import FOLDERS, Lineage
 
 SEEN = ".seen.json"

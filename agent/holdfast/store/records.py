@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.errors import Fenced
 from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     INTENDED_ENDS,
     MAX_ATTEMPT,
     MAX_ITERATION,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from holdfast.protocol.attempt_reports import exception_in, is_of_launcher
+from holdfast.protocol.tracebacks import exception_in, is_of_launcher
 
 Reaction = Literal["restart", "elsewhere", "stop"]
 """`elsewhere`: the host is at fault, so that a restart on it may fail again. `stop`: every start fails in the same

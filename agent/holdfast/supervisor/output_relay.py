@@ -19,14 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.protocol.attempt_reports import (
-    MAX_OUTPUT_CHARACTERS,
-    MAX_OUTPUT_LINES,
-    OutputReport,
-    exception_in,
-    exception_text,
-)
-from holdfast.protocol.messages import OUTPUT_RANK
+from holdfast.protocol.tracebacks import exception_in, exception_text
+from holdfast.protocol.wire import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, OUTPUT_RANK, OutputReport
 from holdfast.supervisor import end_causes
 from holdfast.supervisor.output_capture import copy_window_size
 from holdfast.system import processes, supervisor_channel

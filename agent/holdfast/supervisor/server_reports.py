@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from holdfast.protocol.attempt_reports import SupervisorReport
+from holdfast.protocol.wire import SupervisorReport
 from holdfast.system import supervisor_channel
 
 if TYPE_CHECKING:

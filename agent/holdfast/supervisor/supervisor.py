@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from holdfast.protocol.attempt_reports import SupervisorReport, SupervisorState
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.protocol.wire import SupervisorReport, SupervisorState
 from holdfast.save.shared_buffers import SupervisorMemory
 from holdfast.supervisor import output_capture
 from holdfast.supervisor.end_causes import EndCause, HostFaults, end_cause, kernel_kills
@@ -35,7 +35,7 @@ from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED, EXIT_HOST_FAULT
 
 if TYPE_CHECKING:
-    from holdfast.protocol.messages import RestoreOrder
+    from holdfast.protocol.wire import RestoreOrder
 
 MAX_STARTS_PER_RESTORE = 3
 """Starts for one restore request before the supervisor ignores it."""

@@ -15,8 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol.attempt_reports import SupervisorReport
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     RESCUE_RANK,
     SUPERVISOR_RANK,
     Batch,
@@ -25,6 +24,7 @@ from holdfast.protocol.messages import (
     Event,
     Notice,
     RestoreOrder,
+    SupervisorReport,
 )
 from holdfast.save.draft import Draft
 from holdfast.server_link.desired_state_poller import DesiredStatePoller

@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.protocol.messages import RestoreOrder
+from holdfast.protocol.wire import RestoreOrder
 from holdfast.system import processes
 from holdfast.system.masking import escaped
 

@@ -15,11 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.disabled import disabled_names
-from holdfast.protocol.attempt_reports import (
-    MAX_CONFIGURATION_ENTRIES,
-    MAX_CONFIGURATION_NAME,
-    MAX_CONFIGURATION_VALUE,
-)
+from holdfast.protocol.wire import MAX_CONFIGURATION_ENTRIES, MAX_CONFIGURATION_NAME, MAX_CONFIGURATION_VALUE
 from holdfast.system.masking import MASK, is_secret, mask_command, mask_text
 from holdfast.telemetry import fingerprint
 

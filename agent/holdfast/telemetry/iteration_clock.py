@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from holdfast.protocol.messages import StallKind
+from holdfast.protocol.wire import StallKind
 from holdfast.retention import LoggedMetric
 
 logger = logging.getLogger("holdfast")

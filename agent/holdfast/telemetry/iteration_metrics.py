@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.pacing import Controller, Observation, Profile
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.retention import LoggedMetric
 from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock, MetricReader
@@ -138,7 +138,7 @@ class RankReporter:
         # stagger the first reports by rank, so that later ones do not coincide either
         self._due_after = self.every_seconds * (rank + 1) / world_size
         self._seconds_since = 0.0
-        self._work: messages.RankTotals | None = None
+        self._work: wire.RankTotals | None = None
 
     def add(self, measured: Iteration) -> None:
         work = self._work
@@ -146,7 +146,7 @@ class RankReporter:
             self.send()
             work = None
         if work is None:
-            work = self._work = messages.RankTotals(
+            work = self._work = wire.RankTotals(
                 at=measured.at,
                 lineage=measured.lineage,
                 first_iteration=measured.iteration,

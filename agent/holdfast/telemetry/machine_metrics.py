@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import torch
 
-from holdfast.protocol.messages import MachineSample
+from holdfast.protocol.wire import MachineSample
 from holdfast.telemetry.reporter import TrainingPosition
 
 logger = logging.getLogger("holdfast")

@@ -18,11 +18,16 @@ from typing import Any, Literal
 from holdfast.distributed.error_transport import printable
 from holdfast.pacing import Controller, IntervalPlan
 from holdfast.pacing.profile import to_json
-from holdfast.protocol import messages
-from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, ConfigurationSection
+from holdfast.protocol import wire
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
-from holdfast.protocol.messages import OrderState, RestoreMode, StallKind
+from holdfast.protocol.wire import (
+    MAX_CONFIGURATION_ENTRIES,
+    ConfigurationSection,
+    OrderState,
+    RestoreMode,
+    StallKind,
+)
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
@@ -93,7 +98,7 @@ class Reporter:
         self.link = OfflineConnection()
         self._logs_intervals = False
 
-    def event(self, event: messages.Event) -> None:
+    def event(self, event: wire.Event) -> None:
         self.link.event(event)
 
     def _here(self) -> dict[str, Any]:
@@ -105,7 +110,7 @@ class Reporter:
 
     def lineage_began(self, lineage: Lineage, *, at: float | None = None) -> None:
         self.event(
-            messages.LineageStarted(
+            wire.LineageStarted(
                 at=time.time() if at is None else at,
                 lineage=lineage.number,
                 iteration=lineage.iteration,
@@ -126,7 +131,7 @@ class Reporter:
         pinned: Iterable[str] = (),
     ) -> None:
         self.event(
-            messages.AttemptStarted(
+            wire.AttemptStarted(
                 **self._here() | {"at": supervisor_channel.attempt_start_time()},
                 resumed_from=resumed_from,
                 host=platform.node(),
@@ -154,7 +159,7 @@ class Reporter:
             self._report_configuration("configuration", self._configuration)
 
     def _report_configuration(self, section: ConfigurationSection, values: Mapping[str, str]) -> None:
-        self.event(messages.ConfigurationReport(at=time.time(), section=section, values=dict(values)))
+        self.event(wire.ConfigurationReport(at=time.time(), section=section, values=dict(values)))
 
     def _report_environment(self) -> None:
         """Report the environment, and once more when git has answered."""
@@ -176,16 +181,16 @@ class Reporter:
     ) -> None:
         """Report the committed checkpoints, those pinned, and why retention deleted others."""
         self.event(
-            messages.Inventory(
+            wire.Inventory(
                 at=time.time(), checkpoints=checkpoints, pinned=list(pinned), deleted=dict(deleted or {})
             )
         )
 
     def attempt_ended(self, reason: str) -> None:
-        self.event(messages.AttemptFinished(**self._here(), reason=reason))
+        self.event(wire.AttemptFinished(**self._here(), reason=reason))
 
     def applied(self, version: int) -> None:
-        self.event(messages.DesiredStateApplied(**self._here(), version=version))
+        self.event(wire.DesiredStateApplied(**self._here(), version=version))
 
     def order(
         self,
@@ -205,7 +210,7 @@ class Reporter:
             return
         there = {} if began is None else {"iteration": began.iteration, "lineage": began.number}
         self.event(
-            messages.OrderStateChange(
+            wire.OrderStateChange(
                 **self._here() | there,
                 order=order,
                 state=state,
@@ -218,7 +223,7 @@ class Reporter:
     def restore_mode(self, mode: RestoreMode, reason: str, start_seconds: float | None) -> None:
         here = self._here()
         self.event(
-            messages.RestoreModeReport(**here, mode=mode, reason=printable(reason), start_seconds=start_seconds)
+            wire.RestoreModeReport(**here, mode=mode, reason=printable(reason), start_seconds=start_seconds)
         )
 
     def stalls(self, measured: Iteration) -> None:
@@ -227,9 +232,7 @@ class Reporter:
                 self.stall(kind, seconds, measured.iteration, measured.lineage)
 
     def stall(self, kind: StallKind, seconds: float, iteration: int, lineage: int) -> None:
-        self.event(
-            messages.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds)
-        )
+        self.event(wire.Stall(at=time.time(), iteration=iteration, lineage=lineage, kind=kind, seconds=seconds))
 
     def report_interval(self, controller: Controller, *, changed: bool) -> None:
         now = time.time()
@@ -240,7 +243,7 @@ class Reporter:
         if changed and plan is not None and self._logs_intervals:
             self._log_interval(plan, controller)
         self.event(
-            messages.IntervalDecision(
+            wire.IntervalDecision(
                 **self._here(),
                 policy=plan.policy if plan else controller.settings.policy,
                 interval=plan.interval if plan else None,
@@ -316,7 +319,7 @@ class Reporter:
         self.notice("warning", "damaged", f"checkpoint {checkpoint} is {what}: {error}")
         iteration, lineage = parse_checkpoint_id(checkpoint)
         self.event(
-            messages.Checkpoint(
+            wire.Checkpoint(
                 at=time.time(),
                 id=checkpoint,
                 iteration=iteration,
@@ -352,13 +355,13 @@ class Reporter:
         here = self._here()
         with contextlib.suppress(TypeError):  # it is no integer
             here["iteration"] = min(max(operator.index(iteration), 0), here["iteration"])  # type: ignore[arg-type]
-        self.event(messages.Notice(**here, level="info", code=MARK, message=message))
+        self.event(wire.Notice(**here, level="info", code=MARK, message=message))
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = printable(message)
         if not self._quiet or code in PER_RANK_NOTICES:
             logger.log(getattr(logging, level.upper()), "%s: %s", self.job, message)
-        self.event(messages.Notice(**self._here(), level=level, code=code, message=message))
+        self.event(wire.Notice(**self._here(), level=level, code=code, message=message))
 
 
 class ConsoleLog:

@@ -14,7 +14,7 @@ from sqlalchemy import and_, func, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import JobStatus, RecentFailures
-from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.alerts.loss_spikes import NEWEST_LOSSES, NEWEST_SECONDS, Floats, LossHistory, OpenSpike
 from holdfast_server.records import checkpoints

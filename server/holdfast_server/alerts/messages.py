@@ -12,8 +12,8 @@ from urllib.parse import quote
 import msgspec
 
 from holdfast.protocol.administration import Alert
+from holdfast.protocol.analyses import SAME_LOSSES
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.questions import SAME_LOSSES
 from holdfast_server.core.encoding import to_json
 
 Event = Literal["firing", "resolved", "test"]

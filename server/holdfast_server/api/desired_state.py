@@ -10,9 +10,9 @@ from fastapi import Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol.analyses import SettingsPreview
 from holdfast.protocol.jobs import DesiredChanges
-from holdfast.protocol.messages import Desired
-from holdfast.protocol.questions import SettingsPreview
+from holdfast.protocol.wire import Desired
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse, refusal
 from holdfast_server.control import control, plans

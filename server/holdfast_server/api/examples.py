@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.protocol.messages import PROTOCOL
+from holdfast.protocol.wire import PROTOCOL
 
 _AT = 1_790_000_000.0
 _BY_NAME: dict[str, object] = {

@@ -12,6 +12,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
     CheckpointInfo,
@@ -23,9 +24,8 @@ from holdfast.protocol.jobs import (
     NoticeInfo,
     NumberChanges,
 )
-from holdfast.protocol.messages import MAX_INTEGER, MAX_ITERATION
-from holdfast.protocol.questions import Goodput, JobPlan, RankTimes
 from holdfast.protocol.timeline import ShortWindow, Timeline, Window
+from holdfast.protocol.wire import MAX_INTEGER, MAX_ITERATION
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse

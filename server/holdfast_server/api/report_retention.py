@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
+from holdfast.protocol.analyses import ReportRetention, ReportRetentionChanges
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse

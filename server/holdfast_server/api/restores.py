@@ -10,8 +10,8 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol.analyses import RestorePreview
 from holdfast.protocol.jobs import Order
-from holdfast.protocol.questions import RestorePreview
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 import msgspec
 import typer
 
-from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
+from holdfast.protocol.analyses import ReportRetention, ReportRetentionChanges
 from holdfast.units import format_bytes, parse_bytes, parse_positive_seconds
 from holdfast_server.commands.database import Db, Json, command_group, fail, in_database, print_json, whoami
 from holdfast_server.control import report_retention

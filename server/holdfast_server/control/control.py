@@ -9,7 +9,7 @@ from msgspec import UNSET
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.jobs import (
     CheckpointChanges,
     CheckpointInfo,
@@ -18,7 +18,7 @@ from holdfast.protocol.jobs import (
     NumberChanges,
     Order,
 )
-from holdfast.protocol.messages import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
+from holdfast.protocol.wire import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.core.errors import (
     InvalidSetting,
@@ -37,17 +37,17 @@ MOST_LABEL = 64
 """Longest label in characters."""
 
 
-async def desired(db: Database, job: str, *, now: float) -> messages.Desired:
+async def desired(db: Database, job: str, *, now: float) -> wire.Desired:
     """Return the desired state; empty for an unknown job, whose agent may ask before its first batch."""
     async with db.read() as session:
         row = await session.get(models.JobRecord, job)
-        return await desired_state.read(session, row, now=now) if row else messages.Desired()
+        return await desired_state.read(session, row, now=now) if row else wire.Desired()
 
 
 @job_transaction
 async def edit(
     session: AsyncSession, job: str, changes: DesiredChanges, *, version: int | None, who: str, now: float
-) -> messages.Desired:
+) -> wire.Desired:
     """Change settings; `version` is the version that the editor saw, or None to skip the check for conflicts.
 
     Raises:
@@ -61,9 +61,7 @@ async def edit(
     return await desired_state.read(session, row, now=now)
 
 
-async def undo(
-    db: Database, job: str, edit_version: int, *, version: int, who: str, now: float
-) -> messages.Desired:
+async def undo(db: Database, job: str, edit_version: int, *, version: int, who: str, now: float) -> wire.Desired:
     """Revert one edit; `version` is the version that the editor saw.
 
     Raises:

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
-from holdfast.protocol.messages import MAX_INTEGER
+from holdfast.protocol.wire import MAX_INTEGER
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation

@@ -11,8 +11,8 @@ from holdfast.pacing.failures import ASSUMED_RESTART_SECONDS, FailureEstimate
 from holdfast.pacing.policy import has_iteration_time
 from holdfast.pacing.settings import parse_mtbf, parse_unsaved_work, parse_write_budget
 from holdfast.pacing.what_if import at_world_size, compare_intervals
-from holdfast.protocol.messages import IntervalDecision
-from holdfast.protocol.questions import JobPlan, Origin, SettingsPreview
+from holdfast.protocol.analyses import JobPlan, Origin, SettingsPreview
+from holdfast.protocol.wire import IntervalDecision
 from holdfast.units import FixedInterval, parse_seconds
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting

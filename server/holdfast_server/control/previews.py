@@ -8,7 +8,7 @@ from operator import itemgetter
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import RestorePreview
+from holdfast.protocol.analyses import RestorePreview
 from holdfast_server import models
 from holdfast_server.queries.job_view import JobView
 from holdfast_server.records import last_good

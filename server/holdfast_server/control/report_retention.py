@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Select, delete, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import ReportRetention, ReportRetentionChanges
+from holdfast.protocol.analyses import ReportRetention, ReportRetentionChanges
 from holdfast.units import MAX_SECONDS
 from holdfast_server import models
 from holdfast_server.accounts.projects import require_project

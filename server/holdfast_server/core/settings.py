@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast.protocol.wire import DEFAULT_PORT
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.oidc_settings import ProviderSettings
 

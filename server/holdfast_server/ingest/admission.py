@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterator
 from contextlib import contextmanager
 
-from holdfast.protocol.messages import Lane
+from holdfast.protocol.wire import Lane
 from holdfast_server.core.errors import RequestRefused
 from holdfast_server.db import Database
 

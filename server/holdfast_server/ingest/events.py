@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import jobs, messages
-from holdfast.protocol.messages import MAX_LABELS
+from holdfast.protocol import jobs, wire
+from holdfast.protocol.wire import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
 from holdfast_server.records import (
@@ -46,23 +46,23 @@ class EventSource:
         return self.rank == 0 and self.attempt.uid == self.job.uid
 
 
-async def record(source: EventSource, event: messages.Event) -> None:
+async def record(source: EventSource, event: wire.Event) -> None:
     session, job, attempt = source.session, source.job, source.attempt
     match event:
-        case messages.AttemptStarted():
+        case wire.AttemptStarted():
             _started(attempt, event)
             await restore_orders.end_stale(session, job, attempt=attempt.attempt, now=source.now)
             await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt)
             await job_position.prune_names(session, job.name)
-        case messages.AttemptFinished():
+        case wire.AttemptFinished():
             job_status.record_end(attempt, event)
             # Its own checkpoints as well: an agent reports its end after it has stopped writing.
             await checkpoints.fail_unfinished(session, job.name, before_attempt=attempt.attempt + 1)
             reason = f"attempt {attempt.attempt} ended ({event.reason}) without reporting a result"
             await restore_orders.mark_unknown(session, job, attempt=attempt.attempt, now=source.now, reason=reason)
-        case messages.LineageStarted():
+        case wire.LineageStarted():
             await _lineage(source, event)
-        case messages.Checkpoint():
+        case wire.Checkpoint():
             await checkpoints.record(
                 session,
                 job.name,
@@ -71,47 +71,47 @@ async def record(source: EventSource, event: messages.Event) -> None:
                 sequence=source.sequence,
                 ended=attempt.finished is not None or attempt.uid != job.uid,
             )
-        case messages.Inventory() if source.ahead:
+        case wire.Inventory() if source.ahead:
             await checkpoints.take_inventory(
                 session, job.name, event, attempt=attempt.attempt, sequence=source.sequence
             )
             await pins.adopt_pins(session, job, event, now=source.now)
-        case messages.VerificationReport() if source.rank == 0:
+        case wire.VerificationReport() if source.rank == 0:
             await verifications.record(session, job, event, attempt=attempt.attempt, now=source.now)
-        case messages.Stall():
+        case wire.Stall():
             session.add(models.StallRecord(job=job.name, **msgspec.structs.asdict(event)))
-        case messages.IntervalDecision():
+        case wire.IntervalDecision():
             _paced(source, event)
-        case messages.RankTotals():
+        case wire.RankTotals():
             await rank_totals.add_event(session, job.name, attempt.uid, source.rank, event)
-        case messages.MachineSample():
+        case wire.MachineSample():
             await on_connection(
                 session, attempt_reports.add_machine_sample, attempt, source.rank, event, source.sequence
             )
-        case messages.DesiredStateApplied() if source.current:
+        case wire.DesiredStateApplied() if source.current:
             await desired_state.record_applied(session, job, event.version, event.iteration, event.at)
-        case messages.OrderStateChange():
+        case wire.OrderStateChange():
             await restore_orders.report(session, job, event, attempt=attempt.attempt, now=source.now)
-        case messages.RestoreModeReport() if source.rank == 0:
+        case wire.RestoreModeReport() if source.rank == 0:
             attempt.restore_mode, attempt.restore_reason = event.mode, event.reason or None
             attempt.start_seconds = event.start_seconds
-        case messages.ConfigurationReport() if source.rank == 0:
+        case wire.ConfigurationReport() if source.rank == 0:
             await attempt_reports.record_configuration(session, attempt, event)
-        case messages.OutputReport():
+        case wire.OutputReport():
             await attempt_reports.record_output(session, attempt, event)
-        case messages.SupervisorReport() if attempt.uid == job.uid:
+        case wire.SupervisorReport() if attempt.uid == job.uid:
             job_status.record_supervisor(attempt, event, now=source.now)
-        case messages.Notice(code=jobs.MARK):
+        case wire.Notice(code=jobs.MARK):
             await _annotate(source, event)
-        case messages.Notice():
+        case wire.Notice():
             notice(session, job.name, event)
 
 
-def notice(session: AsyncSession, job: str, event: messages.Notice) -> None:
+def notice(session: AsyncSession, job: str, event: wire.Notice) -> None:
     session.add(models.NoticeRecord(job=job, **msgspec.structs.asdict(event)))
 
 
-async def _annotate(source: EventSource, event: messages.Notice) -> None:
+async def _annotate(source: EventSource, event: wire.Notice) -> None:
     """Store an annotation of the script at the lineage that trained the iteration."""
     job = source.job
     path = Ancestry((await lineage_starts(source.session, [job.name])).get(job.name, []), event.lineage)
@@ -131,7 +131,7 @@ async def _annotate(source: EventSource, event: messages.Notice) -> None:
     )
 
 
-def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> None:
+def _started(attempt: models.AttemptRecord, event: wire.AttemptStarted) -> None:
     # Heartbeats from before it loaded its checkpoint belong to it as well.
     attempt.started_at = min(attempt.started_at, event.at)
     attempt.iteration, attempt.lineage = event.iteration, event.lineage
@@ -145,7 +145,7 @@ def _started(attempt: models.AttemptRecord, event: messages.AttemptStarted) -> N
     attempt.labels = msgspec.json.encode(labels).decode() if labels else None
 
 
-async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:
+async def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
     await on_connection(source.session, job_position.ensure_lineage, source.job.name, event.lineage, at=event.at)
     row = await source.session.get_one(
         models.LineageRecord, (source.job.name, event.lineage), populate_existing=True
@@ -162,7 +162,7 @@ async def _lineage(source: EventSource, event: messages.LineageStarted) -> None:
     )
 
 
-def _paced(source: EventSource, event: messages.IntervalDecision) -> None:
+def _paced(source: EventSource, event: wire.IntervalDecision) -> None:
     if source.ahead:
         source.job.paced = msgspec.msgpack.encode(event)
     source.session.add(

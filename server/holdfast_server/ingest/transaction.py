@@ -7,8 +7,8 @@ from typing import Literal
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
-from holdfast.protocol.messages import PLAUSIBLE_STEP, Ack, Batch
+from holdfast.protocol import wire
+from holdfast.protocol.wire import PLAUSIBLE_STEP, Ack, Batch
 from holdfast_server import models
 from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
 from holdfast_server.core.settings import MAX_JOBS
@@ -235,9 +235,7 @@ async def _warn(
         events.notice(session, batch.job, _notice(batch, "warning", code, text, now))
 
 
-def _notice(
-    batch: Batch, level: Literal["info", "warning"], code: str, message: str, now: float
-) -> messages.Notice:
-    return messages.Notice(
+def _notice(batch: Batch, level: Literal["info", "warning"], code: str, message: str, now: float) -> wire.Notice:
+    return wire.Notice(
         at=now, iteration=batch.iteration, lineage=batch.lineage, level=level, code=code, message=message
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, Index, UniqueConstraint, false, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from holdfast.protocol.messages import OPEN_ORDER_STATES
+from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast_server.models.base import Base, partial_index
 
 _OPEN = ", ".join(f"'{state}'" for state in OPEN_ORDER_STATES)

@@ -68,7 +68,7 @@ class JobRecord(Base):
     longest_seconds: Mapped[float] = mapped_column(default=0.0, server_default=text("0"))
     """Duration of the longest recent iteration: a job is not silent while another such iteration may run."""
     paced: Mapped[bytes] = mapped_column(default=b"")
-    """Newest interval decision (`protocol.messages.IntervalDecision`) in msgpack."""
+    """Newest interval decision (`protocol.wire.IntervalDecision`) in msgpack."""
 
     # Desired state.
     version: Mapped[int] = mapped_column(default=0)

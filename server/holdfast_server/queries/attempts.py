@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.attempt_reports import ConfigurationSection, exception_in
 from holdfast.protocol.attempts import (
     AttemptConfiguration,
     AttemptName,
@@ -18,6 +17,8 @@ from holdfast.protocol.attempts import (
     AttemptSummary,
     ValueDifference,
 )
+from holdfast.protocol.tracebacks import exception_in
+from holdfast.protocol.wire import ConfigurationSection
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, UnknownAttempt

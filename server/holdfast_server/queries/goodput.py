@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from sqlalchemy import BigInteger, bindparam, case, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.messages import INTENDED_ENDS, StallKind
-from holdfast.protocol.questions import Goodput, TimeBucket
+from holdfast.protocol.analyses import Goodput, TimeBucket
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
+from holdfast.protocol.wire import INTENDED_ENDS, StallKind
 from holdfast_server import models
 from holdfast_server.db import Database, named_jobs
 from holdfast_server.queries.job_view import find_job

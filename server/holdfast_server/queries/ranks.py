@@ -9,7 +9,7 @@ from statistics import median_low
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.questions import RankInfo, RankTimes
+from holdfast.protocol.analyses import RankInfo, RankTimes
 from holdfast.protocol.timeline import ShortWindow
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from

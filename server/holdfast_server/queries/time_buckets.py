@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
-from holdfast.protocol.questions import Bucket
+from holdfast.protocol.analyses import Bucket
 
 MICROSECONDS = 1_000_000
 

@@ -11,10 +11,9 @@ import msgspec
 from sqlalchemy import bindparam, func, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.analyses import CheckpointDetail
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo, Edit, NoticeInfo, Order
-from holdfast.protocol.messages import MOST_RANK_SPANS
-from holdfast.protocol.questions import CheckpointDetail
 from holdfast.protocol.timeline import (
     AttemptInfo,
     CheckpointDensity,
@@ -25,6 +24,7 @@ from holdfast.protocol.timeline import (
     Series,
     Timeline,
 )
+from holdfast.protocol.wire import MOST_RANK_SPANS
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from, round_row
 from holdfast_server.core.errors import InvalidSetting

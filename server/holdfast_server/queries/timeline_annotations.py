@@ -13,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from holdfast.protocol.jobs import Annotation
-from holdfast.protocol.messages import StallKind
 from holdfast.protocol.timeline import (
     CheckpointDensity,
     IntervalInfo,
@@ -22,6 +21,7 @@ from holdfast.protocol.timeline import (
     StallInfo,
     TroubleInfo,
 )
+from holdfast.protocol.wire import StallKind
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.records.ancestry import END, Ancestry

@@ -17,8 +17,8 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import Edit, Order
-from holdfast.protocol.messages import MAX_ITERATION
 from holdfast.protocol.timeline import IntervalInfo
+from holdfast.protocol.wire import MAX_ITERATION
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database

@@ -9,7 +9,8 @@ import numpy as np
 from sqlalchemy import Connection, and_, delete, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.attempt_reports import (
+from holdfast.protocol.tracebacks import exception_in, is_of_launcher
+from holdfast.protocol.wire import (
     MACHINE_METRICS,
     MAX_CONFIGURATION_VALUE,
     MAX_OUTPUT_CHARACTERS,
@@ -18,8 +19,6 @@ from holdfast.protocol.attempt_reports import (
     ConfigurationSection,
     MachineSample,
     OutputReport,
-    exception_in,
-    is_of_launcher,
 )
 from holdfast_server import models
 from holdfast_server.core.compression import compress, decompress

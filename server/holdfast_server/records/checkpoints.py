@@ -11,16 +11,16 @@ import msgspec
 from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import ids, messages
+from holdfast.protocol import ids, wire
 from holdfast.protocol.jobs import DELETED_BY_RETENTION, CheckpointInfo, RecentFailures
-from holdfast.protocol.messages import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.protocol.wire import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting
 from holdfast_server.db import named_jobs
 from holdfast_server.records.ancestry import Ancestry, ancestries, ancestry_of
 
-_COLUMNS = tuple(name for name in messages.Checkpoint.__struct_fields__ if name != "ranks")
+_COLUMNS = tuple(name for name in wire.Checkpoint.__struct_fields__ if name != "ranks")
 DURABLE = "durable"
 DAMAGED = "damaged"
 UNDER_WAY = ("snapshot", "persisting")
@@ -213,7 +213,7 @@ def _of_failing() -> Select[Any]:
 
 
 async def record(
-    session: AsyncSession, job: str, event: messages.Checkpoint, *, attempt: int, sequence: int, ended: bool
+    session: AsyncSession, job: str, event: wire.Checkpoint, *, attempt: int, sequence: int, ended: bool
 ) -> None:
     """Store a report of a checkpoint, unless a newer one, by attempt and sequence, is stored.
 
@@ -263,7 +263,7 @@ async def reset_report_order(session: AsyncSession, job: str) -> None:
 
 
 async def take_inventory(
-    session: AsyncSession, job: str, event: messages.Inventory, *, attempt: int, sequence: int
+    session: AsyncSession, job: str, event: wire.Inventory, *, attempt: int, sequence: int
 ) -> None:
     """Apply an inventory of the store: its checkpoints are durable, and other durable ones are missing."""
     listed = set(event.checkpoints)
@@ -301,7 +301,7 @@ async def _known(session: AsyncSession, job: str, listed: Collection[str]) -> di
 
 
 def _state_in(
-    row: models.CheckpointRecord, event: messages.Inventory, *, present: bool, attempt: int
+    row: models.CheckpointRecord, event: wire.Inventory, *, present: bool, attempt: int
 ) -> tuple[str, str | None]:
     if present:
         # a damaged checkpoint stays in the store

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from holdfast.pacing import parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
 from holdfast.protocol.jobs import DesiredChanges, Edit, Order, SettingChange, is_alert
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     Desired,
     RestoreOrder,

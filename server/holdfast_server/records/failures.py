@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from holdfast.pacing.failures import FailureEstimate
-from holdfast.protocol.messages import INTENDED_ENDS, REQUESTED_EXITS
+from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 

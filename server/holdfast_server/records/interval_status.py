@@ -11,7 +11,7 @@ from sqlalchemy import Row
 
 from holdfast.pacing import IntervalPlan, PacingSettings, Profile, plan, policies
 from holdfast.pacing.interval_cost import Limit, binding_limit
-from holdfast.protocol.messages import IntervalDecision
+from holdfast.protocol.wire import IntervalDecision
 from holdfast.units import FixedInterval, duration, format_iterations, percent
 from holdfast_server import models
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, and_, bindparam, delete, func, select, u
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast_server import models
 from holdfast_server.db import Statement, insert
 from holdfast_server.records import job_status, rank_totals
@@ -140,7 +140,7 @@ def get(connection: Connection, job: str, uid: str) -> JobPosition:
     return position
 
 
-def _name_of(batch: messages.Batch) -> dict[str, Any]:
+def _name_of(batch: wire.Batch) -> dict[str, Any]:
     return {name: getattr(batch, name) for name in (*_OF, "sequence")}
 
 
@@ -233,7 +233,7 @@ def advance(connection: Connection, position: JobPosition, received: Received, *
     return BatchEffect(ahead, left_out)
 
 
-def _position_changes(position: JobPosition, batch: messages.Batch, *, now: float) -> Mapping[str, Any]:
+def _position_changes(position: JobPosition, batch: wire.Batch, *, now: float) -> Mapping[str, Any]:
     """Return the columns of the job that the batch's position changes.
 
     The lanes overtake each other: the furthest position counts, and a restore begins a new lineage.

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, and_, case, func, literal, not_, or_, sele
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import JobStatus, SupervisorInfo
-from holdfast.protocol.messages import AttemptFinished, RestoreMode, SupervisorReport
+from holdfast.protocol.wire import AttemptFinished, RestoreMode, SupervisorReport
 from holdfast_server import models
 from holdfast_server.db import named_jobs
 from holdfast_server.samples.limits import RecentSamples, total

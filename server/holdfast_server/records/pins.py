@@ -11,7 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol.jobs import is_alert
-from holdfast.protocol.messages import MAX_PINS, Inventory
+from holdfast.protocol.wire import MAX_PINS, Inventory
 from holdfast_server import models
 from holdfast_server.core.errors import NotPossible
 from holdfast_server.records import desired_state

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, case, delete
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast_server import models
 from holdfast_server.db import Statement, insert
 from holdfast_server.samples.sample_codec import BUILT_IN, Table
@@ -31,7 +31,7 @@ def add_samples(connection: Connection, rank: Mapping[str, Any], lineage: int, s
     _ADD.run(connection, *({**rank, "lineage": lineage, **row} for row in _by_bucket(samples)))
 
 
-async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: messages.RankTotals) -> None:
+async def add_event(session: AsyncSession, job: str, uid: str, rank: int, event: wire.RankTotals) -> None:
     """Add a rank's report of its totals. Rank 0's iterations arrive as samples, which count already."""
     counts = rank != 0
     row = {

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from sqlalchemy import and_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.jobs import Order, OrderStep
-from holdfast.protocol.messages import OPEN_ORDER_STATES, OrderState
+from holdfast.protocol.wire import OPEN_ORDER_STATES, OrderState
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotCancellable, OpenOrder, UnknownOrder
@@ -255,7 +255,7 @@ async def cancel(session: AsyncSession, job: models.JobRecord, order: str, *, wh
 
 
 async def report(
-    session: AsyncSession, job: models.JobRecord, event: messages.OrderStateChange, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: wire.OrderStateChange, *, attempt: int, now: float
 ) -> None:
     """Apply an agent's report of an order; one from a fenced attempt, late, or of an unknown order is ignored."""
     row = await session.get(models.RestoreOrderRecord, event.order)
@@ -289,7 +289,7 @@ async def report(
 
 
 async def record_lineage(
-    session: AsyncSession, job: models.JobRecord, event: messages.LineageStarted, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: wire.LineageStarted, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a lineage, which an order may have begun."""
     row = await session.get(models.RestoreOrderRecord, event.order) if event.order is not None else None

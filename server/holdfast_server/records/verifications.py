@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.jobs import ScrubReport, TensorRow, Tensors, Verification
-from holdfast.protocol.messages import MAX_OPEN_VERIFICATIONS, MAX_REPORTED_TENSORS, TensorNorms
+from holdfast.protocol.wire import MAX_OPEN_VERIFICATIONS, MAX_REPORTED_TENSORS, TensorNorms
 from holdfast_server import models
 from holdfast_server.core import compression
 from holdfast_server.core.encoding import answer_from
@@ -96,7 +96,7 @@ async def cancel(session: AsyncSession, job: models.JobRecord, checkpoint: str, 
 
 
 async def record(
-    session: AsyncSession, job: models.JobRecord, event: messages.VerificationReport, *, attempt: int, now: float
+    session: AsyncSession, job: models.JobRecord, event: wire.VerificationReport, *, attempt: int, now: float
 ) -> None:
     """Apply a report of a verification; of an earlier request, only the verdict counts."""
     row = await session.get(models.VerificationRecord, (job.name, event.checkpoint))

@@ -13,9 +13,15 @@ from typing import Any, Literal, Protocol, cast, get_args
 
 import msgspec
 
-from holdfast.protocol import ids, messages
-from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES
-from holdfast.protocol.messages import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE, Event
+from holdfast.protocol import ids, wire
+from holdfast.protocol.wire import (
+    MAX_ATTEMPT,
+    MAX_CONFIGURATION_ENTRIES,
+    MAX_INTEGER,
+    MAX_ITERATION,
+    MAX_LINEAGE,
+    Event,
+)
 from holdfast_server.core.errors import RequestRefused
 from holdfast_server.samples import sample_codec
 from holdfast_server.samples.limits import MAX_AHEAD_SECONDS, MAX_NAME, is_span, is_time
@@ -48,7 +54,7 @@ class InvalidBatch(RequestRefused):
 class Received:
     """A valid batch."""
 
-    batch: messages.Batch
+    batch: wire.Batch
     """The batch, with the events that this server knows."""
     samples: sample_codec.BatchSamples | None
     unknown_events: int
@@ -74,7 +80,7 @@ class Received:
         return not self.batch.events
 
 
-class _Wire(messages.Batch, kw_only=True):
+class _Wire(wire.Batch, kw_only=True):
     """A batch whose events are not decoded yet, so that an unknown event does not invalidate the others."""
 
     events: list[msgspec.Raw] = []  # type: ignore[assignment]  # noqa: RUF012 - msgspec copies it
@@ -100,7 +106,7 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
         InvalidBatch: the body is not a valid batch; the message names the field.
     """
     try:
-        batch: messages.Batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
+        batch: wire.Batch = (_msgpack if encoding == "msgpack" else _json).decode(body)
         _validate(batch)
         batch.uid = batch.uid.replace("\0", "\ufffd")  # as `models.base.PlainText` stores it
         if not is_time(batch.sent_at):
@@ -129,10 +135,10 @@ def decode(body: bytes, encoding: Literal["msgpack", "json"], *, now: float) -> 
     )
 
 
-def _validate(batch: messages.Batch) -> None:
-    if batch.protocol > messages.PROTOCOL:
+def _validate(batch: wire.Batch) -> None:
+    if batch.protocol > wire.PROTOCOL:
         raise ValueError(
-            f"protocol {batch.protocol} is newer than this server's {messages.PROTOCOL}: update the server"
+            f"protocol {batch.protocol} is newer than this server's {wire.PROTOCOL}: update the server"
         )
     ids.validate_job(batch.job)
     if not 1 <= len(batch.uid) <= MAX_UID:
@@ -157,9 +163,7 @@ def _require_within(part: msgspec.Struct, *names: str, most: int = MAX_INTEGER) 
             raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")
 
 
-def _decode_event(
-    raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float
-) -> messages.Event | None:
+def _decode_event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float) -> wire.Event | None:
     """Decode an event; None for an invalid one or one of an unknown type, which a newer agent may send.
 
     Args:
@@ -183,7 +187,7 @@ _ITERATIONS = (
 _LARGEST = {"lineage": MAX_LINEAGE, **dict.fromkeys(_ITERATIONS, MAX_ITERATION)}
 
 
-def _validate_event(event: messages.Event) -> None:
+def _validate_event(event: wire.Event) -> None:
     """Shorten the texts of an event to a length that a page can show.
 
     Raises:
@@ -202,33 +206,33 @@ def _validate_event(event: messages.Event) -> None:
         elif isinstance(value, dict):
             most = _MOST_ENTRIES.get(field.name, MAX_ENTRIES)
             setattr(event, field.name, dict(islice(_shortened(value), most)))
-    if isinstance(event, messages.Checkpoint):
+    if isinstance(event, wire.Checkpoint):
         event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
-    if isinstance(event, messages.IntervalDecision):
+    if isinstance(event, wire.IntervalDecision):
         # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
         event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
-    if isinstance(event, messages.Checkpoint) and ids.parse_checkpoint_id(event.id) != (
+    if isinstance(event, wire.Checkpoint) and ids.parse_checkpoint_id(event.id) != (
         event.iteration,
         event.lineage,
     ):
         raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
-    if isinstance(event, messages.LineageStarted) and event.origin is not None:
+    if isinstance(event, wire.LineageStarted) and event.origin is not None:
         ids.validate_job(event.origin.job)
         ids.parse_checkpoint_id(event.origin.checkpoint)
         event.origin = msgspec.structs.replace(event.origin, digest=event.origin.digest[:MAX_LABEL])
     names = [getattr(event, "parent", None), getattr(event, "left", None)]
-    if isinstance(event, messages.Inventory):
+    if isinstance(event, wire.Inventory):
         if len(event.checkpoints) > MAX_CHECKPOINTS:
             raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
         names = [*event.checkpoints, *event.pinned, *event.deleted]
-    if isinstance(event, messages.VerificationReport):
+    if isinstance(event, wire.VerificationReport):
         names = [event.checkpoint, event.against]
     for name in names:
         if name is not None:
             ids.parse_checkpoint_id(name)
 
 
-def _correct_times(event: messages.Event, *, ahead: float, latest: float) -> None:
+def _correct_times(event: wire.Event, *, ahead: float, latest: float) -> None:
     for name in event.__struct_fields__:
         value = getattr(event, name)
         if _is_time_field(name) and value is not None:
@@ -240,7 +244,7 @@ def _shortened(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
 
 
-def _is_span_of_a_rank(span: messages.RankCheckpointTimes) -> bool:
+def _is_span_of_a_rank(span: wire.RankCheckpointTimes) -> bool:
     seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
     return 0 <= span.rank <= MAX_INTEGER and all(map(is_span, seconds))
 

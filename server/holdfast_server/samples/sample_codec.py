@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.protocol.messages import MAX_ITERATION, MAX_LINEAGE, IntegerColumn, Numbers, Samples
+from holdfast.protocol.wire import MAX_ITERATION, MAX_LINEAGE, IntegerColumn, Numbers, Samples
 from holdfast_server.core.compression import compress, decompress
 from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME, MAX_SECONDS
 

@@ -11,7 +11,7 @@ import holdfast
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import open_store
 from tests.support.tiny_job import Trainer
@@ -174,7 +174,7 @@ def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sam
     trainer = Trainer(tmp_path / "s")
     assert trainer.session.resume() == 6, what
     trainer.crash()
-    (told,) = [e for e in events if isinstance(e, messages.Checkpoint) and e.state == "damaged"]
+    (told,) = [e for e in events if isinstance(e, wire.Checkpoint) and e.state == "damaged"]
     assert (told.id, told.reason) == (NEWEST, str(caught.value))
     assert f"checkpoint {NEWEST} is damaged and passed over: {caught.value}" in caplog.text
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout, parse_parity
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Float, Integer, select
 
 from holdfast.protocol import ids
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     MAX_ATTEMPT,
     MAX_INTEGER,
     MAX_ITERATION,

@@ -22,7 +22,7 @@ from itertools import count
 import httpx2
 import pytest
 
-from holdfast.protocol.messages import Stall
+from holdfast.protocol.wire import Stall
 from tests.support.load_balancer import LoadBalancer
 from tests.support.postgres import ON_POSTGRES, ON_SQLITE, ask
 

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 from holdfast.server_link import batch_sender, event_queue, http_client
 from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration

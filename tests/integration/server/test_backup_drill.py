@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from holdfast.client import Client
-from holdfast.protocol.messages import Batch, Checkpoint
+from holdfast.protocol.wire import Batch, Checkpoint
 from tests.support.postgres import binaries
 from tests.support.server_fixtures import ScriptedAgent, ServerProcess
 

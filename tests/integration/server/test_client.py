@@ -33,7 +33,7 @@ from holdfast.client import (
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.fleet import BulkChange, Fleet
 from holdfast.protocol.jobs import Order
-from holdfast.protocol.messages import AttemptStarted, Batch, Checkpoint, Samples
+from holdfast.protocol.wire import AttemptStarted, Batch, Checkpoint, Samples
 from holdfast.server_link import administration
 from holdfast.server_link.http_client import FIRST_BACKOFF_SECONDS
 from holdfast_server.core.settings import ServerSettings

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import String, bindparam, delete, update
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptFinished,
     AttemptStarted,
     Checkpoint,

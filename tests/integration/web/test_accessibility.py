@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from holdfast.client import Client
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptStarted,
     Checkpoint,
     RankCheckpointTimes,

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from playwright.sync_api import Page, expect
 
-from holdfast.protocol.messages import AttemptFinished, AttemptStarted
+from holdfast.protocol.wire import AttemptFinished, AttemptStarted
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import Served
 

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from starlette.testclient import TestClient
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 from tests.support.web_fixtures import Served
@@ -45,7 +45,7 @@ def test_a_checkpoint_is_pinned_and_unpinned_from_its_page(client: TestClient, a
 def test_how_far_a_pin_has_come_is_shown_and_not_guessed(client: TestClient, agent: FakeAgent) -> None:
     client.post(f"{PAGE}/pin", data={"pinned": "true"})
     assert "pin: saved v1 → waiting for delivery" in words(client.get(PAGE).text)
-    agent.events.append(messages.DesiredStateApplied(at=agent.at, version=1, iteration=401, lineage=1))
+    agent.events.append(wire.DesiredStateApplied(at=agent.at, version=1, iteration=401, lineage=1))
     agent.send()
     assert "pin: saved v1 → applied at iteration 401" in words(client.get(PAGE).text)
     other = words(client.get(f"{JOB}/checkpoints/000000000160-1").text)
@@ -76,7 +76,7 @@ def test_a_label_that_cannot_be_stands_in_its_field_with_the_reason(client: Test
 def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
     client: TestClient, agent: FakeAgent
 ) -> None:
-    agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
+    agent.events.append(wire.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
     page = client.get(PAGE).text
     for offer in (">Pin</button>", 'id="label"', 'id="compare"', 'id="verify"'):
@@ -90,7 +90,7 @@ def test_what_is_not_in_the_store_is_not_offered_a_pin_and_refused_one(
 
 def test_a_checkpoint_that_retention_deleted_is_retired(client: TestClient, agent: FakeAgent) -> None:
     kept = [f"{iteration:012d}-1" for iteration in range(160, 401, 40)]
-    agent.events.append(messages.Inventory(at=agent.at, checkpoints=kept, deleted={POINT: "keep last 7"}))
+    agent.events.append(wire.Inventory(at=agent.at, checkpoints=kept, deleted={POINT: "keep last 7"}))
     agent.send()
     page = words(client.get(PAGE).text)
     assert "retired" in page
@@ -103,11 +103,11 @@ def test_a_checkpoint_that_retention_deleted_is_retired(client: TestClient, agen
 
 def fork_of(client: TestClient, job: str) -> None:
     """A job that says it was forked from the checkpoint."""
-    origin = messages.Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
+    origin = wire.Origin(job="char-gpt", checkpoint=POINT, digest="9f86d081884c7d65")
     fork = FakeAgent(over_client(client), job=job, iteration=120, lineage=2, attempt=2)
     fork.start(resumed_from=POINT)
-    fork.events.append(messages.LineageStarted(at=fork.at, lineage=2, iteration=120, parent=POINT, origin=origin))
-    fork.events.append(messages.Inventory(at=fork.at, checkpoints=[POINT]))
+    fork.events.append(wire.LineageStarted(at=fork.at, lineage=2, iteration=120, parent=POINT, origin=origin))
+    fork.events.append(wire.Inventory(at=fork.at, checkpoints=[POINT]))
     fork.send()
 
 
@@ -147,9 +147,9 @@ def panel(client: TestClient) -> str:
     return words(client.get(PAGE).text.partition('id="verify"')[2].partition("</section>")[0])
 
 
-def says(agent: FakeAgent, verdict: messages.Verdict | None = None, request: int = 1, **more: object) -> None:
+def says(agent: FakeAgent, verdict: wire.Verdict | None = None, request: int = 1, **more: object) -> None:
     agent.events.append(
-        messages.VerificationReport(
+        wire.VerificationReport(
             at=agent.at, request=request, checkpoint=POINT, verdict=verdict, host="node-3",
             **more,  # type: ignore[arg-type]
         )
@@ -181,7 +181,7 @@ def test_damage_is_named_and_nothing_offers_to_restore_it(client: TestClient, ag
     client.post(f"{PAGE}/verify")
     reason = "rank-0.safetensors: tensor <b>model.0</b> does not match its digest"
     agent.events.append(
-        messages.Checkpoint(
+        wire.Checkpoint(
             at=agent.at, id=POINT, iteration=120, lineage=1, kind="scheduled", state="damaged", reason=reason
         )
     )
@@ -214,7 +214,7 @@ def test_a_store_that_is_away_says_nothing_of_the_checkpoint(client: TestClient,
 
 
 def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient, agent: FakeAgent) -> None:
-    agent.events.append(messages.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
+    agent.events.append(wire.Inventory(at=agent.at, checkpoints=["000000000400-1"]))
     agent.send()
     assert ">Verify</button>" not in client.get(PAGE).text
     refused = client.post(f"{PAGE}/verify")
@@ -222,12 +222,12 @@ def test_what_cannot_be_read_is_not_offered_to_be_and_refused(client: TestClient
     assert "is missing: only checkpoints in the store can be verified" in words(refused.text)
 
 
-def norms(**more: object) -> messages.TensorNorms:
+def norms(**more: object) -> wire.TensorNorms:
     columns = {
         "name": ["model.0.weight", "model.<i>.bias", "optimizer.exp_avg"], "elements": [1200, 40, 1240],
         "norm": [2.5, 3.0, 0.004], "largest": [0.5, 1.0, 0.001], "nan": [0, 0, 2], "inf": [0, 0, 1],
     }  # fmt: skip
-    return messages.TensorNorms(**columns | more)  # type: ignore[arg-type]
+    return wire.TensorNorms(**columns | more)  # type: ignore[arg-type]
 
 
 def test_tensors_are_shown_with_what_is_not_finite_first(client: TestClient, agent: FakeAgent) -> None:

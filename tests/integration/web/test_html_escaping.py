@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import Served
 
@@ -47,18 +47,18 @@ def hostile(served: Served) -> FakeAgent:
     text = "".join(CORPUS)
     agent.start(previous_exit=text, resumed_from=None)
     started = agent.events[0]
-    assert isinstance(started, messages.AttemptStarted)
+    assert isinstance(started, wire.AttemptStarted)
     agent.events[0] = msgspec.structs.replace(started, host=text, versions={text: text})
     agent.train(15)
     agent.pace()
     agent.train(200)
     for name in CORPUS:
         agent.samples.metrics[name] = [1.0] * len(agent.samples.metrics["loss"])
-        notice = messages.Notice(
+        notice = wire.Notice(
             at=agent.at, iteration=agent.iteration, lineage=1, level="error", code=name, message=name
         )
         agent.events.append(notice)
-    paced = next(event for event in reversed(agent.events) if isinstance(event, messages.IntervalDecision))
+    paced = next(event for event in reversed(agent.events) if isinstance(event, wire.IntervalDecision))
     agent.events.append(msgspec.structs.replace(paced, policy=CORPUS[0], reason=text))
     made = agent._checkpoint("scheduled")
     agent.open.clear()

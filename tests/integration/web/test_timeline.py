@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from holdfast.protocol.messages import Batch, Checkpoint, Gap, MachineSample, RestoreOrder
+from holdfast.protocol.wire import Batch, Checkpoint, Gap, MachineSample, RestoreOrder
 from tests.support.fake_agent import FakeAgent
 from tests.support.web_fixtures import PATIENCE_MILLISECONDS, Served
 

@@ -16,7 +16,7 @@ from holdfast.format.manifest import Manifest
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import FailureHistory, PacingSettings, plan, planner, policy_names
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 from holdfast.save import copying
 from holdfast.store import open_store
 from holdfast.system import supervisor_channel

@@ -17,7 +17,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.client import Client
-from holdfast.protocol.messages import Ack, Batch
+from holdfast.protocol.wire import Ack, Batch
 from holdfast.server_link.http_client import AgentClient, HttpClient, HttpResponse
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app

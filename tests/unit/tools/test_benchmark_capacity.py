@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from benchmarks.ingest.capacity import METRICS, _Agent, _Fleet
-from holdfast.protocol.messages import Batch, Samples
+from holdfast.protocol.wire import Batch, Samples
 
 
 class RecordingAgent(_Agent):

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.ingest.peers import METRICS, SAMPLES, STEPS, HoldfastPeer
-from holdfast.protocol.messages import Batch
+from holdfast.protocol.wire import Batch
 
 
 def test_every_body_is_a_batch_of_a_thousand_samples_that_goes_on_after_the_one_before():

@@ -7,8 +7,8 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.attempt_reports import exception_in
-from holdfast.protocol.messages import AttemptFinished, ConfigurationReport, LineageStarted, Origin, OutputReport
+from holdfast.protocol.tracebacks import exception_in
+from holdfast.protocol.wire import AttemptFinished, ConfigurationReport, LineageStarted, Origin, OutputReport
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client
 

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import ConfigurationReport, LineageStarted, Origin
+from holdfast.protocol.wire import ConfigurationReport, LineageStarted, Origin
 from holdfast_server.queries.comparison import MOST_JOBS
 from holdfast_web.comparison import plot
 from tests.support.fake_agent import FakeAgent, over_client

@@ -4,7 +4,7 @@ import re
 
 from starlette.testclient import TestClient
 
-from holdfast.protocol.messages import AttemptFinished, AttemptStarted, IntervalDecision
+from holdfast.protocol.wire import AttemptFinished, AttemptStarted, IntervalDecision
 from holdfast_server.alerts import evaluation
 from holdfast_web.shared.filters import share
 from tests.support.clock import FakeClock

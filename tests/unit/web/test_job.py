@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.attempt_reports import OutputReport
-from holdfast.protocol.messages import AttemptFinished, IntervalDecision, Inventory
+from holdfast.protocol.wire import AttemptFinished, IntervalDecision, Inventory, OutputReport
 from holdfast_web.shared.render import _environment
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent, over_client

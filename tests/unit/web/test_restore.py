@@ -7,7 +7,7 @@ import re
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from tests.support.fake_agent import FakeAgent
 
 JOB = "/jobs/char-gpt"
@@ -40,7 +40,7 @@ def test_the_dialog_says_exactly_what_will_happen(client: TestClient, agent: Fak
 
 def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestClient, agent: FakeAgent) -> None:
     agent.events.append(
-        messages.RestoreModeReport(
+        wire.RestoreModeReport(
             at=agent.at,
             iteration=400,
             lineage=1,
@@ -58,8 +58,8 @@ def test_the_dialog_says_when_the_script_has_to_be_started_again(client: TestCli
     assert "Restarts the script: it draws for itself" in client.get(JOB).text
 
 
-def said(code: str) -> messages.Notice:
-    return messages.Notice(at=0.0, iteration=400, lineage=1, level="warning", code=code, message="giving up")
+def said(code: str) -> wire.Notice:
+    return wire.Notice(at=0.0, iteration=400, lineage=1, level="warning", code=code, message="giving up")
 
 
 def test_a_waiting_supervisor_starts_a_failed_job_at_once_and_the_pages_say_so(

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from holdfast.pacing import MAX_BUDGET, MIN_BUDGET, PacingSettings
-from holdfast.protocol.messages import IntervalDecision
+from holdfast.protocol.wire import IntervalDecision
 from holdfast_server.records import desired_state
 from tests.support.clock import FakeClock
 from tests.support.fake_agent import FakeAgent

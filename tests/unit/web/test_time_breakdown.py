@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast_server.queries import timeline
 from holdfast_web.job import panels
 from tests.support.clock import FakeClock
@@ -62,11 +62,11 @@ def test_the_waterfall_puts_each_bucket_where_the_one_before_it_ends(
 def ranks(agent: FakeAgent, slow: int, factor: float) -> None:
     for rank in range(4):
         own = 10.0 * (factor if rank == slow else 1.0)
-        work = messages.RankTotals(
+        work = wire.RankTotals(
             at=agent.at, lineage=1, first_iteration=1, last_iteration=40, iterations=40, seconds=20.0,
             longest_seconds=1.0, barrier_iterations=40, barrier_seconds=20.0 - own,
         )  # fmt: skip
-        batch = messages.Batch(
+        batch = wire.Batch(
             job=agent.job, uid=f"{agent.job}-1", attempt=1, rank=rank, sequence=900 + rank, sent_at=agent.at,
             iteration=agent.iteration, lineage=1, events=[work],
         )  # fmt: skip

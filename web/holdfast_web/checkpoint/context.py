@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from holdfast.protocol.analyses import CheckpointDetail
 from holdfast.protocol.ids import validate_job
 from holdfast.protocol.jobs import CheckpointInfo, Edit, ForkFamily, JobSummary, Tensors, Verification
-from holdfast.protocol.questions import CheckpointDetail
 from holdfast_server.control import verification as verifications
 from holdfast_server.control.control import MOST_LABEL
 from holdfast_server.queries import summaries, timeline

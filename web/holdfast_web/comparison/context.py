@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 from urllib.parse import urlencode
 
-from holdfast.protocol.attempt_reports import ConfigurationSection
 from holdfast.protocol.attempts import AttemptConfiguration
 from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, ComparisonAxis
+from holdfast.protocol.wire import ConfigurationSection
 from holdfast_server.core.principal import Principal
 from holdfast_server.db import Database
 from holdfast_server.queries import attempts, comparison

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from holdfast.protocol.fleet import BulkAction, BulkChange, JobFilter
 from holdfast.protocol.jobs import JobStatus
-from holdfast.protocol.messages import DEFAULT_PORT
+from holdfast.protocol.wire import DEFAULT_PORT
 from holdfast_server.api.endpoints import Router
 from holdfast_server.control import bulk
 from holdfast_server.core.access import LISTS, AccessRule

@@ -17,9 +17,9 @@ from holdfast.pacing.interval_cost import Limit
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.pacing.what_if import Advice, advise
 from holdfast.protocol.administration import Alert
+from holdfast.protocol.analyses import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptOutput
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, ForkFamily, JobSummary, NoticeInfo, Order
-from holdfast.protocol.questions import SAME_LOSSES, JobPlan, RestorePreview, SettingsPreview
 from holdfast.units import format_exact_rate, format_interval
 from holdfast_server.alerts import incidents
 from holdfast_server.control import control, iteration_annotations, plans, previews

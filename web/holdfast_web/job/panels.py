@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, cast, get_args
 from fastapi import Query
 from fastapi.responses import Response
 
-from holdfast.protocol.messages import StallKind
-from holdfast.protocol.questions import Goodput, RankTimes
+from holdfast.protocol.analyses import Goodput, RankTimes
 from holdfast.protocol.timeline import ShortWindow, StallsOverTime, Window
+from holdfast.protocol.wire import StallKind
 from holdfast_server.api.endpoints import Router
 from holdfast_server.core.access import VIEW
 from holdfast_server.core.errors import InvalidSetting

@@ -7,9 +7,9 @@ import math
 import re
 from datetime import UTC, datetime
 
+from holdfast.protocol.analyses import category_of
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo
-from holdfast.protocol.questions import category_of
 from holdfast.units import FixedInterval, format_interval, format_rate
 from holdfast_server.samples.limits import is_time
 

@@ -11,8 +11,8 @@ from holdfast.checkpoint import reading, verification
 from holdfast.engine import verification_queue
 from holdfast.engine.verification_queue import Verifier
 from holdfast.format import manifest as fmt
-from holdfast.protocol import messages
-from holdfast.protocol.messages import VerifyRequest
+from holdfast.protocol import wire
+from holdfast.protocol.wire import VerifyRequest
 from holdfast.store import open_store
 from holdfast.system import io_pool
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
@@ -215,7 +215,7 @@ def verifying(tmp_path):
 
 def verdict_of(request):
     return lambda event: (
-        isinstance(event, messages.VerificationReport) and event.request == request and event.verdict is not None
+        isinstance(event, wire.VerificationReport) and event.request == request and event.verdict is not None
     )
 
 
@@ -232,10 +232,10 @@ def test_what_is_asked_is_done_once_one_after_the_other_by_another_process(tmp_p
     assert (damaged.verdict, sound.verdict) == ("damaged", "sound")
     assert "the header does not match its digest" in damaged.reason
     assert (sound.against, sound.tensors.left_out) == (first.id, 0)
-    told = [(event.request, event.verdict) for event in verifying.heard.of(messages.VerificationReport)]
+    told = [(event.request, event.verdict) for event in verifying.heard.of(wire.VerificationReport)]
     assert [each for each in told if each[1] is not None] == [(3, "damaged"), (4, "sound")]
     assert told.index((3, "damaged")) < told.index((4, None))
-    (state,) = verifying.heard.of(messages.Checkpoint)
+    (state,) = verifying.heard.of(wire.Checkpoint)
     assert (state.id, state.state) == (first.id, "damaged")
     assert verifying.history.damaged == {first.id}
 
@@ -245,7 +245,7 @@ def test_what_is_wanted_no_more_is_left_and_the_next_one_begun(tmp_path, verifyi
     large, small = commit(tmp_path, some(), iteration=1), commit(tmp_path, {"x": torch.ones(3)}, iteration=2)
     monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)  # 20 s for the large one
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, wire.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=small.id),))
     assert verifying.heard.wait(verdict_of(2)).verdict == "sound"
     assert not any(map(verdict_of(1), verifying.heard.events))
@@ -256,11 +256,11 @@ def test_a_session_that_ends_leaves_it_undone_at_once(tmp_path, verifying, monke
     large = commit(tmp_path, some(), iteration=1)
     monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, wire.VerificationReport) and event.read_bytes > 0)
     verifying.verifier.close()
     assert not any(map(verdict_of(1), verifying.heard.events))
     verifying.verifier.follow((VerifyRequest(id=2, checkpoint=large.id),))
-    assert [event.request for event in verifying.heard.of(messages.VerificationReport)][-1] == 1
+    assert [event.request for event in verifying.heard.of(wire.VerificationReport)][-1] == 1
 
 
 @pytest.mark.processes
@@ -268,11 +268,11 @@ def test_a_process_that_dies_is_told_and_costs_the_checkpoint_no_word(tmp_path, 
     large = commit(tmp_path, some(), iteration=1)
     monkeypatch.setattr(verification_queue, "BYTES_PER_SECOND", 1e6)
     verifying.verifier.follow((VerifyRequest(id=1, checkpoint=large.id),))
-    verifying.heard.wait(lambda event: isinstance(event, messages.VerificationReport) and event.read_bytes > 0)
+    verifying.heard.wait(lambda event: isinstance(event, wire.VerificationReport) and event.read_bytes > 0)
     verifying.verifier._process.kill()
     told = verifying.heard.wait(verdict_of(1))
     assert (told.verdict, told.reason) == ("failed", "the verification process was killed by SIGKILL")
-    assert verifying.heard.of(messages.Checkpoint) == []
+    assert verifying.heard.of(wire.Checkpoint) == []
 
 
 def test_closing_does_not_wait_for_a_pool_whose_threads_all_hang(tmp_path):

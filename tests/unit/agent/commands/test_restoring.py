@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from holdfast.protocol.questions import SAME_LOSSES
+from holdfast.protocol.analyses import SAME_LOSSES
 from tests.support.fake_server import FakeServer, Holdfast
 
 

@@ -12,8 +12,8 @@ from holdfast.data.loading_probe import LoadingTimes
 from holdfast.engine import probing
 from holdfast.engine.probing import PATIENCE_SECONDS, Prober
 from holdfast.errors import NoProbe
-from holdfast.protocol import messages
-from holdfast.protocol.messages import Desired
+from holdfast.protocol import wire
+from holdfast.protocol.wire import Desired
 from holdfast.telemetry.iteration_clock import IterationClock
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
@@ -36,7 +36,7 @@ def click(at=10, **changes):
 
 
 def notices(trainer):
-    return [(e.level, e.message, e.iteration) for e in trainer.link.of(messages.Notice) if e.code == "data"]
+    return [(e.level, e.message, e.iteration) for e in trainer.link.of(wire.Notice) if e.code == "data"]
 
 
 def test_a_click_has_the_data_probed_once_and_training_goes_on_as_if_it_had_not(store, linked, uninterrupted):
@@ -47,7 +47,7 @@ def test_a_click_has_the_data_probed_once_and_training_goes_on_as_if_it_had_not(
     assert "An iteration computes for " in message
     assert 11 <= iteration <= 13  # at the first boundary without a checkpoint under way
     assert dict(trainer.losses) == uninterrupted
-    assert [(e.version, e.iteration) for e in trainer.link.of(messages.DesiredStateApplied)] == [(1, 11)]
+    assert [(e.version, e.iteration) for e in trainer.link.of(wire.DesiredStateApplied)] == [(1, 11)]
 
 
 def test_a_job_that_was_probed_resumes_exactly(store, linked, uninterrupted):
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_probe_and_the_loop(store, linked, monkeypatch):
 def test_a_probe_at_the_boundary_of_a_restore_reads_on_from_where_that_led(store, linked, monkeypatch):
     places = []
     monkeypatch.setattr(loading_probe, "probe", lambda loader: places.append(loader.position) or FOUND)
-    order = messages.RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
+    order = wire.RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
     trainer = Trainer(store, **linked).run(until=12, after=click(at=7, restore=order)).crash()
     assert len(notices(trainer)) == len(places) == 1
     assert places[0].taken == 8 * notices(trainer)[0][2]

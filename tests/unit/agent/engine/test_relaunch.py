@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.protocol import messages
-from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.protocol import wire
+from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.store import Ending, Lineage, open_store
 from holdfast.supervisor.hang_detector import RestartProgress
 from holdfast.system import supervisor_channel
@@ -46,11 +46,11 @@ def ordered_at(iteration, order=ORDER):
 
 
 def states(trainer):
-    return [event.state for event in trainer.link.of(messages.OrderStateChange)]
+    return [event.state for event in trainer.link.of(wire.OrderStateChange)]
 
 
 def notices(trainer, code):
-    return [each.message for each in trainer.link.of(messages.Notice) if each.code == code]
+    return [each.message for each in trainer.link.of(wire.Notice) if each.code == code]
 
 
 def relaunched(store, linked):
@@ -88,7 +88,7 @@ def test_the_next_start_carries_it_out_once_whether_or_not_the_server_can_be_ask
     assert dict(again.losses) == {i: uninterrupted[i] for i in (7, 8, 9)}
     (lineage,) = [each for each in open_store(store).records("job", Lineage) if each.order == "o"]
     assert (lineage.iteration, lineage.parent, lineage.left) == (6, POINT, "000000000011-1")
-    restored = again.link.of(messages.OrderStateChange)[-1]
+    restored = again.link.of(wire.OrderStateChange)[-1]
     assert (restored.state, restored.safety_checkpoint) == ("restored", "000000000011-1")
     again.crash()
     third = Trainer(store, restorable_in_place=False, **linked)
@@ -151,7 +151,7 @@ def test_how_an_order_would_be_carried_out_is_told_at_the_first_boundary(store, 
         FakeServerConnection.first = None
         trainer = Trainer(store, **options, **linked).run(until=3)
         trainer.crash()
-        return trainer.link.of(messages.RestoreModeReport)
+        return trainer.link.of(wire.RestoreModeReport)
 
     (first,) = told()
     assert (first.mode, first.reason, first.iteration) == ("in_place", "", 1)
@@ -169,7 +169,7 @@ def test_a_loop_that_draws_for_itself_is_seen_to_be_one(store, linked):
     loop = holdfast.Session("job", store=store, model=torch.nn.Linear(1, 1), **linked)
     loop.resume()
     loop.step()
-    (told,) = loop._reporter.link.of(messages.RestoreModeReport)
+    (told,) = loop._reporter.link.of(wire.RestoreModeReport)
     assert told.mode == "next_start"
     assert "neither draws batches from session.batches(...)" in told.reason
     loop._close("SIGKILL")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.protocol.messages import Ack
+from holdfast.protocol.wire import Ack
 from holdfast.server_link import batch_sender
 from holdfast.server_link.batch_sender import MOST_REPORT_SECONDS, BatchSender, ReportInterval
 from holdfast.server_link.event_queue import EventQueue

@@ -28,7 +28,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from holdfast.protocol.messages import Ack, Batch, Desired, Notice, Samples, StallKind
+from holdfast.protocol.wire import Ack, Batch, Desired, Notice, Samples, StallKind
 from holdfast.server_link import event_queue, http_client
 from holdfast.server_link.connection import OfflineConnection, ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration
@@ -798,7 +798,7 @@ def test_what_is_spooled_survives_the_process(links: Callable[..., ServerConnect
     script = f"""
 import os, pathlib, sys
 from holdfast.server_link.connection import ServerConnection
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 link = ServerConnection(server="http://127.0.0.1:{free_port()}", token=None, job="char-gpt", uid="dead",
                         attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
@@ -916,7 +916,7 @@ def test_a_forked_child_sends_nothing(server: IngestServer, tmp_path: Path) -> N
     script = f"""
 import os, pathlib
 from holdfast.server_link.connection import ServerConnection
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0,
             spool=pathlib.Path({str(tmp_path)!r}), flush_seconds=0.02)
 link.start()
@@ -953,7 +953,7 @@ def test_closing_at_exit_delivers_the_last_words(server: IngestServer) -> None:
     script = f"""
 import atexit
 from holdfast.server_link.connection import ServerConnection
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 link = ServerConnection(server="{server.url}", token=None, job="char-gpt", uid="u", attempt=1, rank=0, spool=None)
 link.start()
 atexit.register(link.close)

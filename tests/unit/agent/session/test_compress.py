@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from holdfast.checkpoint import restore
 from holdfast.pacing import Controller, PacingSettings
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Checkpoint
+from holdfast.protocol.wire import Checkpoint
 from holdfast.save.compression import FIRST_PAUSE, Compression
 from holdfast.save.run import RunState, WriteResult
 from holdfast.store import open_store

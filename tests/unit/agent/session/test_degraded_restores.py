@@ -6,9 +6,9 @@ import pytest
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.forking import fork
 from holdfast.format import manifest as fmt
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.store import Lineage, open_store
 from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.session_fixtures import linked as linked
@@ -69,7 +69,7 @@ def test_an_order_that_is_not_degraded_fails(damaged, linked):
     FakeServerConnection.first = order(NEWEST, degraded=False)
     trainer = Trainer(damaged, **linked)
     assert trainer.session.resume() == 6
-    failed = trainer.link.of(messages.OrderStateChange)[-1]
+    failed = trainer.link.of(wire.OrderStateChange)[-1]
     assert (failed.state, "which only a degraded restore replaces" in failed.reason) == ("failed", True)
     trainer.crash()
 
@@ -80,9 +80,9 @@ def test_a_degraded_restore_at_a_start_marks_everything_after_it(damaged, linked
     assert (trainer.session.resume(), trainer.session.lineage) == (9, 2)
     trainer.link.desired = FakeServerConnection.first
     trainer.run(until=15).crash()
-    assert [e.state for e in trainer.link.of(messages.OrderStateChange)] == ["restoring", "restored"]
-    assert [e.inexact for e in trainer.link.of(messages.LineageStarted)] == [NEWEST]
-    (notice,) = [e.message for e in trainer.link.of(messages.Notice) if e.code == "inexact"]
+    assert [e.state for e in trainer.link.of(wire.OrderStateChange)] == ["restoring", "restored"]
+    assert [e.inexact for e in trainer.link.of(wire.LineageStarted)] == [NEWEST]
+    (notice,) = [e.message for e in trainer.link.of(wire.Notice) if e.code == "inexact"]
     assert notice.startswith(f"degraded restore of {NEWEST}: replaced the low 3 bytes of ")
     lineages, marked = inexact_of(damaged)
     assert lineages == {1: None, 2: NEWEST}
@@ -109,7 +109,7 @@ def test_a_degraded_restore_in_place_is_undone_exactly(store, linked, uninterrup
             trainer.link.on_desired(trainer.link.desired)
 
     trainer = Trainer(store, **linked).run(until=13, after=operator)
-    done = trainer.link.of(messages.OrderStateChange)[-1]
+    done = trainer.link.of(wire.OrderStateChange)[-1]
     assert (done.state, trainer.session.lineage) == ("restored", 2)
     assert inexact_of(store)[0] == {1: None, 2: NEWEST}
     trainer.link.desired = order(done.safety_checkpoint, degraded=False, name="undo", version=6)

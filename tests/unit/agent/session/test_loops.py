@@ -11,7 +11,7 @@ import torch
 
 import holdfast
 import holdfast.engine.startup
-from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.protocol.wire import Desired, RestoreOrder
 from tests.support.recording_datasets import RandomNumberDataset
 
 EPOCHS = 3

@@ -3,7 +3,7 @@
 import torch
 
 from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
-from holdfast.protocol.messages import Notice
+from holdfast.protocol.wire import Notice
 from holdfast.telemetry import reporter
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store

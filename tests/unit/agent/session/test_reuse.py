@@ -8,7 +8,7 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.scrub import scrub
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Checkpoint, Notice
+from holdfast.protocol.wire import Checkpoint, Notice
 from holdfast.store import open_store
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store

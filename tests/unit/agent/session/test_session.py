@@ -17,9 +17,9 @@ from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.engine import orders, startup
 from holdfast.format import manifest as fmt
-from holdfast.protocol import messages as protocol
+from holdfast.protocol import wire as protocol
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import Desired, RestoreOrder
+from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.retention import parse_retention
 from holdfast.save import history
 from holdfast.save.copying import HostCopies

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES, exception_text
+from holdfast.protocol.tracebacks import exception_text
+from holdfast.protocol.wire import MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES
 from holdfast.supervisor.output_relay import OutputTail, plain, publish_end, relay
 from holdfast.system import supervisor_channel
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.protocol.attempt_reports import MAX_OUTPUT_CHARACTERS
+from holdfast.protocol.wire import MAX_OUTPUT_CHARACTERS
 from holdfast.supervisor.output_relay import plain
 from holdfast.system import masking
 from holdfast.system.masking import MASK, is_secret, mask_command, mask_text

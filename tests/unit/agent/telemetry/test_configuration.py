@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_ENTRIES, MAX_CONFIGURATION_VALUE
-from holdfast.protocol.messages import ConfigurationReport
+from holdfast.protocol.wire import MAX_CONFIGURATION_ENTRIES, MAX_CONFIGURATION_VALUE, ConfigurationReport
 from holdfast.system.masking import MASK
 from holdfast.telemetry import configuration
 from holdfast.telemetry.configuration import code_changes, environment, flatten

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from holdfast.protocol.messages import MachineSample
+from holdfast.protocol.wire import MachineSample
 from holdfast.telemetry.machine_metrics import SAMPLE_SECONDS, MachineMetrics
 from holdfast.telemetry.reporter import TrainingPosition
 

@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.telemetry.iteration_clock import Iteration, IterationClock
 from holdfast.telemetry.iteration_metrics import LEAST_SECONDS, RankReporter
 from tests.support.fake_server_connection import FakeServerConnection
@@ -29,7 +29,7 @@ def test_iterations_are_summed_up():
     own.add(iteration(3, barrier=None))
     own.close()
     assert link.events == [
-        messages.RankTotals(
+        wire.RankTotals(
             at=1003.0, lineage=1, first_iteration=1, last_iteration=3, iterations=3, seconds=5.0,
             longest_seconds=3.0, stall_seconds=0.5, data_seconds=0.25, barrier_iterations=2, barrier_seconds=0.5,
         )
@@ -69,7 +69,7 @@ def test_a_report_takes_a_few_hundred_bytes():
     own, link = rank_reporter(rank=999, world_size=1000)
     for number in range(1, 500):
         own.add(iteration(10**6 + number))
-    batch = messages.Batch(
+    batch = wire.Batch(
         job="a-job-with-a-name-of-thirty-six-char", uid="0" * 32, attempt=12, rank=999, sequence=10**4,
         sent_at=1.79e9, iteration=10**6, lineage=3, events=link.events[-1:],
     )  # fmt: skip

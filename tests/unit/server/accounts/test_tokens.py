@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.client import Client
-from holdfast.protocol.messages import AttemptStarted, Batch
+from holdfast.protocol.wire import AttemptStarted, Batch
 from holdfast_server import models
 from holdfast_server.accounts import auth_backends, people, tokens
 from holdfast_server.accounts.secrets import new_token

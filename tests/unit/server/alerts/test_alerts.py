@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
 from holdfast.client import Client
-from holdfast.protocol.attempt_reports import OutputReport
 from holdfast.protocol.jobs import RecentFailures
-from holdfast.protocol.messages import AttemptFinished, IntervalDecision, OrderStateChange
+from holdfast.protocol.wire import AttemptFinished, IntervalDecision, OrderStateChange, OutputReport
 from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation, rules
 from holdfast_server.alerts import facts as job_facts

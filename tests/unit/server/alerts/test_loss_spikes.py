@@ -9,9 +9,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from holdfast.protocol.analyses import SAME_LOSSES
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted
-from holdfast.protocol.questions import SAME_LOSSES
+from holdfast.protocol.wire import AttemptFinished, Inventory, LineageStarted
 from holdfast_server import models
 from holdfast_server.alerts import evaluation, facts
 from holdfast_server.alerts.conditions import KINDS

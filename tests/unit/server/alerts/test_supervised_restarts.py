@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from holdfast.protocol.attempt_reports import SupervisorReport
-from holdfast.protocol.messages import SUPERVISOR_RANK, AttemptFinished, Notice
+from holdfast.protocol.wire import SUPERVISOR_RANK, AttemptFinished, Notice, SupervisorReport
 from holdfast_server.alerts import evaluation
 from holdfast_server.core.alert_settings import AlertSettings
 from holdfast_server.core.settings import ServerSettings

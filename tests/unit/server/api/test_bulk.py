@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished
+from holdfast.protocol.wire import AttemptFinished
 from holdfast_server.control.bulk import MOST_JOBS
 from tests.support.accounts_server import OWN
 from tests.support.postgres import ON_SQLITE

@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Desired, DesiredStateApplied, IntervalDecision
+from holdfast.protocol.wire import Desired, DesiredStateApplied, IntervalDecision
 from holdfast_server.control import control
 from holdfast_server.db import DatabaseBusy, DatabaseUnavailable
 from tests.support.postgres import ON_SQLITE

@@ -8,10 +8,10 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.protocol.attempt_reports import ConfigurationReport, OutputReport, RankTotals
 from holdfast.protocol.jobs import MARK
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     AttemptFinished,
+    ConfigurationReport,
     DesiredStateApplied,
     Gap,
     IntervalDecision,
@@ -19,6 +19,8 @@ from holdfast.protocol.messages import (
     MachineSample,
     Notice,
     OrderStateChange,
+    OutputReport,
+    RankTotals,
     Stall,
 )
 from holdfast_server import models

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.protocol.jobs import MAX_ANNOTATION
-from holdfast.protocol.messages import LineageStarted, Notice
+from holdfast.protocol.wire import LineageStarted, Notice
 from holdfast_server.control import iteration_annotations, report_retention
 from tests.support.postgres import ON_SQLITE
 

@@ -9,7 +9,7 @@ import pytest
 from holdfast.pacing import FailureHistory, PacingSettings, Profile
 from holdfast.pacing.failures import FailureEstimate
 from holdfast.pacing.what_if import compare_intervals
-from holdfast.protocol.messages import AttemptFinished, IntervalDecision
+from holdfast.protocol.wire import AttemptFinished, IntervalDecision
 from tests.support.postgres import ON_BOTH
 from tests.support.server_fixtures import sqlite_unless_marked as sqlite_unless_marked
 

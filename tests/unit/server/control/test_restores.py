@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from holdfast.protocol import messages
+from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, OrderStateChange
+from holdfast.protocol.wire import AttemptFinished, Inventory, LineageStarted, OrderStateChange
 from holdfast_server.records import restore_orders
 from tests.support import database_queries
 from tests.support.postgres import ON_SQLITE
@@ -392,7 +392,7 @@ def test_a_job_that_is_not_running_goes_back_at_its_next_start(job, client, cloc
 
 def says(job, mode, reason="the script says so itself", start_seconds=None):
     job.say(
-        messages.RestoreModeReport(
+        wire.RestoreModeReport(
             at=job.at, iteration=30, lineage=1, mode=mode, reason=reason, start_seconds=start_seconds
         )
     )
@@ -731,7 +731,7 @@ def test_what_was_left_for_a_lineage_is_the_way_back_though_who_restored_did_not
 
 def damage(job, checkpoint, iteration):
     reason = "rank-0.safetensors: the low bytes of 1 block are lost, which only a degraded restore replaces"
-    job.say(messages.Checkpoint(at=job.at, id=checkpoint, iteration=iteration, lineage=1, kind="scheduled",
+    job.say(wire.Checkpoint(at=job.at, id=checkpoint, iteration=iteration, lineage=1, kind="scheduled",
                                 state="damaged", reason=reason))  # fmt: skip
     return reason
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.messages import IntervalDecision, Notice, OrderStateChange, Stall
+from holdfast.protocol.wire import IntervalDecision, Notice, OrderStateChange, Stall
 from holdfast_server import models
 from holdfast_server.api.endpoints import table_of
 from holdfast_server.control import report_retention

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from holdfast.protocol.attempt_reports import MAX_CONFIGURATION_VALUE, MAX_OUTPUT_CHARACTERS, MAX_OUTPUT_LINES
-from holdfast.protocol.messages import OUTPUT_RANK, ConfigurationReport, OutputReport
+from holdfast.protocol.wire import (
+    MAX_CONFIGURATION_VALUE,
+    MAX_OUTPUT_CHARACTERS,
+    MAX_OUTPUT_LINES,
+    OUTPUT_RANK,
+    ConfigurationReport,
+    OutputReport,
+)
 from holdfast_server import models
 from holdfast_server.records.attempt_reports import lines_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
+from holdfast.protocol.wire import Ack, AttemptStarted, Batch, Inventory, Notice, Samples, Stall
 from holdfast_server.core import compression
 from tests.support.postgres import ON_SQLITE, ask
 

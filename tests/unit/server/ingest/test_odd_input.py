@@ -7,7 +7,7 @@ import math
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import IntervalDecision, Inventory
+from holdfast.protocol.wire import IntervalDecision, Inventory
 from holdfast_server import models
 from holdfast_web.shared import filters
 

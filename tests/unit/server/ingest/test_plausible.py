@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     MAX_ATTEMPT,
     MAX_LINEAGE,
     PLAUSIBLE_STEP,

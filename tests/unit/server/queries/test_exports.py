@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from holdfast.protocol.messages import LineageStarted, Samples, Stall
+from holdfast.protocol.wire import LineageStarted, Samples, Stall
 from holdfast_server.app import COMPRESSED_BYTES
 from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.queries import exports, traces

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptFinished, LineageStarted, Stall
+from holdfast.protocol.wire import AttemptFinished, LineageStarted, Stall
 from tests.support import database_queries
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.protocol.messages import AttemptFinished, LineageStarted, RankTotals, Stall
+from holdfast.protocol.wire import AttemptFinished, LineageStarted, RankTotals, Stall
 from holdfast_server import models
 from holdfast_server.queries import goodput as questions
 from holdfast_server.queries.goodput import stalls_over_time

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from holdfast.protocol.messages import Samples
-from holdfast.protocol.questions import ReportRetentionChanges
+from holdfast.protocol.analyses import ReportRetentionChanges
+from holdfast.protocol.wire import Samples
 from holdfast_server import models
 from holdfast_server.control import report_retention
 from holdfast_server.db.background_jobs import BackgroundJob, run_once
@@ -228,7 +228,7 @@ def test_what_ended_first_goes_first_when_there_is_too_much(crashed, client, mon
 
 
 def test_old_reports_go_and_new_ones_stay(agent, client):
-    from holdfast.protocol.messages import Notice, Stall
+    from holdfast.protocol.wire import Notice, Stall
 
     agent.start()
     for at in (0.0, 100 * DAY):

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from holdfast.protocol.messages import RankTotals
+from holdfast.protocol.wire import RankTotals
 from holdfast_server import models
 from holdfast_server.queries import ranks
 from holdfast_server.queries.ranks import OWN, WHOLE, RankMeans, compare

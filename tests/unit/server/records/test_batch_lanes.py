@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Batch, Gap, Notice, Samples
+from holdfast.protocol.wire import Batch, Gap, Notice, Samples
 from holdfast_server.ingest.admission import AdmissionControl, Overloaded
 from holdfast_server.records import job_position
 from holdfast_server.samples import batches

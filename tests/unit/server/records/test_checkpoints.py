@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import event
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptFinished, Checkpoint, Inventory
+from holdfast.protocol.wire import AttemptFinished, Checkpoint, Inventory
 from holdfast_server import models
 
 JOB = "/api/v1/jobs/char-gpt"

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import AttemptFinished, Inventory, LineageStarted, Origin
+from holdfast.protocol.wire import AttemptFinished, Inventory, LineageStarted, Origin
 from holdfast_server.core.principal import Role
 from tests.support.accounts_server import OTHER, OWN
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import MAX_PINS, DesiredStateApplied, Inventory
+from holdfast.protocol.wire import MAX_PINS, DesiredStateApplied, Inventory
 from tests.support.postgres import ON_SQLITE
 
 JOB = "/api/v1/jobs/char-gpt"

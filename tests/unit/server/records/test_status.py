@@ -13,7 +13,7 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.orm import Session
 
-from holdfast.protocol.attempt_reports import SupervisorReport
+from holdfast.protocol.wire import SupervisorReport
 from holdfast_server import models
 from holdfast_server.records.job_status import current_attempt, longest_seconds, status_in_sql, status_of
 from holdfast_server.samples.limits import RecentSamples

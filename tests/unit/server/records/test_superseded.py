@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.protocol.messages import Batch, Notice, OrderStateChange
+from holdfast.protocol.wire import Batch, Notice, OrderStateChange
 from holdfast_server.ingest.transaction import OVERLAP_SECONDS
 
 JOB = "/api/v1/jobs/char-gpt"

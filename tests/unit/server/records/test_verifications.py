@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.protocol.messages import (
+from holdfast.protocol.wire import (
     MAX_OPEN_VERIFICATIONS,
     DesiredStateApplied,
     Inventory,

@@ -9,8 +9,8 @@ from msgspec import UNSET, Struct, UnsetType
 from holdfast.pacing.profile import IntervalPlan
 from holdfast.pacing.what_if import IntervalComparison
 from holdfast.protocol.jobs import CheckpointInfo, Edit, Order, Verification
-from holdfast.protocol.messages import RestoreMode
 from holdfast.protocol.timeline import LineageInfo, ShortWindow, Window
+from holdfast.protocol.wire import RestoreMode
 
 Bucket = Literal[
     "productive",

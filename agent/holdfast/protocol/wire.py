@@ -16,13 +16,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from holdfast.protocol.attempt_reports import ConfigurationReport as ConfigurationReport
-from holdfast.protocol.attempt_reports import MachineSample as MachineSample
-from holdfast.protocol.attempt_reports import OutputReport as OutputReport
-from holdfast.protocol.attempt_reports import RankTotals as RankTotals
-from holdfast.protocol.attempt_reports import SupervisorReport as SupervisorReport
-from holdfast.protocol.attempt_reports import SupervisorState as SupervisorState
-
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
 MAX_PINS = 64  # per job
@@ -48,6 +41,12 @@ RESCUE_RANK = SUPERVISOR_RANK + 1
 """Rank number of reports on snapshots that were saved from memory after a crash."""
 OUTPUT_RANK = SUPERVISOR_RANK + 2
 """Rank number of reports of output."""
+MAX_CONFIGURATION_ENTRIES = 500
+"""Most names of a configuration or an environment."""
+MAX_CONFIGURATION_NAME, MAX_CONFIGURATION_VALUE = 120, 1000
+"""Characters of a name and of a value."""
+MAX_OUTPUT_LINES, MAX_OUTPUT_CHARACTERS = 1000, 1000
+"""Lines of an attempt's output that are kept, and characters of each."""
 
 Lane = Literal["control", "samples"]
 """Control: events, which are never dropped. Samples: measurements, which are thinned under overload."""
@@ -68,6 +67,11 @@ OrderState = Literal[
 RestoreMode = Literal["in_place", "relaunch", "next_start"]
 """Relaunch: the supervisor restarts the script. Next start: an operator must restart it."""
 OPEN_ORDER_STATES: tuple[OrderState, ...] = ("requested", "delivered", "restoring", "unknown")
+
+ConfigurationSection = Literal["configuration", "environment"]
+"""Configuration: what the script reports, such as hyper-parameters. Environment: what the agent collects."""
+SupervisorState = Literal["restarting", "gave_up", "stopped", "ended"]
+"""Stopped: by a signal to the supervisor. Ended: with the exit status 0 of the script."""
 
 INTENDED_ENDS = ("finished", "interrupted", "preempted", "forked", "relaunched", "SystemExit")
 """Intended ends, as attempts report them; any other is the exception that ended the attempt."""
@@ -304,6 +308,98 @@ class VerificationReport(msgspec.Struct, kw_only=True, tag="verified"):
     reason: str | None = None
     """The damaged file and tensor, or why the checkpoint could not be read."""
     tensors: TensorNorms | None = None
+
+
+class ConfigurationReport(msgspec.Struct, kw_only=True, tag="configuration"):
+    """One section of an attempt's configuration; it replaces an earlier report of that section."""
+
+    at: float
+    section: ConfigurationSection
+    values: dict[str, str] = {}
+    """Values by name, with the names of nested values joined by dots; secrets are masked."""
+
+
+class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
+    """Lines of an attempt's output, without escape sequences; secrets are masked."""
+
+    at: float
+    first: int
+    """Number of the first line, from 0 at the start of the processes; lines between two reports may be missing."""
+    lines: list[str] = []
+
+
+class SupervisorReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="supervisor"):
+    """What the supervisor does after a start has ended; repeated until the next start has begun its attempt."""
+
+    at: float
+    state: SupervisorState
+    reason: str
+    """Why the start ended: its exception, or as in `killed by SIGKILL`."""
+    start: int = 0
+    """Number of the next start in a row without a new iteration, or of the last one when it gave up; 0: starts are
+    not counted, as for a restore."""
+    limit: int = 0
+    """Number of such starts after which the supervisor gives up."""
+    delay_seconds: float = 0.0
+    """Time until the next start."""
+    waits: bool = False
+    """Whether the supervisor that gave up waits for a restore request."""
+
+
+class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
+    """Totals of one of several ranks since its last report.
+
+    Of rank 0 only the barrier counts: it also sends samples per iteration.
+    """
+
+    at: float
+    """Time at which the last of these iterations ended."""
+    lineage: int
+    first_iteration: int
+    last_iteration: int
+    iterations: int
+    seconds: float
+    longest_seconds: float
+    stall_seconds: float = 0.0
+    data_seconds: float = 0.0
+    barrier_iterations: int = 0
+    """Number of iterations whose barrier was measured."""
+    barrier_seconds: float = 0.0
+    """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
+
+
+class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machine"):
+    """Use of a rank's machine since its sample before; `None`: not measured.
+
+    Disk and network: the largest value of a single disk or network interface, because the system lists a disk
+    array and its disks, or a bridge and its interfaces, side by side.
+    """
+
+    at: float
+    lineage: int
+    iteration: int
+    gpu_share: float | None = None
+    """Share of the last second or less in which the rank's GPU was busy; 1 is all of it."""
+    gpu_memory_bytes: float | None = None
+    """Memory of the GPU in use, by all processes."""
+    cpu_share: float | None = None
+    """Use of the CPUs of the host; 1 is all of them."""
+    process_cpu_cores: float | None = None
+    """CPU time of the rank's process per second: the number of cores that it used."""
+    memory_bytes: float | None = None
+    """Memory of the host that is not available."""
+    process_memory_bytes: float | None = None
+    """Resident memory of the rank's process."""
+    disk_read_bytes_per_second: float | None = None
+    disk_write_bytes_per_second: float | None = None
+    disk_busy_share: float | None = None
+    """Share of the time in which the busiest disk had requests; 1 is all of it."""
+    network_received_bytes_per_second: float | None = None
+    network_sent_bytes_per_second: float | None = None
+
+
+MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
+"""Names of the measured fields of a `MachineSample`."""
 
 
 class Notice(TrainingEvent, kw_only=True, tag="notice"):
