@@ -23,8 +23,8 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id, validate_job
-from holdfast.protocol.wire import MAX_ATTEMPT
 from holdfast.store import Attempt, Leftover, Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.store.records import FOLDERS, require_number

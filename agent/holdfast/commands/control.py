@@ -14,7 +14,8 @@ from holdfast.client import Client, JobSummary, ServerError
 from holdfast.commands.console import EXIT_USAGE, complain, fail, parsed, percent, print_or_json, say, with_client
 from holdfast.commands.options import Checkpoint, JobName, Json, NoWait, Yes
 from holdfast.pacing.settings import parse_budget, parse_every, parse_unsaved_work, parse_write_budget
-from holdfast.protocol.wire import MAX_ATTEMPT, MAX_LINEAGE, Desired
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
+from holdfast.protocol.wire import Desired
 from holdfast.retention import parse_retention
 from holdfast.units import duration, format_interval, format_rate, parse_positive_seconds
 

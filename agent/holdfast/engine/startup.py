@@ -26,6 +26,7 @@ from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckp
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
 from holdfast.protocol import wire
+from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.saver import Saver
 from holdfast.server_link.connection import ServerConnection
@@ -109,7 +110,7 @@ class Startup:
         first = self._first_desired() if self._server and leads else None
         # past what the server has seen, too: a job whose store was deleted must not repeat its numbers
         latest = first.latest_attempt if first else 0
-        at_least = latest + 1 if 0 <= latest < wire.MAX_ATTEMPT else 1
+        at_least = latest + 1 if 0 <= latest < MAX_ATTEMPT else 1
         wanted = first.restore.id if first is not None and first.restore is not None else None
         history.acquire_attempt(latest + 1, latest_lineage=first.latest_lineage if first else 0, order=wanted)
         if leads and history.attempt:

@@ -19,8 +19,8 @@ from holdfast.format.manifest import (
     Tensor,
     digest_of_chunks,
 )
+from holdfast.protocol.field_types import MAX_ITERATION, MAX_LINEAGE
 from holdfast.protocol.ids import is_checkpoint_id
-from holdfast.protocol.wire import MAX_ITERATION, MAX_LINEAGE
 
 MOST_BYTES = 2**53
 """Maximum size of a file or a tensor."""

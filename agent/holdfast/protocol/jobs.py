@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from holdfast.protocol.field_types import MeasuredTime
 from holdfast.protocol.wire import (
     OPEN_ORDER_STATES,
     CheckpointFacts,
@@ -33,7 +34,7 @@ class CheckpointInfo(CheckpointFacts, kw_only=True, frozen=True):  # type: ignor
     pinned: bool = False
     """Whether retention keeps it until it is unpinned."""
     pinned_by: str | None = None
-    pinned_at: float | None = None
+    pinned_at: MeasuredTime = None
     abandoned: bool = False
     """Whether it is off the path from the job's start to its current iteration."""
     restorable: bool = False

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from holdfast.protocol.field_types import Time
 from holdfast.protocol.jobs import Annotation, CheckpointInfo, Edit, Order
 from holdfast.protocol.wire import StallKind
 
@@ -101,7 +102,7 @@ class LineageInfo(Struct, kw_only=True, frozen=True):
     """Iteration that it starts from; its first is the next one."""
     parent: str | None
     order: str | None
-    at: float
+    at: Time
     last_iteration: int
     abandoned: bool
     """Whether no part of it is on the path to the current iteration."""
@@ -116,7 +117,7 @@ class StallInfo(Struct, kw_only=True, frozen=True):
     lineage: int
     kind: StallKind
     seconds: float
-    at: float
+    at: Time
     abandoned: bool = False
     """Whether it is off the path to the current iteration."""
 
@@ -151,7 +152,7 @@ class StallDensity(Struct, kw_only=True, frozen=True):
 
 class AttemptInfo(Struct, kw_only=True, frozen=True):
     attempt: int
-    started_at: float
+    started_at: Time
     iteration: int
     lineage: int
     previous_exit: str | None
@@ -165,7 +166,7 @@ class AttemptInfo(Struct, kw_only=True, frozen=True):
 class IntervalInfo(Struct, kw_only=True, frozen=True):
     iteration: int
     lineage: int
-    at: float
+    at: Time
     interval: int | None
     measured_overhead: float | None
     budget: float

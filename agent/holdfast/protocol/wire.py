@@ -16,6 +16,30 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from holdfast.protocol.field_types import (
+    MAX_INTEGER,
+    Attempt,
+    CheckpointId,
+    Count,
+    Figures,
+    Fit,
+    Iteration,
+    JobName,
+    Lineage,
+    MeasuredFigures,
+    MeasuredNumber,
+    MeasuredSeconds,
+    MeasuredTime,
+    Number,
+    OptionalText,
+    Seconds,
+    Text,
+    Texts,
+    Time,
+    is_duration,
+    texts_of,
+)
+
 PROTOCOL = 2  # version 2 added columns as bytes, lanes and gaps
 DEFAULT_PORT = 7117
 MAX_PINS = 64  # per job
@@ -26,13 +50,11 @@ MAX_LABELS = 16
 MAX_OPEN_VERIFICATIONS = 8  # per job
 MAX_REPORTED_TENSORS = 2000
 """Tensors reported per verification, the largest ones."""
-MAX_LINEAGE = 999_999_999
-"""Largest lineage number: a checkpoint id has nine digits for it."""
-MAX_ATTEMPT = 2**31 - 1
-MAX_ITERATION = 999_999_999_999
-"""Largest iteration number: a checkpoint id has twelve digits for it."""
-MAX_INTEGER = 2**53
-"""Largest integer of any kind: JavaScript represents integers up to here exactly."""
+MAX_EVENTS = 5000  # per batch
+MAX_GAPS = 1000  # per batch
+MAX_UID = 100  # characters
+MAX_CHECKPOINTS = 100_000
+"""Most checkpoints of a store: every tenth of a million iterations."""
 PLAUSIBLE_STEP = 1_000
 """How far a reported attempt or lineage number may exceed the largest known one."""
 SUPERVISOR_RANK = 1 << 20
@@ -102,54 +124,54 @@ class Samples(msgspec.Struct, kw_only=True):
 class Gap(msgspec.Struct, kw_only=True, frozen=True):
     """Samples that were dropped while no server accepted them."""
 
-    lineage: int
-    first_iteration: int
-    last_iteration: int
-    dropped: int
+    lineage: Lineage
+    first_iteration: Iteration
+    last_iteration: Iteration
+    dropped: Count
     """Number of dropped iterations between the first and the last."""
 
 
 class TrainingEvent(msgspec.Struct, kw_only=True):
     """An event at a point of training."""
 
-    at: float
-    iteration: int
-    lineage: int
+    at: Time
+    iteration: Iteration
+    lineage: Lineage
 
 
 class AttemptStarted(TrainingEvent, kw_only=True, tag="attempt_started"):
-    resumed_from: str | None = None
-    host: str = ""
-    pid: int = 0
-    world_size: int = 1
+    resumed_from: OptionalText = None
+    host: Text = ""
+    pid: Count = 0
+    world_size: Count = 1
     supervised: bool = False
-    previous_exit: str | None = None
+    previous_exit: OptionalText = None
     """How the previous attempt ended, as reported by the supervisor: `killed by SIGKILL`."""
-    versions: dict[str, str] = {}
-    owner: str = ""
-    labels: dict[str, str] = {}
+    versions: Texts = {}
+    owner: Text = ""
+    labels: Texts = {}
 
 
 class AttemptFinished(TrainingEvent, kw_only=True, tag="attempt_finished"):
-    reason: str
+    reason: Text
     """`finished`, `interrupted` or the exception that ended the loop."""
 
 
 class Origin(msgspec.Struct, kw_only=True, frozen=True):
     """The checkpoint of another job that a fork copied."""
 
-    job: str
-    checkpoint: str
+    job: JobName
+    checkpoint: CheckpointId
     digest: str
     """Digest of its manifest, which has the digests of all its data."""
 
 
 class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
-    parent: str | None = None
+    parent: CheckpointId | None = None
     """Id of the restored checkpoint; `None` for a fresh start."""
-    order: str | None = None
+    order: OptionalText = None
     """Id of the restore request that began it; `None` if the script did."""
-    left: str | None = None
+    left: CheckpointId | None = None
     """Id of the safety checkpoint of the state before the restore."""
     origin: Origin | None = None
     """On the first lineage of a fork: the source of the copy `parent`."""
@@ -166,32 +188,38 @@ class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
     persist_seconds: float
     """Time to write its part, without waiting for other ranks."""
 
+    @property
+    def is_valid(self) -> bool:
+        return 0 <= self.rank <= MAX_INTEGER and all(
+            map(is_duration, (self.snapshot_seconds, self.stall_seconds, self.persist_seconds))
+        )
+
 
 class CheckpointFacts(TrainingEvent, kw_only=True):
     """The fields of a checkpoint that agents report and servers return."""
 
-    id: str
+    id: CheckpointId
     kind: CheckpointKind
     state: CheckpointState
-    payload_bytes: int = 0
-    reused_bytes: int = 0
+    payload_bytes: Count = 0
+    reused_bytes: Count = 0
     """Part of `payload_bytes` that is in files of earlier checkpoints, and was not written again."""
-    raw_bytes: int = 0
+    raw_bytes: Count = 0
     """Size of the files before compression, where that made `payload_bytes` of it; 0 without compression."""
-    snapshot_started_at: float | None = None
-    snapshot_seconds: float | None = None
+    snapshot_started_at: MeasuredTime = None
+    snapshot_seconds: MeasuredSeconds = None
     """Time to copy the state, from the end of the iteration."""
-    stall_seconds: float | None = None
+    stall_seconds: MeasuredSeconds = None
     """Time that training waited for the copy."""
-    persist_started_at: float | None = None
-    persist_seconds: float | None = None
-    durable_iteration: int | None = None
+    persist_started_at: MeasuredTime = None
+    persist_seconds: MeasuredSeconds = None
+    durable_iteration: Iteration | None = None
     """Last finished iteration when the checkpoint became durable."""
-    reason: str | None = None
+    reason: OptionalText = None
     """Why it is failed, torn or damaged."""
-    store_free_bytes: int | None = None
+    store_free_bytes: Count | None = None
     """Free space in the store once it was durable; `None` if unknown, as for an object store."""
-    ranks: list[RankCheckpointTimes] = []
+    ranks: Annotated[list[RankCheckpointTimes], Fit(lambda ranks: [each for each in ranks if each.is_valid])] = []
     """Times of the slowest ranks, at most `MOST_RANK_SPANS`, for a durable checkpoint of several ranks."""
 
 
@@ -203,69 +231,69 @@ class Stall(TrainingEvent, kw_only=True, tag="stall"):
     """A single long wait of training."""
 
     kind: StallKind
-    seconds: float
+    seconds: Seconds
 
 
 class IntervalDecision(TrainingEvent, kw_only=True, tag="paced"):
     """The checkpoint interval in force, the figures behind it, and in `pending` what a change of it waits for."""
 
-    policy: str
-    interval: int | None
+    policy: Text
+    interval: Count | None
     """In iterations, an estimate for an interval that is fixed in time; `None` while paused or still profiling."""
-    interval_seconds: float | None = None
-    budget: float
-    predicted_overhead: float | None
-    measured_overhead: float | None
-    measured_window_iterations: int = 0
-    reason: str = ""
-    pending: str = ""  # what a change of the interval waits for
-    profile: dict[str, float] = {}
+    interval_seconds: MeasuredSeconds = None
+    budget: Number
+    predicted_overhead: MeasuredNumber
+    measured_overhead: MeasuredNumber
+    measured_window_iterations: Count = 0
+    reason: Text = ""
+    pending: Text = ""  # what a change of the interval waits for
+    profile: MeasuredFigures = {}
     """The fields of `holdfast.pacing.Profile` that have been measured."""
-    spread: dict[str, float] = {}
+    spread: Figures = {}
     """Median absolute deviation of these figures, by field."""
-    mtbf_seconds: float | None = None
+    mtbf_seconds: MeasuredSeconds = None
     """Mean time between failures, if the script states it."""
-    write_bytes_per_second: float | None = None
+    write_bytes_per_second: MeasuredNumber = None
     """The write budget in force."""
-    max_unsaved_seconds: float | None = None
+    max_unsaved_seconds: MeasuredSeconds = None
     """Work that a failure may lose, as far as both budgets allow."""
 
 
 class DesiredStateApplied(TrainingEvent, kw_only=True, tag="applied"):
     """The agent applied version `version` of the desired state at the end of `iteration`."""
 
-    version: int
+    version: Count
 
 
 class OrderStateChange(TrainingEvent, kw_only=True, tag="order"):
     """The state of a restore. `iteration` is the current one; for `restored`, the restored one."""
 
-    order: str
+    order: Text
     state: OrderState
-    reason: str | None = None
-    seconds: float | None = None
+    reason: OptionalText = None
+    seconds: MeasuredSeconds = None
     """Duration of the restore, while the loop waited."""
-    safety_checkpoint: str | None = None
+    safety_checkpoint: OptionalText = None
 
 
 class RestoreModeReport(TrainingEvent, kw_only=True, tag="restores"):
     """How this attempt would carry out a restore; sent after each change."""
 
     mode: RestoreMode
-    reason: str = ""
+    reason: Text = ""
     """Why it cannot restore in place."""
-    start_seconds: float | None = None
+    start_seconds: MeasuredSeconds = None
     """Time from the start of the processes to the first iteration, if measured: the cost of a restart."""
 
 
 class Inventory(msgspec.Struct, kw_only=True, tag="inventory"):
     """All durable checkpoints in the store; others that the server knows are gone."""
 
-    at: float
-    checkpoints: list[str]
-    pinned: list[str] = []
+    at: Time
+    checkpoints: Annotated[list[CheckpointId], msgspec.Meta(max_length=MAX_CHECKPOINTS)]
+    pinned: list[CheckpointId] = []
     """Ids of pinned checkpoints, so that a server whose data was deleted learns them."""
-    deleted: dict[str, str] = {}
+    deleted: Annotated[dict[CheckpointId, str], texts_of(MAX_CHECKPOINTS)] = {}
     """Ids of the checkpoints that retention has just deleted, and why."""
 
 
@@ -294,18 +322,18 @@ class TensorNorms(msgspec.Struct, kw_only=True):
 class VerificationReport(msgspec.Struct, kw_only=True, tag="verified"):
     """The progress or result of a verification; sent after each change."""
 
-    at: float
-    request: int
-    checkpoint: str
+    at: Time
+    request: Count
+    checkpoint: CheckpointId
     verdict: Verdict | None = None
     """Result; `None` while the checkpoint is read."""
-    against: str | None = None
+    against: CheckpointId | None = None
     """Id of the checkpoint that its tensors were compared with."""
-    host: str = ""
-    read_bytes: int = 0
-    total_bytes: int = 0
-    seconds: float | None = None
-    reason: str | None = None
+    host: Text = ""
+    read_bytes: Count = 0
+    total_bytes: Count = 0
+    seconds: MeasuredSeconds = None
+    reason: OptionalText = None
     """The damaged file and tensor, or why the checkpoint could not be read."""
     tensors: TensorNorms | None = None
 
@@ -313,17 +341,17 @@ class VerificationReport(msgspec.Struct, kw_only=True, tag="verified"):
 class ConfigurationReport(msgspec.Struct, kw_only=True, tag="configuration"):
     """One section of an attempt's configuration; it replaces an earlier report of that section."""
 
-    at: float
+    at: Time
     section: ConfigurationSection
-    values: dict[str, str] = {}
+    values: Annotated[dict[str, str], texts_of(MAX_CONFIGURATION_ENTRIES)] = {}
     """Values by name, with the names of nested values joined by dots; secrets are masked."""
 
 
 class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
     """Lines of an attempt's output, without escape sequences; secrets are masked."""
 
-    at: float
-    first: int
+    at: Time
+    first: Count
     """Number of the first line, from 0 at the start of the processes; lines between two reports may be missing."""
     lines: list[str] = []
 
@@ -331,16 +359,16 @@ class OutputReport(msgspec.Struct, kw_only=True, tag="output"):
 class SupervisorReport(msgspec.Struct, kw_only=True, omit_defaults=True, tag="supervisor"):
     """What the supervisor does after a start has ended; repeated until the next start has begun its attempt."""
 
-    at: float
+    at: Time
     state: SupervisorState
-    reason: str
+    reason: Text
     """Why the start ended: its exception, or as in `killed by SIGKILL`."""
-    start: int = 0
+    start: Count = 0
     """Number of the next start in a row without a new iteration, or of the last one when it gave up; 0: starts are
     not counted, as for a restore."""
-    limit: int = 0
+    limit: Count = 0
     """Number of such starts after which the supervisor gives up."""
-    delay_seconds: float = 0.0
+    delay_seconds: Seconds = 0.0
     """Time until the next start."""
     waits: bool = False
     """Whether the supervisor that gave up waits for a restore request."""
@@ -352,19 +380,19 @@ class RankTotals(msgspec.Struct, kw_only=True, tag="rank_work"):
     Of rank 0 only the barrier counts: it also sends samples per iteration.
     """
 
-    at: float
+    at: Time
     """Time at which the last of these iterations ended."""
-    lineage: int
-    first_iteration: int
-    last_iteration: int
-    iterations: int
-    seconds: float
-    longest_seconds: float
-    stall_seconds: float = 0.0
-    data_seconds: float = 0.0
-    barrier_iterations: int = 0
+    lineage: Lineage
+    first_iteration: Iteration
+    last_iteration: Iteration
+    iterations: Iteration
+    seconds: Seconds
+    longest_seconds: Seconds
+    stall_seconds: Seconds = 0.0
+    data_seconds: Seconds = 0.0
+    barrier_iterations: Iteration = 0
     """Number of iterations whose barrier was measured."""
-    barrier_seconds: float = 0.0
+    barrier_seconds: Seconds = 0.0
     """Time from the rank's last gradient to the update: gradient exchange and waiting for other ranks."""
 
 
@@ -375,27 +403,27 @@ class MachineSample(msgspec.Struct, kw_only=True, omit_defaults=True, tag="machi
     array and its disks, or a bridge and its interfaces, side by side.
     """
 
-    at: float
-    lineage: int
-    iteration: int
-    gpu_share: float | None = None
+    at: Time
+    lineage: Lineage
+    iteration: Iteration
+    gpu_share: MeasuredNumber = None
     """Share of the last second or less in which the rank's GPU was busy; 1 is all of it."""
-    gpu_memory_bytes: float | None = None
+    gpu_memory_bytes: MeasuredNumber = None
     """Memory of the GPU in use, by all processes."""
-    cpu_share: float | None = None
+    cpu_share: MeasuredNumber = None
     """Use of the CPUs of the host; 1 is all of them."""
-    process_cpu_cores: float | None = None
+    process_cpu_cores: MeasuredNumber = None
     """CPU time of the rank's process per second: the number of cores that it used."""
-    memory_bytes: float | None = None
+    memory_bytes: MeasuredNumber = None
     """Memory of the host that is not available."""
-    process_memory_bytes: float | None = None
+    process_memory_bytes: MeasuredNumber = None
     """Resident memory of the rank's process."""
-    disk_read_bytes_per_second: float | None = None
-    disk_write_bytes_per_second: float | None = None
-    disk_busy_share: float | None = None
+    disk_read_bytes_per_second: MeasuredNumber = None
+    disk_write_bytes_per_second: MeasuredNumber = None
+    disk_busy_share: MeasuredNumber = None
     """Share of the time in which the busiest disk had requests; 1 is all of it."""
-    network_received_bytes_per_second: float | None = None
-    network_sent_bytes_per_second: float | None = None
+    network_received_bytes_per_second: MeasuredNumber = None
+    network_sent_bytes_per_second: MeasuredNumber = None
 
 
 MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSample) if field.default is None)
@@ -406,8 +434,8 @@ class Notice(TrainingEvent, kw_only=True, tag="notice"):
     """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
 
     level: Literal["info", "warning", "error"]
-    code: str
-    message: str
+    code: Text
+    message: Text
 
 
 Event = (
@@ -439,18 +467,18 @@ class Batch(msgspec.Struct, kw_only=True):
 
     protocol: int = PROTOCOL
     job: str
-    uid: str
+    uid: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_UID)]
     """Random name of the attempt; unlike its number, it is not reused when a store is deleted."""
-    attempt: int
-    rank: int
+    attempt: Attempt
+    rank: Count
     lane: Lane = "control"
-    sequence: int
+    sequence: Count
     sent_at: float
-    iteration: int
-    lineage: int
+    iteration: Iteration
+    lineage: Lineage
     samples: Samples | None = None
-    events: list[Event] = []
-    gaps: list[Gap] = []
+    events: Annotated[list[Event], msgspec.Meta(max_length=MAX_EVENTS)] = []
+    gaps: Annotated[list[Gap], msgspec.Meta(max_length=MAX_GAPS)] = []
     """Samples dropped since the previous batch."""
 
 
@@ -461,14 +489,10 @@ class Ack(msgspec.Struct, kw_only=True):
     """Version of the desired state, for agents behind a proxy that cuts long polls."""
 
 
-_Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-"""A count; messages with a number outside its range are rejected."""
-
-
 class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
     id: str
     checkpoint: str
-    fence: _Number
+    fence: Count
     """Lowest attempt number that may carry it out."""
     expires_in_seconds: float | None = None
     """Time until it expires, on the server's clock, when this was sent; `None` if unknown."""
@@ -479,7 +503,7 @@ class RestoreOrder(msgspec.Struct, kw_only=True, frozen=True):
 class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
     """A request to read a checkpoint and compare every byte with its digests."""
 
-    id: _Number
+    id: Count
     """Version of the desired state that added it."""
     checkpoint: str
     against: str | None = None
@@ -489,7 +513,7 @@ class VerifyRequest(msgspec.Struct, kw_only=True, frozen=True):
 class Desired(msgspec.Struct, kw_only=True, frozen=True):
     """The settings and requests of operators for a job. `None`: the script's setting applies."""
 
-    version: _Number = 0
+    version: Count = 0
     budget: float | None = None
     write_bytes_per_second: float | None = None
     """The write budget."""
@@ -502,9 +526,9 @@ class Desired(msgspec.Struct, kw_only=True, frozen=True):
     paused: bool = False
     retention: str | None = None
     """Retention rules, as `holdfast.retention` parses them."""
-    checkpoint_request: _Number = 0
+    checkpoint_request: Count = 0
     """Number of requests for a checkpoint so far."""
-    probe_request: _Number = 0
+    probe_request: Count = 0
     """Number of requests to profile data loading so far."""
     restore: RestoreOrder | None = None
     """The open restore request, if there is one."""

@@ -22,8 +22,8 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced, StoreFull
 from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import checkpoint_id, is_checkpoint_id, is_job_name, parse_checkpoint_id, validate_job
-from holdfast.protocol.wire import MAX_ATTEMPT
 from holdfast.store.base import Leftover, Pace, Store
 from holdfast.store.local_reader import LocalReader
 from holdfast.store.local_writer import (

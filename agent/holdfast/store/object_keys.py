@@ -33,8 +33,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.field_types import MAX_LINEAGE
 from holdfast.protocol.ids import is_checkpoint_id
-from holdfast.protocol.wire import MAX_LINEAGE
 from holdfast.store.records import FOLDERS, Lineage
 
 SEEN = ".seen.json"

@@ -15,8 +15,8 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, Fenced
 from holdfast.format.manifest import MANIFEST
+from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
-from holdfast.protocol.wire import MAX_ATTEMPT
 from holdfast.store import object_keys as keys
 from holdfast.store.base import FileReader, Leftover, Pace, Store
 from holdfast.store.bucket import Bucket, NoSuchObject, Unanswered

@@ -24,15 +24,9 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 
 from holdfast.errors import Fenced
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_ITERATION, MAX_LINEAGE
 from holdfast.protocol.ids import is_checkpoint_id, parse_checkpoint_id
-from holdfast.protocol.wire import (
-    INTENDED_ENDS,
-    MAX_ATTEMPT,
-    MAX_ITERATION,
-    MAX_LINEAGE,
-    REQUESTED_EXITS,
-    Origin,
-)
+from holdfast.protocol.wire import INTENDED_ENDS, REQUESTED_EXITS, Origin
 
 logger = logging.getLogger("holdfast")
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.administration import AuditEntry, NewToken, Person, Token
-from holdfast.protocol.wire import MAX_INTEGER
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast_server.accounts import people, tokens
 from holdfast_server.accounts.tokens import TokenRequest
 from holdfast_server.api.endpoints import Router

@@ -17,7 +17,7 @@ from holdfast.protocol.administration import (
     AlertRule,
     Severity,
 )  # fmt: skip
-from holdfast.protocol.wire import MAX_INTEGER
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.channels import NewChannel
 from holdfast_server.alerts.rules import RuleChanges

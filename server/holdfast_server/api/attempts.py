@@ -8,7 +8,7 @@ from fastapi import Path, Query
 from starlette.responses import Response
 
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
-from holdfast.protocol.wire import MAX_ATTEMPT
+from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
 from holdfast_server.core.access import VIEW

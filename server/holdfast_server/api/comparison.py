@@ -7,8 +7,8 @@ from typing import Annotated
 from fastapi import Query
 from starlette.responses import Response
 
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast.protocol.timeline import Comparison, ComparisonAxis
-from holdfast.protocol.wire import MAX_ITERATION
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
 from holdfast_server.core.access import LISTS

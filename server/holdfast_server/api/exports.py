@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from starlette.responses import Response, StreamingResponse
 
-from holdfast.protocol.wire import MAX_ITERATION
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json
 from holdfast_server.core.access import FOLLOW, VIEW

@@ -8,8 +8,8 @@ from fastapi import Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast.protocol.jobs import Annotation, AnnotationChanges, NewAnnotation
-from holdfast.protocol.wire import MAX_INTEGER
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import Json, parse

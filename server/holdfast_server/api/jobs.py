@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes
+from holdfast.protocol.field_types import MAX_INTEGER, MAX_ITERATION
 from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
     CheckpointInfo,
@@ -25,7 +26,6 @@ from holdfast.protocol.jobs import (
     NumberChanges,
 )
 from holdfast.protocol.timeline import ShortWindow, Timeline, Window
-from holdfast.protocol.wire import MAX_INTEGER, MAX_ITERATION
 from holdfast_server.api.desired_state import MAX_EDIT_BYTES
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, Json, encoding_for, parse

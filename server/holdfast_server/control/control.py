@@ -10,6 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import wire
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
 from holdfast.protocol.jobs import (
     CheckpointChanges,
     CheckpointInfo,
@@ -18,7 +19,7 @@ from holdfast.protocol.jobs import (
     NumberChanges,
     Order,
 )
-from holdfast.protocol.wire import MAX_ATTEMPT, MAX_LINEAGE, OPEN_ORDER_STATES
+from holdfast.protocol.wire import OPEN_ORDER_STATES
 from holdfast_server import models
 from holdfast_server.core.errors import (
     InvalidSetting,

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from holdfast.protocol.field_types import time_fields
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -20,16 +22,16 @@ def answer_from(row: object, kind: type[T], /, **others: object) -> T:
 
 
 def round_row(row: T, digits: int) -> T:
-    """Round the times of a row (`at`, `…_at`) to milliseconds, its other values to so many significant digits.
+    """Round the times of a row to milliseconds, its other values to so many significant digits.
 
     Further digits of a measurement are noise, which cannot be compressed.
     """
     changes: dict[str, Any] = {}
+    times = time_fields(type(row))
     for name in row.__struct_fields__:
         value = getattr(row, name)
         if isinstance(value, float):
-            is_time = name == "at" or name.endswith("_at")
-            changes[name] = round(value, 3) if is_time else float(f"{value:.{digits}g}")
+            changes[name] = round(value, 3) if name in times else float(f"{value:.{digits}g}")
         elif isinstance(value, list) and value and isinstance(value[0], msgspec.Struct):
             changes[name] = [round_row(one, digits) for one in value]
     return msgspec.structs.replace(row, **changes)

@@ -156,7 +156,8 @@ async def _lineage(source: EventSource, event: wire.LineageStarted) -> None:
     row.inexact = event.inexact
     if event.origin is not None:
         origin = event.origin
-        row.from_job, row.from_checkpoint, row.from_digest = origin.job, origin.checkpoint, origin.digest
+        row.from_job, row.from_checkpoint = origin.job, origin.checkpoint
+        row.from_digest = origin.digest[:MAX_LABEL]
     await restore_orders.record_lineage(
         source.session, source.job, event, attempt=source.attempt.attempt, now=source.now
     )

@@ -8,6 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import wire
+from holdfast.protocol.field_types import MAX_NAME
 from holdfast.protocol.wire import PLAUSIBLE_STEP, Ack, Batch
 from holdfast_server import models
 from holdfast_server.core.errors import RequestRefused, TooManyJobs, UnknownJob
@@ -17,7 +18,7 @@ from holdfast_server.ingest import events
 from holdfast_server.records import checkpoints, job_position, job_status
 from holdfast_server.records.job_position import JobPosition
 from holdfast_server.samples.batches import InvalidBatch, Received
-from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME
+from holdfast_server.samples.limits import MAX_METRICS
 
 UNKNOWN_EVENTS = "unknown_events"
 METRICS_LEFT_OUT = "metrics_left_out"

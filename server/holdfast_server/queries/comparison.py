@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast.protocol.timeline import ComparedCurve, ComparedJob, Comparison, ComparisonAxis, Series
-from holdfast.protocol.wire import MAX_ITERATION
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting, UnknownJob
 from holdfast_server.db import Database

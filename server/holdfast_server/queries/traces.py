@@ -16,9 +16,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from holdfast.protocol.field_types import MAX_ITERATION, TIMES_END
 from holdfast.protocol.jobs import Edit, Order
 from holdfast.protocol.timeline import IntervalInfo
-from holdfast.protocol.wire import MAX_ITERATION
 from holdfast_server import models
 from holdfast_server.core.errors import InvalidSetting
 from holdfast_server.db import Database
@@ -28,7 +28,6 @@ from holdfast_server.queries.timeline import MAX_MARKS, MAX_POINTS, MAX_ROWS
 from holdfast_server.records import desired_state, restore_orders
 from holdfast_server.records.ancestry import ancestry_of
 from holdfast_server.samples import read_plan, reading
-from holdfast_server.samples.limits import TIMES_END
 from holdfast_server.samples.rollups import LAST, SUM, Rollup
 from holdfast_server.samples.sample_codec import BUILT_IN
 from holdfast_server.samples.series import AT, SECONDS, TimelineData, buckets_of

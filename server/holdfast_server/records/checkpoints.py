@@ -12,8 +12,9 @@ from sqlalchemy import BindParameter, ColumnElement, Select, and_, func, or_, se
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from holdfast.protocol import ids, wire
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast.protocol.jobs import DELETED_BY_RETENTION, CheckpointInfo, RecentFailures
-from holdfast.protocol.wire import MAX_ITERATION, MOST_RANK_SPANS, RankCheckpointTimes
+from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import CheckpointNotFound, InvalidSetting

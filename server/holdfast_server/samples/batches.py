@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import islice
-from types import NoneType
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Annotated, Literal, Protocol, cast
 
 import msgspec
 
 from holdfast.protocol import ids, wire
-from holdfast.protocol.wire import (
-    MAX_ATTEMPT,
-    MAX_CONFIGURATION_ENTRIES,
-    MAX_INTEGER,
-    MAX_ITERATION,
-    MAX_LINEAGE,
-    Event,
-)
+from holdfast.protocol.field_types import fit, is_time, time_fields
+from holdfast.protocol.wire import Event
 from holdfast_server.core.errors import RequestRefused
 from holdfast_server.samples import sample_codec
-from holdfast_server.samples.limits import MAX_AHEAD_SECONDS, MAX_NAME, is_span, is_time
+from holdfast_server.samples.limits import MAX_AHEAD_SECONDS
 
-MAX_EVENTS = 5000
-MAX_GAPS = 1000
-MAX_UID = 100
 MAX_REASON = 300
 """Characters of a decoding error that are kept: some errors quote the input, which may be megabytes."""
-MAX_TEXT = 4000
-MAX_ENTRIES = 200
-"""Most entries of a mapping in an event."""
-MAX_CHECKPOINTS = 100_000
-"""Most checkpoints of a store: every tenth of a million iterations."""
-_MOST_ENTRIES = {"deleted": MAX_CHECKPOINTS, "values": MAX_CONFIGURATION_ENTRIES}
-"""Most entries of the mappings that may have more."""
 MAX_LABEL = 64
 DIGEST_BYTES = 16
 
@@ -83,7 +63,8 @@ class Received:
 class _Wire(wire.Batch, kw_only=True):
     """A batch whose events are not decoded yet, so that an unknown event does not invalidate the others."""
 
-    events: list[msgspec.Raw] = []  # type: ignore[assignment]  # noqa: RUF012 - msgspec copies it
+    # The default is copied by msgspec.
+    events: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=wire.MAX_EVENTS)] = []  # type: ignore[assignment]  # noqa: RUF012
 
 
 class _EventDecoder(Protocol):
@@ -141,26 +122,6 @@ def _validate(batch: wire.Batch) -> None:
             f"protocol {batch.protocol} is newer than this server's {wire.PROTOCOL}: update the server"
         )
     ids.validate_job(batch.job)
-    if not 1 <= len(batch.uid) <= MAX_UID:
-        raise ValueError(f"uid must have 1 to {MAX_UID} characters")
-    _require_within(batch, "rank", "sequence")
-    _require_within(batch, "iteration", most=MAX_ITERATION)
-    _require_within(batch, "attempt", most=MAX_ATTEMPT)
-    _require_within(batch, "lineage", most=MAX_LINEAGE)
-    if len(batch.events) > MAX_EVENTS:
-        raise ValueError(f"{len(batch.events)} events: send at most {MAX_EVENTS} at once")
-    if len(batch.gaps) > MAX_GAPS:
-        raise ValueError(f"{len(batch.gaps)} gaps: send at most {MAX_GAPS} at once")
-    for gap in batch.gaps:
-        _require_within(gap, "dropped")
-        _require_within(gap, "first_iteration", "last_iteration", most=MAX_ITERATION)
-        _require_within(gap, "lineage", most=MAX_LINEAGE)
-
-
-def _require_within(part: msgspec.Struct, *names: str, most: int = MAX_INTEGER) -> None:
-    for name in names:
-        if not 0 <= getattr(part, name) <= most:
-            raise ValueError(f"{name} {getattr(part, name)} is outside 0 to {most}")
 
 
 def _decode_event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, latest: float) -> wire.Event | None:
@@ -172,7 +133,9 @@ def _decode_event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, lat
     """
     try:
         event = decoder.decode(raw)
-        _validate_event(event)
+        fit(event)
+        if isinstance(event, wire.Checkpoint):
+            _require_matching_id(event)
         _correct_times(event, ahead=ahead, latest=latest)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         logger.info("ignored an event of a batch: %s", error)
@@ -180,80 +143,15 @@ def _decode_event(raw: msgspec.Raw, decoder: _EventDecoder, *, ahead: float, lat
     return event
 
 
-_ITERATIONS = (
-    *("iteration", "durable_iteration", "first_iteration", "last_iteration"),
-    *("iterations", "barrier_iterations"),
-)
-_LARGEST = {"lineage": MAX_LINEAGE, **dict.fromkeys(_ITERATIONS, MAX_ITERATION)}
-
-
-def _validate_event(event: wire.Event) -> None:
-    """Shorten the texts of an event to a length that a page can show.
-
-    Raises:
-        ValueError: a value does not fit its column.
-    """
-    for field in msgspec.structs.fields(event):
-        value = getattr(event, field.name)
-        if isinstance(value, float) and not _within(field.name, value):
-            if NoneType not in get_args(field.type):
-                raise ValueError(f"{field.name} is {value}")
-            setattr(event, field.name, None)
-        elif isinstance(value, int) and not 0 <= value <= _LARGEST.get(field.name, MAX_INTEGER):
-            raise ValueError(f"{field.name} is {value}")
-        elif isinstance(value, str):
-            setattr(event, field.name, value[:MAX_TEXT])
-        elif isinstance(value, dict):
-            most = _MOST_ENTRIES.get(field.name, MAX_ENTRIES)
-            setattr(event, field.name, dict(islice(_shortened(value), most)))
-    if isinstance(event, wire.Checkpoint):
-        event.ranks = [span for span in event.ranks if _is_span_of_a_rank(span)]
-    if isinstance(event, wire.IntervalDecision):
-        # The agent reports what it never measured as infinite, such as a device copy on a CPU-only machine.
-        event.profile = {name: value for name, value in event.profile.items() if 0 <= value < math.inf}
-    if isinstance(event, wire.Checkpoint) and ids.parse_checkpoint_id(event.id) != (
-        event.iteration,
-        event.lineage,
-    ):
-        raise ValueError(f"checkpoint {event.id} is not at iteration {event.iteration}-{event.lineage}")
-    if isinstance(event, wire.LineageStarted) and event.origin is not None:
-        ids.validate_job(event.origin.job)
-        ids.parse_checkpoint_id(event.origin.checkpoint)
-        event.origin = msgspec.structs.replace(event.origin, digest=event.origin.digest[:MAX_LABEL])
-    names = [getattr(event, "parent", None), getattr(event, "left", None)]
-    if isinstance(event, wire.Inventory):
-        if len(event.checkpoints) > MAX_CHECKPOINTS:
-            raise ValueError(f"an inventory of {len(event.checkpoints)} checkpoints")
-        names = [*event.checkpoints, *event.pinned, *event.deleted]
-    if isinstance(event, wire.VerificationReport):
-        names = [event.checkpoint, event.against]
-    for name in names:
-        if name is not None:
-            ids.parse_checkpoint_id(name)
+def _require_matching_id(checkpoint: wire.Checkpoint) -> None:
+    if ids.parse_checkpoint_id(checkpoint.id) != (checkpoint.iteration, checkpoint.lineage):
+        raise ValueError(
+            f"checkpoint {checkpoint.id} is not at iteration {checkpoint.iteration}-{checkpoint.lineage}"
+        )
 
 
 def _correct_times(event: wire.Event, *, ahead: float, latest: float) -> None:
-    for name in event.__struct_fields__:
-        value = getattr(event, name)
-        if _is_time_field(name) and value is not None:
-            setattr(event, name, min(max(0.0, value - ahead), latest))
-
-
-def _shortened(entries: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in entries.items():
-        yield name[:MAX_NAME], value[:MAX_TEXT] if isinstance(value, str) else value
-
-
-def _is_span_of_a_rank(span: wire.RankCheckpointTimes) -> bool:
-    seconds = (span.snapshot_seconds, span.stall_seconds, span.persist_seconds)
-    return 0 <= span.rank <= MAX_INTEGER and all(map(is_span, seconds))
-
-
-def _is_time_field(name: str) -> bool:
-    return name == "at" or name.endswith("_at")
-
-
-def _within(name: str, value: float) -> bool:
-    if _is_time_field(name):
-        return is_time(value)
-    return is_span(value) if name.endswith("seconds") else math.isfinite(value)
+    for name in time_fields(type(event)):
+        at = getattr(event, name)
+        if at is not None and (corrected := min(max(0.0, at - ahead), latest)) != at:
+            setattr(event, name, corrected)

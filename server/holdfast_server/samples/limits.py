@@ -11,10 +11,6 @@ import msgspec
 MACHINE_RANK = 1 << 21
 """Added to a rank for the series of its machine, which has the fields of `MachineSample` as metrics."""
 MAX_METRICS = 100
-MAX_NAME = 200
-TIMES_END = 253_402_300_800.0
-"""Start of the year 10000, from which calendars cannot name a time."""
-MAX_SECONDS = 1e10
 MAX_AHEAD_SECONDS = 300.0
 """Tolerance for reported times later than the server's clock; clocks of machines differ."""
 RECENT_ITERATIONS = 200
@@ -35,15 +31,6 @@ class RecentSamples(msgspec.Struct, kw_only=True):
     """Last iteration whose loss was finite."""
     start_losses: list[float] = []
     """The first finite losses of the job, at most `START_LOSSES`."""
-
-
-def is_time(at: float) -> bool:
-    """Return whether seconds since the epoch are a time that a page can show."""
-    return 0 <= at < TIMES_END
-
-
-def is_span(seconds: float) -> bool:
-    return 0 <= seconds <= MAX_SECONDS
 
 
 def latest(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.protocol.wire import MAX_ITERATION
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast_server.models import SampleSeriesRecord
 from holdfast_server.samples.rollups import LEVELS
 

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.protocol.wire import MAX_ITERATION, MAX_LINEAGE, IntegerColumn, Numbers, Samples
+from holdfast.protocol.field_types import MAX_ITERATION, MAX_LINEAGE, MAX_NAME, MAX_SECONDS
+from holdfast.protocol.wire import IntegerColumn, Numbers, Samples
 from holdfast_server.core.compression import compress, decompress
-from holdfast_server.samples.limits import MAX_METRICS, MAX_NAME, MAX_SECONDS
+from holdfast_server.samples.limits import MAX_METRICS
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,11 +13,8 @@ import pytest
 from sqlalchemy import Float, Integer, select
 
 from holdfast.protocol import ids
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_INTEGER, MAX_ITERATION, MAX_LINEAGE
 from holdfast.protocol.wire import (
-    MAX_ATTEMPT,
-    MAX_INTEGER,
-    MAX_ITERATION,
-    MAX_LINEAGE,
     AttemptFinished,
     AttemptStarted,
     Batch,

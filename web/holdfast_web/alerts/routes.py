@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from msgspec import UNSET, UnsetType
 
 from holdfast.protocol.administration import AlertRule
-from holdfast.protocol.wire import MAX_INTEGER
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast_server.alerts import channels, deliveries, incidents, rules
 from holdfast_server.alerts.conditions import KINDS, SEVERITIES
 from holdfast_server.alerts.rules import RuleChanges

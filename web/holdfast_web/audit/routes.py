@@ -12,7 +12,7 @@ from fastapi import Depends, Query
 from fastapi.responses import Response, StreamingResponse
 
 from holdfast.protocol.administration import AuditEntry
-from holdfast.protocol.wire import MAX_INTEGER
+from holdfast.protocol.field_types import MAX_INTEGER
 from holdfast_server.api.endpoints import Router
 from holdfast_server.core.access import ANY_PROJECT_ADMIN
 from holdfast_server.core.principal import Role

@@ -8,7 +8,7 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import AfterValidator
 
-from holdfast.protocol.wire import MAX_ITERATION
+from holdfast.protocol.field_types import MAX_ITERATION
 from holdfast_server.api.endpoints import Router
 from holdfast_server.api.responses import EncodedBody, encoding_for
 from holdfast_server.control import control, deletion

@@ -8,10 +8,10 @@ import re
 from datetime import UTC, datetime
 
 from holdfast.protocol.analyses import category_of
+from holdfast.protocol.field_types import is_time
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo
 from holdfast.units import FixedInterval, format_interval, format_rate
-from holdfast_server.samples.limits import is_time
 
 NONE = "–"
 MAX_SIZE = 10**21

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import pytest
 from sqlalchemy import select
 
-from holdfast.protocol.wire import (
-    MAX_ATTEMPT,
-    MAX_LINEAGE,
-    PLAUSIBLE_STEP,
-    AttemptStarted,
-    Batch,
-    Checkpoint,
-    Gap,
-    LineageStarted,
-    Samples,
-)
+from holdfast.protocol.field_types import MAX_ATTEMPT, MAX_LINEAGE
+from holdfast.protocol.wire import PLAUSIBLE_STEP, AttemptStarted, Batch, Checkpoint, Gap, LineageStarted, Samples
 from holdfast_server import models
 from holdfast_server.samples.limits import MAX_AHEAD_SECONDS
 
@@ -69,7 +62,7 @@ def running(agent):
 def test_a_number_out_of_bounds_is_refused_by_the_name_of_its_field(client, fields, name):
     reply = post(client, **fields)
     assert (reply.status_code, reply.json()["error"]) == (422, "invalid_batch")
-    assert f"{name} " in reply.json()["message"]
+    assert re.search(rf"\b{name}\b", reply.json()["message"])
     assert client.get(JOB).status_code == 404
 
 
