@@ -225,8 +225,6 @@ class Edit(Struct, kw_only=True, frozen=True):
     applied_at: float | None = None
 
 
-MARK = "mark"
-"""Code of a notice that annotates an iteration on the timeline, such as the end of an epoch."""
 MAX_ANNOTATION = 300
 """Longest text of an annotation in characters."""
 

@@ -430,6 +430,12 @@ MACHINE_METRICS = tuple(field.name for field in msgspec.structs.fields(MachineSa
 """Names of the measured fields of a `MachineSample`."""
 
 
+class AnnotationReport(TrainingEvent, kw_only=True, tag="annotation"):
+    """A note of the script at an iteration, such as the end of an epoch, which the timeline shows."""
+
+    text: Text
+
+
 class Notice(TrainingEvent, kw_only=True, tag="notice"):
     """A message for operators: a full disk, a damaged checkpoint, a rejected restore."""
 
@@ -455,6 +461,7 @@ Event = (
     | ConfigurationReport
     | OutputReport
     | SupervisorReport
+    | AnnotationReport
     | Notice
 )
 

@@ -20,7 +20,7 @@ from holdfast.pacing import Controller, IntervalPlan
 from holdfast.pacing.profile import to_json
 from holdfast.protocol import wire
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
+from holdfast.protocol.jobs import MAX_ANNOTATION
 from holdfast.protocol.wire import (
     MAX_CONFIGURATION_ENTRIES,
     ConfigurationSection,
@@ -351,11 +351,11 @@ class Reporter:
         for key, value in metrics.items():
             with contextlib.suppress(TypeError, ValueError, ArithmeticError, RuntimeError):  # no single number
                 shown.append(f"{key} {float(value.detach() if hasattr(value, 'detach') else value):.4g}")
-        message = printable(f"{name}: {', '.join(shown)}" if shown else str(name))[:MAX_ANNOTATION]
+        text = printable(f"{name}: {', '.join(shown)}" if shown else str(name))[:MAX_ANNOTATION]
         here = self._here()
         with contextlib.suppress(TypeError):  # it is no integer
             here["iteration"] = min(max(operator.index(iteration), 0), here["iteration"])  # type: ignore[arg-type]
-        self.event(wire.Notice(**here, level="info", code=MARK, message=message))
+        self.event(wire.AnnotationReport(**here, text=text))
 
     def notice(self, level: Literal["info", "warning", "error"], code: str, message: str) -> None:
         message = printable(message)

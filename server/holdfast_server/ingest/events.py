@@ -101,7 +101,7 @@ async def record(source: EventSource, event: wire.Event) -> None:
             await attempt_reports.record_output(session, attempt, event)
         case wire.SupervisorReport() if attempt.uid == job.uid:
             job_status.record_supervisor(attempt, event, now=source.now)
-        case wire.Notice(code=jobs.MARK):
+        case wire.AnnotationReport():
             await _annotate(source, event)
         case wire.Notice():
             notice(session, job.name, event)
@@ -111,7 +111,7 @@ def notice(session: AsyncSession, job: str, event: wire.Notice) -> None:
     session.add(models.NoticeRecord(job=job, **msgspec.structs.asdict(event)))
 
 
-async def _annotate(source: EventSource, event: wire.Notice) -> None:
+async def _annotate(source: EventSource, event: wire.AnnotationReport) -> None:
     """Store an annotation of the script at the lineage that trained the iteration."""
     job = source.job
     path = Ancestry((await lineage_starts(source.session, [job.name])).get(job.name, []), event.lineage)
@@ -125,7 +125,7 @@ async def _annotate(source: EventSource, event: wire.Notice) -> None:
             iteration=event.iteration,
             lineage=lineage,
             at=at,
-            text=event.message[: jobs.MAX_ANNOTATION],
+            text=event.text[: jobs.MAX_ANNOTATION],
             written_at=event.at,
         )
     )

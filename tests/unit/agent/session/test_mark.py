@@ -2,8 +2,8 @@
 
 import torch
 
-from holdfast.protocol.jobs import MARK, MAX_ANNOTATION
-from holdfast.protocol.wire import Notice
+from holdfast.protocol.jobs import MAX_ANNOTATION
+from holdfast.protocol.wire import AnnotationReport
 from holdfast.telemetry import reporter
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -11,7 +11,7 @@ from tests.support.small_session import iterate, session_of
 
 
 def marks(session):
-    return [event for event in session._reporter.link.of(Notice) if event.code == MARK]
+    return session._reporter.link.of(AnnotationReport)
 
 
 def test_a_mark_is_reported_with_its_iteration_and_metrics(store, linked):
@@ -23,8 +23,8 @@ def test_a_mark_is_reported_with_its_iteration_and_metrics(store, linked):
     session.mark("epoch 1")
     session.close()
     found = marks(session)
-    assert [(mark.iteration, mark.lineage, mark.level) for mark in found] == [(1, 1, "info")] * 2
-    assert [mark.message for mark in found] == ["validation: val_loss 0.2874, accuracy 1", "epoch 1"]
+    assert [(mark.iteration, mark.lineage) for mark in found] == [(1, 1)] * 2
+    assert [mark.text for mark in found] == ["validation: val_loss 0.2874, accuracy 1", "epoch 1"]
 
 
 def test_a_script_that_marks_everything_is_limited(store, linked, monkeypatch, caplog):
@@ -34,8 +34,8 @@ def test_a_script_that_marks_everything_is_limited(store, linked, monkeypatch, c
     for number in range(6):
         session.mark(f"batch {number}" + "!" * 1000)
     session.close()
-    assert [mark.message[:7] for mark in marks(session)] == ["batch 0", "batch 1", "batch 2"]
-    assert len(marks(session)[0].message) == MAX_ANNOTATION
+    assert [mark.text[:7] for mark in marks(session)] == ["batch 0", "batch 1", "batch 2"]
+    assert len(marks(session)[0].text) == MAX_ANNOTATION
     assert caplog.text.count("first 3 marks") == 1
 
 
@@ -49,7 +49,7 @@ def test_an_annotation_is_at_its_iteration_or_at_the_last(store, linked):
     for wrong in (99, "soon", -4):
         session.annotate("elsewhere", iteration=wrong)
     session.close()
-    assert [(mark.message, mark.iteration) for mark in marks(session)] == [
+    assert [(mark.text, mark.iteration) for mark in marks(session)] == [
         ("new data", 3),
         ("learning rate halved", 2),
         ("elsewhere", 3),

@@ -8,8 +8,8 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.protocol.jobs import MARK
 from holdfast.protocol.wire import (
+    AnnotationReport,
     AttemptFinished,
     ConfigurationReport,
     DesiredStateApplied,
@@ -41,7 +41,7 @@ def report_everything(agent):
     agent.say(
         ConfigurationReport(at=agent.at, section="configuration", values={"lr": "0.1"}),
         OutputReport(at=agent.at, first=0, lines=["a line"]),
-        Notice(level="info", code=MARK, message="epoch 0 ends", **at),
+        AnnotationReport(text="epoch 0 ends", **at),
     )
     agent.say(LineageStarted(at=agent.at, lineage=1, iteration=0))
     agent.train(300)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from holdfast.protocol.jobs import MAX_ANNOTATION
-from holdfast.protocol.wire import LineageStarted, Notice
+from holdfast.protocol.wire import AnnotationReport, LineageStarted
 from holdfast_server.control import iteration_annotations, report_retention
 from tests.support.postgres import ON_SQLITE
 
@@ -33,7 +33,7 @@ def restore(agent, iteration, lineage):
 def mark(agent, message, iteration=None):
     at = agent.iteration if iteration is None else iteration
     where = {"at": agent.at + 60, "iteration": at, "lineage": agent.lineage}
-    agent.say(Notice(**where, level="info", code="mark", message=message))
+    agent.say(AnnotationReport(**where, text=message))
 
 
 def test_an_annotation_is_added_edited_and_deleted_with_its_author(job, client, clock):

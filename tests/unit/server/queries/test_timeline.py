@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import (
+    AnnotationReport,
     AttemptFinished,
     Checkpoint,
     IntervalDecision,
@@ -560,12 +561,8 @@ def test_time_goes_back_to_the_first_attempt_however_many_there_were(job, client
     assert (told["times"], len(told["attempts"])) == ([job.at, second.at + 1.2], 1)
 
 
-def marked(agent, message, code="mark"):
-    agent.say(
-        Notice(
-            at=agent.at, iteration=agent.iteration, lineage=agent.lineage, level="info", code=code, message=message
-        )
-    )
+def marked(agent, text):
+    agent.say(AnnotationReport(at=agent.at, iteration=agent.iteration, lineage=agent.lineage, text=text))
 
 
 def shown_annotations(client, window=""):
@@ -576,7 +573,8 @@ def shown_annotations(client, window=""):
 def test_annotations_of_the_script_are_on_the_timeline_and_not_among_the_notices(job, client):
     job.train(10)
     marked(job, "epoch 1")
-    marked(job, "a batch takes 42 ms", code="data")
+    where = {"at": job.at, "iteration": job.iteration, "lineage": job.lineage}
+    job.say(Notice(**where, level="info", code="data", message="a batch takes 42 ms"))
     job.train(10)
     marked(job, "epoch 2")
     assert shown_annotations(client) == [(10, "epoch 1"), (20, "epoch 2")]
