@@ -16,6 +16,7 @@ from typer.testing import Result
 from holdfast.protocol.analyses import Goodput, JobPlan, RestorePreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptSummary
 from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.jobs import CheckpointInfo, Edit, JobSummary, NoticeInfo, Order
 from holdfast.units import parse_seconds
 
@@ -287,7 +288,7 @@ def _completed(kind: inspect.Type, data: Any) -> Any:
         return data
     match kind:
         case inspect.StrType():
-            return ""
+            return "" if kind.pattern is None else checkpoint_id(0, 1)
         case inspect.LiteralType():
             return kind.values[0]
         case inspect.BoolType():
