@@ -34,7 +34,7 @@ from torch.distributed.fsdp import fully_shard
 
 from holdfast.client import Client
 from holdfast.save import reuse
-from holdfast.server_link.http_client import HttpClient, HttpResponse
+from holdfast.server_link.http_client import AgentClient, HttpClient, HttpResponse
 from holdfast_server.core.settings import ServerSettings
 from holdfast_web import create_app
 from tests.support import golden_server
@@ -131,9 +131,10 @@ def make_conversation() -> None:
         self: HttpClient, method: str, path: str, body: Any = None, headers: Any = None, **more: Any
     ) -> Any:
         response: HttpResponse = original(self, method, path, body, headers, **more)
+        sender = "AgentClient" if isinstance(self, AgentClient) else "Client"
         exchanges.append(
             {
-                "client": type(self).__name__, "method": method, "path": path, "headers": dict(headers or {}),
+                "client": sender, "method": method, "path": path, "headers": dict(headers or {}),
                 "body": body, "status": response.status, "response": response.body,
             }
         )  # fmt: skip

@@ -7,8 +7,11 @@
             print(job.job, job.status, job.exposure_seconds)
         client.edit("char-gpt", budget="2%")
 
+Alerts are in `client.alerts`, users and keys in `client.accounts`, the retention of reports in `client.reports`.
 Every method raises `ServerError`, or a subclass that says why, if the server rejects the request, and
 `UnreachableError` if no server answers.
+
+One module, since a reader looks for what can be asked about a job in one class.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Literal
 
 from holdfast.protocol.analyses import Goodput, JobPlan, RankTimes, RestorePreview, SettingsPreview
 from holdfast.protocol.attempts import AttemptConfiguration, AttemptOutput, AttemptSummary
-from holdfast.protocol.fleet import Fleet
+from holdfast.protocol.fleet import BulkChange, BulkResult, Fleet
 from holdfast.protocol.jobs import (
     Annotation,
     CheckpointInfo,
@@ -34,13 +37,14 @@ from holdfast.protocol.jobs import (
     Tensors,
     Verification,
 )
-from holdfast.protocol.timeline import Timeline
+from holdfast.protocol.timeline import Comparison, ComparisonAxis, Timeline
 from holdfast.protocol.wire import OPEN_ORDER_STATES, Desired
-from holdfast.server_link.administration import Administration
+from holdfast.server_link.administration import Accounts, Alerts, Reports
 from holdfast.server_link.http_client import DEFAULT_SERVER, validate_server
 from holdfast.server_link.json_client import (
     Conflict,
     Invalid,
+    JsonClient,
     NotFound,
     NotPermitted,
     ServerBusy,
@@ -63,7 +67,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-class Client(Administration):
+class Client:
     """A client of one server.
 
     Args:
@@ -72,6 +76,35 @@ class Client(Administration):
         timeout_seconds: limit of each try of a request.
         retries: further tries of idempotent requests, if the server is overloaded or unreachable.
     """
+
+    def __init__(
+        self,
+        server: str = DEFAULT_SERVER,
+        token: str | None = None,
+        *,
+        timeout_seconds: float = 10.0,
+        retries: int = 2,
+    ) -> None:
+        self._http = JsonClient(server, token, timeout_seconds=timeout_seconds, retries=retries)
+        self.alerts = Alerts(self._http)
+        """Alerts, their rules and channels."""
+        self.accounts = Accounts(self._http)
+        """Users, keys and the audit log."""
+        self.reports = Reports(self._http)
+        """Retention of reports."""
+        self.get = self._http.get
+        """Fetch any path under /api/v1."""
+        self.send = self._http.send
+        """Send any request under /api/v1."""
+
+    @property
+    def server(self) -> str:
+        """Address of the server."""
+        return self._http.server
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
 
     def __enter__(self) -> Client:
         return self
@@ -106,11 +139,38 @@ class Client(Administration):
     ) -> Fleet:
         """Return one page of the jobs that match, and their number by status. Raises Invalid."""
         query = {"search": search, "status": status, "project": project, "sort": sort, "page": page, "size": size}
-        return self._fetch(Fleet, "GET", "/jobs", query=query)
+        return self._http.fetch(Fleet, "GET", "/jobs", query=query)
+
+    def change_jobs(self, change: BulkChange) -> BulkResult:
+        """Change several jobs, or preview it; each is changed or refused on its own. Raises Invalid."""
+        return self._http.fetch(BulkResult, "POST", "/jobs/changes", body=change)
+
+    def compare(
+        self,
+        jobs: Sequence[str],
+        metrics: Sequence[str] = ("loss",),
+        *,
+        axis: ComparisonAxis = "iteration",
+        start: float | None = None,
+        end: float | None = None,
+        points: int = 300,
+    ) -> Comparison:
+        """Return metrics of up to eight jobs or lineages on one axis. Raises NotFound and Invalid.
+
+        Args:
+            jobs: names of jobs, or `job:lineage`.
+            metrics: at most four.
+            axis: iterations, seconds since the start of each job, or seconds since 1970.
+            start: where the window begins on the axis; `None`: at its beginning.
+            end: where it ends.
+            points: points of a curve, about.
+        """
+        query = {"job": list(jobs), "metric": list(metrics), "x": axis, "from": start, "to": end, "points": points}
+        return self._http.fetch(Comparison, "GET", "/compare", query=query)
 
     def job(self, job: str) -> JobSummary:
         """Return a job. Raises NotFound."""
-        return self._fetch(JobSummary, "GET", "/jobs/{job}", job)
+        return self._http.fetch(JobSummary, "GET", "/jobs/{job}", job)
 
     def delete_job(self, job: str) -> None:
         """Delete a job and its reports from the server. Its checkpoints stay in the store.
@@ -120,7 +180,7 @@ class Client(Administration):
             Conflict: the job is running, or reported in the meantime.
         """
         # not retried: a retry of a successful request would raise NotFound
-        self._call("DELETE", "/jobs/{job}", job, idempotent=False)
+        self._http.call("DELETE", "/jobs/{job}", job, idempotent=False)
 
     def reset_numbers(self, job: str, *, attempt: int | None = None, lineage: int | None = None) -> JobNumbers:
         """Correct the largest attempt and lineage numbers that the server knows of a job.
@@ -135,11 +195,11 @@ class Client(Administration):
         """
         given = {"latest_attempt": attempt, "latest_lineage": lineage}
         changes = {name: value for name, value in given.items() if value is not None}
-        return self._fetch(JobNumbers, "PATCH", "/jobs/{job}/numbers", job, body=changes, idempotent=True)
+        return self._http.fetch(JobNumbers, "PATCH", "/jobs/{job}/numbers", job, body=changes, idempotent=True)
 
     def watch(self, job: str) -> Iterator[JobSummary]:
         """Yield the job now and after each change, until the server ends the stream. Raises NotFound."""
-        for answer in self._stream("/jobs/{job}/stream", job):
+        for answer in self._http.stream("/jobs/{job}/stream", job):
             yield decoded(answer, JobSummary)
 
     def checkpoints(self, job: str, *, limit: int = 50, before: str | None = None) -> list[CheckpointInfo]:
@@ -154,7 +214,7 @@ class Client(Administration):
             NotFound.
             Invalid: there is no checkpoint `before`.
         """
-        return self._rows(
+        return self._http.rows(
             CheckpointInfo, "checkpoints", "/jobs/{job}/checkpoints", job, query={"limit": limit, "before": before}
         )
 
@@ -187,7 +247,9 @@ class Client(Administration):
         return self._change_checkpoint(job, checkpoint, label=label)
 
     def _change_checkpoint(self, job: str, checkpoint: str | int, **changes: bool | str | None) -> CheckpointInfo:
-        return self._fetch(CheckpointInfo, "PATCH", CHECKPOINT, job, checkpoint, body=changes, idempotent=True)
+        return self._http.fetch(
+            CheckpointInfo, "PATCH", CHECKPOINT, job, checkpoint, body=changes, idempotent=True
+        )
 
     def verify(self, job: str, checkpoint: str | int, *, against: str | int | None = None) -> Verification:
         """Request that the job verify a checkpoint while it trains; `verification` returns the progress.
@@ -202,24 +264,24 @@ class Client(Administration):
             Conflict: it is not in the store, or too many verifications wait.
         """
         body = {} if against is None else {"against": str(against)}
-        return self._fetch(Verification, "POST", VERIFICATION, job, checkpoint, body=body, idempotent=True)
+        return self._http.fetch(Verification, "POST", VERIFICATION, job, checkpoint, body=body, idempotent=True)
 
     def verification(self, job: str, checkpoint: str | int) -> Verification:
         """Return the progress and last result of verifying a checkpoint. Raises NotFound."""
-        return self._fetch(Verification, "GET", VERIFICATION, job, checkpoint)
+        return self._http.fetch(Verification, "GET", VERIFICATION, job, checkpoint)
 
     def cancel_verification(self, job: str, checkpoint: str | int) -> Verification:
         """Cancel the verification of a checkpoint. Raises NotFound."""
-        return self._fetch(Verification, "DELETE", VERIFICATION, job, checkpoint)
+        return self._http.fetch(Verification, "DELETE", VERIFICATION, job, checkpoint)
 
     def report_scrub(self, job: str, checkpoint: str, report: ScrubReport) -> Verification:
         """Report what a scrub found in a checkpoint. Raises NotFound and Invalid."""
         path = "/jobs/{job}/checkpoints/{checkpoint}/scrub"
-        return self._fetch(Verification, "PUT", path, job, checkpoint, body=report)
+        return self._http.fetch(Verification, "PUT", path, job, checkpoint, body=report)
 
     def tensors(self, job: str, checkpoint: str | int, *, other: str | int | None = None) -> Tensors:
         """Return a summary of the tensors of a verified checkpoint, and of another one. Raises NotFound."""
-        return self._fetch(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
+        return self._http.fetch(Tensors, "GET", TENSORS, job, checkpoint, query={"with": other})
 
     def oldest_restorable(self, job: str) -> CheckpointInfo | None:
         """Return the restorable checkpoint at the lowest iteration. Raises NotFound."""
@@ -263,23 +325,23 @@ class Client(Administration):
         query = {
             "from": start, "to": end, "points": points, "x": axis, "metric": metrics, "machine": machine,
         }  # fmt: skip
-        return self._fetch(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
+        return self._http.fetch(Timeline, "GET", "/jobs/{job}/timeline", job, query=query)
 
     def goodput(self, job: str, window: str | None = None) -> Goodput:
         """Return how a job spent its time in a window such as `24h`. Raises NotFound and Invalid."""
-        return self._fetch(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
+        return self._http.fetch(Goodput, "GET", "/jobs/{job}/goodput", job, query={"window": window})
 
     def ranks(self, job: str, window: str | None = None) -> RankTimes:
         """Compare the ranks, and find the one that the others wait for. Raises NotFound and Invalid."""
-        return self._fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
+        return self._http.fetch(RankTimes, "GET", "/jobs/{job}/ranks", job, query={"window": window})
 
     def forks(self, job: str) -> ForkFamily:
         """Return the job that this job was forked from, and its own forks. Raises NotFound."""
-        return self._fetch(ForkFamily, "GET", "/jobs/{job}/forks", job)
+        return self._http.fetch(ForkFamily, "GET", "/jobs/{job}/forks", job)
 
     def attempts(self, job: str, *, limit: int | None = None) -> list[AttemptSummary]:
         """Return the attempts of a job, newest first. Raises NotFound."""
-        return self._rows(AttemptSummary, "attempts", "/jobs/{job}/attempts", job, query={"limit": limit})
+        return self._http.rows(AttemptSummary, "attempts", "/jobs/{job}/attempts", job, query={"limit": limit})
 
     def configuration(self, job: str, attempt: int, *, against: int | str | None = None) -> AttemptConfiguration:
         """Return the configuration and environment of an attempt.
@@ -288,11 +350,11 @@ class Client(Administration):
         Raises NotFound and Invalid.
         """
         path = "/jobs/{job}/attempts/{attempt}/configuration"
-        return self._fetch(AttemptConfiguration, "GET", path, job, attempt, query={"against": against})
+        return self._http.fetch(AttemptConfiguration, "GET", path, job, attempt, query={"against": against})
 
     def output(self, job: str, attempt: int) -> AttemptOutput:
         """Return the last lines of output of an attempt. Raises NotFound."""
-        return self._fetch(AttemptOutput, "GET", "/jobs/{job}/attempts/{attempt}/output", job, attempt)
+        return self._http.fetch(AttemptOutput, "GET", "/jobs/{job}/attempts/{attempt}/output", job, attempt)
 
     def plan(self, job: str, **what_if: float | int | str | None) -> JobPlan:
         """Compare checkpoint intervals.
@@ -306,38 +368,40 @@ class Client(Administration):
             NotFound.
             Invalid: a value is not valid.
         """
-        return self._fetch(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
+        return self._http.fetch(JobPlan, "GET", "/jobs/{job}/plan", job, query=what_if)
 
     def notices(self, job: str, *, limit: int | None = None) -> list[NoticeInfo]:
         """Return the notices of a job, newest first. Raises NotFound."""
-        return self._rows(NoticeInfo, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
+        return self._http.rows(NoticeInfo, "notices", "/jobs/{job}/notices", job, query={"limit": limit})
 
     def annotations(self, job: str, *, limit: int | None = None) -> list[Annotation]:
         """Return the notes at iterations, latest iterations first. Raises NotFound."""
-        return self._rows(Annotation, "annotations", ANNOTATIONS, job, query={"limit": limit})
+        return self._http.rows(Annotation, "annotations", ANNOTATIONS, job, query={"limit": limit})
 
     def annotate(self, job: str, text: str, *, iteration: int | None = None) -> Annotation:
         """Add a note at a finished iteration; `None`: the newest. Raises NotFound, Conflict and Invalid."""
-        return self._fetch(Annotation, "POST", ANNOTATIONS, job, body={"text": text, "iteration": iteration})
+        return self._http.fetch(Annotation, "POST", ANNOTATIONS, job, body={"text": text, "iteration": iteration})
 
     def edit_annotation(self, job: str, annotation: int, text: str) -> Annotation:
         """Change a note of a person. Raises NotFound, Conflict and Invalid."""
-        return self._fetch(Annotation, "PATCH", ANNOTATION, job, annotation, body={"text": text}, idempotent=True)
+        return self._http.fetch(
+            Annotation, "PATCH", ANNOTATION, job, annotation, body={"text": text}, idempotent=True
+        )
 
     def delete_annotation(self, job: str, annotation: int) -> None:
         """Delete a note of a person. Raises NotFound and Conflict."""
-        self._call("DELETE", ANNOTATION, job, annotation, idempotent=False)
+        self._http.call("DELETE", ANNOTATION, job, annotation, idempotent=False)
 
     # ---- settings -----------------------------------------------------------------------------
 
     def desired(self, job: str) -> Desired:
         """Return the desired state of a job; version 0 if it was never changed."""
-        answer = self._call("GET", "/jobs/{job}/desired", job)
+        answer = self._http.call("GET", "/jobs/{job}/desired", job)
         return Desired() if answer is None else decoded(answer, Desired)
 
     def edits(self, job: str, *, limit: int | None = None) -> list[Edit]:
         """Return the versions of the desired state, newest first. Raises NotFound."""
-        return self._rows(Edit, "edits", "/jobs/{job}/edits", job, query={"limit": limit})
+        return self._http.rows(Edit, "edits", "/jobs/{job}/edits", job, query={"limit": limit})
 
     def applied_at(self, job: str, version: int) -> int | None:
         """Return the iteration at which the job applied a version, or `None`. Raises NotFound."""
@@ -359,7 +423,7 @@ class Client(Administration):
             Conflict: another change was made since that version.
         """
         held = self.desired(job).version if version is None else version
-        return self._fetch(
+        return self._http.fetch(
             Desired, "PATCH", "/jobs/{job}/desired", job, body=changes, headers={"If-Match": f'"{held}"'}
         )
 
@@ -370,7 +434,7 @@ class Client(Administration):
 
         `every`: a number of iterations, or a time such as "10min".
         """
-        return self._fetch(
+        return self._http.fetch(
             SettingsPreview, "GET", "/jobs/{job}/preview", job, query={"budget": budget, "every": every}
         )
 
@@ -406,21 +470,21 @@ class Client(Administration):
         body["key"] = key or uuid.uuid4().hex
         if degraded:  # which an earlier server would not know
             body["degraded"] = True
-        return self._fetch(Order, "POST", "/jobs/{job}/restores", job, body=body, idempotent=True)
+        return self._http.fetch(Order, "POST", "/jobs/{job}/restores", job, body=body, idempotent=True)
 
     def preview_restore(self, job: str, checkpoint: str) -> RestorePreview:
         """Predict what a restore to this checkpoint would discard and how long it takes. Raises NotFound."""
-        return self._fetch(
+        return self._http.fetch(
             RestorePreview, "GET", "/jobs/{job}/restores/preview", job, query={"checkpoint": checkpoint}
         )
 
     def orders(self, job: str, *, limit: int | None = None) -> list[Order]:
         """Return the restores of a job, newest first. Raises NotFound."""
-        return self._rows(Order, "restores", "/jobs/{job}/restores", job, query={"limit": limit})
+        return self._http.rows(Order, "restores", "/jobs/{job}/restores", job, query={"limit": limit})
 
     def order(self, job: str, order: str) -> Order:
         """Return a restore. Raises NotFound."""
-        return self._fetch(Order, "GET", "/jobs/{job}/restores/{order}", job, order)
+        return self._http.fetch(Order, "GET", "/jobs/{job}/restores/{order}", job, order)
 
     def undo_restore(self, job: str, order: str) -> Order:
         """Request a restore to the state before a restore. Idempotent.
@@ -429,11 +493,11 @@ class Client(Administration):
             NotFound.
             Conflict: there is nothing to undo, or another restore is in progress.
         """
-        return self._fetch(Order, "POST", "/jobs/{job}/restores/{order}/undo", job, order, idempotent=True)
+        return self._http.fetch(Order, "POST", "/jobs/{job}/restores/{order}/undo", job, order, idempotent=True)
 
     def cancel_restore(self, job: str, order: str) -> Order:
         """Cancel a restore. Idempotent. Raises NotFound, and Conflict if it has begun."""
-        return self._fetch(Order, "POST", "/jobs/{job}/restores/{order}/cancel", job, order, idempotent=True)
+        return self._http.fetch(Order, "POST", "/jobs/{job}/restores/{order}/cancel", job, order, idempotent=True)
 
     def follow(
         self, order: Order, *, timeout_seconds: float = float("inf"), poll_seconds: float = 0.2

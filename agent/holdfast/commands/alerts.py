@@ -53,7 +53,7 @@ def alerts(
     if context.invoked_subcommand is not None:
         return
     with asking(server, token) as client:
-        found = client.alerts(job=job, history=history)
+        found = client.alerts.find(job=job, history=history)
     if json:
         print_json(found)
     elif found:
@@ -72,7 +72,7 @@ def ack(client: Client, alert: Number, json: Json = False) -> None:
 
     Example: holdfast alerts ack 7
     """
-    done = client.acknowledge(_found(client, alert).job, alert)
+    done = client.alerts.acknowledge(_found(client, alert).job, alert)
     print_or_json(done, f"alert {alert} is acknowledged by {done.acknowledged_by}", json=json)
 
 
@@ -89,7 +89,7 @@ def silence(
     Example: holdfast alerts silence 7 2h
     """
     seconds = parsed(lambda text: parse_positive_seconds(text, "TIME"), time_)
-    done = client.silence(_found(client, alert).job, alert, seconds=seconds)
+    done = client.alerts.silence(_found(client, alert).job, alert, seconds=seconds)
     print_or_json(done, f"alert {alert} is silenced for {duration(seconds)}", json=json)
 
 
@@ -100,7 +100,7 @@ def unsilence(client: Client, alert: Number, json: Json = False) -> None:
 
     Example: holdfast alerts unsilence 7
     """
-    done = client.unsilence(_found(client, alert).job, alert)
+    done = client.alerts.unsilence(_found(client, alert).job, alert)
     print_or_json(done, f"alert {alert} is {done.state}", json=json)
 
 
@@ -111,7 +111,7 @@ def rules(client: Client, project: Project = None, json: Json = False) -> None:
 
     Example: holdfast alerts rules
     """
-    found = client.alert_rules(project)
+    found = client.alerts.rules(project)
     if json:
         print_json(found)
         return
@@ -131,7 +131,7 @@ def rules(client: Client, project: Project = None, json: Json = False) -> None:
 
 def _found(client: Client, alert: int) -> Alert:
     """Return the alert with this number: the newest one below the next number, if it exists."""
-    page = client.alerts(history=True, limit=1, before=alert + 1)
+    page = client.alerts.find(history=True, limit=1, before=alert + 1)
     if not page or page[0].id != alert:
         fail(f"there is no alert {alert}; `holdfast alerts --all` lists all alerts")
     return page[0]

@@ -139,7 +139,7 @@ class JsonClient(HttpClient):
             sleep(pause)
         raise AssertionError("the last try returns or raises")
 
-    def _stream(self, template: str, *parts: object) -> Iterator[Any]:
+    def stream(self, template: str, *parts: object) -> Iterator[Any]:
         """Yield the data of server-sent events until the server ends the stream."""
         path = f"{self._base}/api/v1{_path(template, parts)}"
         pool = urllib3.connection_from_url(self._address, timeout=self._timeout_seconds, headers=self._headers)
@@ -155,15 +155,17 @@ class JsonClient(HttpClient):
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(as_request_failed(error)) from None
 
-    def _fetch(self, kind: type[T], method: str, template: str, *parts: object, **more: Any) -> T:
-        return decoded(self._call(method, template, *parts, **more), kind)
+    def fetch(self, kind: type[T], method: str, template: str, *parts: object, **more: Any) -> T:
+        """Return the response to a request as `kind`; the arguments are those of `call`."""
+        return decoded(self.call(method, template, *parts, **more), kind)
 
-    def _rows(self, kind: type[T], name: str, template: str, *parts: object, **more: Any) -> list[T]:
-        answer = self._call("GET", template, *parts, **more)
+    def rows(self, kind: type[T], name: str, template: str, *parts: object, **more: Any) -> list[T]:
+        """Return the list `name` of a response, or the response where it is a list."""
+        answer = self.call("GET", template, *parts, **more)
         rows = answer.get(name, []) if isinstance(answer, dict) else answer
         return [decoded(row, kind) for row in rows]
 
-    def _call(
+    def call(
         self,
         method: str,
         template: str,

@@ -90,7 +90,7 @@ def address(tmp_path_factory) -> Iterator[str]:
         headers={"Content-Type": "application/msgpack"},
     ).raise_for_status()
     for rule in ("durable_age", "silent"):  # its agent has said all that it ever will
-        Client(url).change_alert_rule(rule, enabled=False)
+        Client(url).alerts.change_rule(rule, enabled=False)
     yield url
     server.should_exit = True
     thread.join()
@@ -115,20 +115,22 @@ def test_each_method_reads_what_the_server_answers(address):
     assert client.restore("char-gpt", checkpoint="000000000010-1", key="once").id == order.id
     assert [row.id for row in client.orders("char-gpt")] == [client.order("char-gpt", order.id).id]
     assert client.cancel_restore("char-gpt", order.id).state == "cancelled"
-    assert client.alerts(history=True) == client.alerts(job="char-gpt", history=True)
-    assert len(client.alert_rules()) >= 10
-    assert client.change_alert_rule("mine", kind="silent", limit=30.0).limit == 30
-    client.remove_alert_rule("mine")
-    assert client.alert_channels() == []
-    assert client.people() == client.tokens() == []
-    assert client.change_retention(reports_seconds=None) == client.retention()
-    assert {"alert.rule.change", "alert.rule.remove"} <= {entry.action for entry in client.audit(action="alert")}
+    assert client.alerts.find(history=True) == client.alerts.find(job="char-gpt", history=True)
+    assert len(client.alerts.rules()) >= 10
+    assert client.alerts.change_rule("mine", kind="silent", limit=30.0).limit == 30
+    client.alerts.remove_rule("mine")
+    assert client.alerts.channels() == []
+    assert client.accounts.people() == client.accounts.keys() == []
+    assert client.reports.change_retention(reports_seconds=None) == client.reports.retention()
+    assert {"alert.rule.change", "alert.rule.remove"} <= {
+        entry.action for entry in client.accounts.audit(action="alert")
+    }
     with pytest.raises(NotFound):
-        client.acknowledge("char-gpt", 99)
+        client.alerts.acknowledge("char-gpt", 99)
     with pytest.raises(Conflict, match="webhooks are off"):
-        client.add_alert_channel("x", "https://hooks.slack.com/x")
+        client.alerts.add_channel("x", "https://hooks.slack.com/x")
     with pytest.raises(NotFound):
-        client.test_alert_channel("none")
+        client.alerts.test_channel("none")
 
 
 def test_the_examples_of_the_documentation_run(address, capsys):

@@ -72,7 +72,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {(each["client"], each["method"], each["path"]): each for each in EXCHANGES}
 
     def exchange(self: HttpClient, method: str, path: str, *_: Any, **__: Any) -> HttpResponse:
-        found = answers[type(self).__name__, method, path]
+        sender = "AgentClient" if isinstance(self, AgentClient) else "Client"
+        found = answers[sender, method, path]
         return HttpResponse(found["status"], body_of(found, "response") or b"", 0.0)
 
     monkeypatch.setattr(HttpClient, "exchange", exchange)

@@ -9,6 +9,7 @@ import pytest
 
 from holdfast.client import Client
 from holdfast.protocol.wire import AttemptStarted, Batch
+from holdfast.server_link.json_client import JsonClient
 from holdfast_server import models
 from holdfast_server.accounts import auth_backends, people, tokens
 from holdfast_server.accounts.secrets import new_token
@@ -348,14 +349,14 @@ def test_the_rules_are_those_of_the_project_of_a_key(
 
     asked: list[str] = []
 
-    def send(self: Client, method: str, path: str, *_: object, **__: object) -> object:
+    def send(self: JsonClient, method: str, path: str, *_: object, **__: object) -> object:
         asked.append(path)
         reply = projects.client.request(method, f"/api/v1{path}", headers={"Authorization": f"Bearer {key}"})
         assert reply.is_success, reply.text
         return reply.json()
 
-    monkeypatch.setattr(Client, "send", send)
-    assert {rule.project for rule in Client("http://127.0.0.1:1").alert_rules()} == {OWN}
+    monkeypatch.setattr(JsonClient, "send", send)
+    assert {rule.project for rule in Client("http://127.0.0.1:1").alerts.rules()} == {OWN}
     assert asked[-1] == f"/projects/{OWN}/alert-rules"
     hidden = projects.client.get(
         "/api/v1/projects/default/alert-rules", headers={"Authorization": f"Bearer {key}"}

@@ -14,9 +14,9 @@ from msgspec import structs
 from typer.testing import CliRunner
 
 from holdfast.cli import app as cli
-from holdfast.client import Client
 from holdfast.protocol.jobs import RecentFailures
 from holdfast.protocol.wire import AttemptFinished, IntervalDecision, OrderStateChange, OutputReport
+from holdfast.server_link.json_client import JsonClient
 from holdfast_server.accounts import projects
 from holdfast_server.alerts import evaluation, rules
 from holdfast_server.alerts import facts as job_facts
@@ -536,7 +536,7 @@ def test_alerts_are_acknowledged_and_silenced_from_a_terminal(alive, client, loo
         assert reply.is_success, reply.text
         return reply.json()
 
-    monkeypatch.setattr(Client, "send", send)
+    monkeypatch.setattr(JsonClient, "send", send)
 
     def holdfast(*arguments):
         done = CliRunner().invoke(cli, ["alerts", *map(str, arguments)])
