@@ -169,6 +169,9 @@ def run(
     capture_output: Annotated[
         bool, typer.Option(help="Send the last 1,000 lines of output to the server; secrets are masked.")
     ] = True,
+    warm: Annotated[
+        bool, typer.Option(help="Restart by forking a process that has the script's imports (Linux).")
+    ] = False,
 ) -> None:
     """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
 
@@ -214,6 +217,7 @@ def run(
             stay=stay,
             memory_tier=memory_tier,
             capture_output=capture_output,
+            warm=warm,
         ).run()
     except ValueError as error:
         fail(str(error), EXIT_USAGE)

@@ -30,6 +30,7 @@ from holdfast.supervisor.end_causes import EndCause, HostFaults, end_cause, kern
 from holdfast.supervisor.hang_detector import HangDetector, RestartProgress, progress_file, read_progress
 from holdfast.supervisor.restart_limits import RestartLimits
 from holdfast.supervisor.server_reports import ServerReports
+from holdfast.supervisor.warm_start import ForkedTrainer, WarmStarts
 from holdfast.system import processes, supervisor_channel
 from holdfast.system.processes import describe_exit, shell_status
 from holdfast.system.supervisor_channel import EXIT_FENCED, EXIT_HOST_FAULT
@@ -59,6 +60,7 @@ class Supervisor:
         stay: when to wait for a restore request after the last start, if the trainer has a server.
         memory_tier: hold memory for snapshots that outlives the trainer.
         capture_output: send the last lines of the trainer's output to the server.
+        warm: keep a process with the trainer's imports, and restart the trainer by forking it.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Supervisor:
         stay: Stay = "failure",
         memory_tier: bool = True,
         capture_output: bool = True,
+        warm: bool = False,
     ) -> None:
         if not command:
             raise ValueError("no command to run: holdfast run -- python train.py")
@@ -77,7 +80,7 @@ class Supervisor:
         self.limits = limits or RestartLimits()
         self.environment = dict(environment or {})
         self.stay = stay
-        self.memory_tier, self.capture_output = memory_tier, capture_output
+        self.memory_tier, self.capture_output, self.warm = memory_tier, capture_output, warm
         self.log = supervisor_channel.log_line
         self.starts = 0
         self._progress = RestartProgress()
@@ -96,6 +99,7 @@ class Supervisor:
         """Children that this process had before, and the processes that relay output or save snapshots."""
         self._relay: subprocess.Popen[bytes] | None = None
         self._held: SupervisorMemory | None = None
+        self._warm_starts: WarmStarts | None = None
         self._rescue: subprocess.Popen[bytes] | None = None
         """Process that saves the last start's snapshot from memory."""
 
@@ -106,9 +110,12 @@ class Supervisor:
             self._not_ours = frozenset(processes.descendants(os.getpid()))
             processes.adopt_orphans()
             self._held = SupervisorMemory(self._folder) if self.memory_tier else None
+            self._warm_starts = WarmStarts(self.command, self._folder) if self.warm else None
             try:
                 return self._supervise(signals)
             finally:
+                if self._warm_starts is not None:
+                    self._warm_starts.close()
                 self._await_helpers(signals)
                 self._reports.settle(self._last_report_seconds)
                 if self._held is not None:
@@ -118,6 +125,9 @@ class Supervisor:
         fruitless, previous_exit = 0, None
         while True:
             status = self._run_once(signals, previous_exit)
+            while self._warm_starts is not None and self._warm_starts.take_end() and not signals.stops:
+                self._progress.end_start()
+                status = self._run_once(signals, previous_exit)
             previous_exit = describe_exit(status) + (" because it hung" if self._was_hung else "")
             self._start_rescue(previous_exit)
             cause, reason = self._end_cause(status, previous_exit)
@@ -325,11 +335,12 @@ class Supervisor:
                 self._relay, self._not_ours = output.relay, self._not_ours | {output.relay.pid}
             try:
                 trainer = self._start(self._folder / "progress", previous_exit, output)
-                self.log(f"start {self.starts}: process {trainer.pid}, {shlex.join(self.command)}")
+                forked = ", warm" if isinstance(trainer, ForkedTrainer) else ""
+                self.log(f"start {self.starts}: process {trainer.pid}{forked}, {shlex.join(self.command)}")
                 try:
                     self._watch(trainer, signals, progress)
                 finally:
-                    if left := processes.kill_descendants(trainer.pid, self._not_ours):
+                    if left := processes.kill_descendants(trainer.pid, self._spared):
                         self.log(f"processes alive after SIGKILL: {', '.join(map(str, left))}", logging.ERROR)
                     status = trainer.wait()
             finally:
@@ -340,9 +351,14 @@ class Supervisor:
             supervisor_channel.keep_stores(self._folder, last)
         return status
 
+    @property
+    def _spared(self) -> frozenset[int]:
+        """The processes that outlive a start."""
+        return self._not_ours | (self._warm_starts.pids if self._warm_starts is not None else set())
+
     def _start(
         self, progress_path: Path, previous_exit: str | None, output: output_capture.OutputCapture | None
-    ) -> subprocess.Popen[bytes]:
+    ) -> subprocess.Popen[bytes] | ForkedTrainer:
         environment = os.environ | self.environment
         environment |= {"HOLDFAST_SUPERVISED": "1", "HOLDFAST_PROGRESS": str(progress_path)}
         environment[supervisor_channel.VARIABLE] = str(self._folder)
@@ -351,13 +367,18 @@ class Supervisor:
         environment.pop(supervisor_channel.PREVIOUS_EXIT, None)
         if previous_exit is not None:
             environment[supervisor_channel.PREVIOUS_EXIT] = previous_exit
+        stdout, stderr = (None, None) if output is None else (output.stdout, output.stderr)
         try:
+            if self._warm_starts is not None:
+                forked = self._warm_starts.fork(environment, stdout, stderr)
+                if forked is not None:
+                    return forked
             return subprocess.Popen(  # noqa: S603
                 self.command,
                 env=environment,
                 stdin=subprocess.DEVNULL,  # reading the terminal would stop a background process group
-                stdout=None if output is None else output.stdout,
-                stderr=None if output is None else output.stderr,
+                stdout=stdout,
+                stderr=stderr,
                 process_group=0,
                 # a supervisor that is killed must not leave a trainer that nothing watches
                 preexec_fn=processes.die_with_parent if sys.platform == "linux" else None,
@@ -366,7 +387,9 @@ class Supervisor:
             if output is not None:
                 output.trainer_started()
 
-    def _watch(self, trainer: subprocess.Popen[bytes], signals: processes.PendingSignals, progress: int) -> None:
+    def _watch(
+        self, trainer: subprocess.Popen[bytes] | ForkedTrainer, signals: processes.PendingSignals, progress: int
+    ) -> None:
         """Forward signals and detect hangs until the trainer's main process has ended."""
         was_stopped = killed = False
         detector = HangDetector(self.limits.hang_factor, self.limits.hang_least_seconds, time.monotonic())
@@ -385,9 +408,11 @@ class Supervisor:
                 reason = self._report_hang(detector)
             if reason is not None and not killed:
                 self.log(reason, logging.WARNING)
-                processes.kill_descendants(trainer.pid, self._not_ours)
+                processes.kill_descendants(trainer.pid, self._spared)
                 killed = True
             processes.reap_orphans(trainer.pid)
+            if self._warm_starts is not None and not signals.stops:
+                self._warm_starts.watch(trainer.pid)
             if not self._dashboard_logged and not signals.stops:
                 self._log_dashboard()
             signals.sleep(self.limits.poll_seconds)

@@ -32,6 +32,7 @@ import msgspec
 from holdfast.protocol.wire import RestoreOrder
 from holdfast.system import processes
 from holdfast.system.masking import escaped
+from holdfast.system.published_imports import ImportsPublisher
 
 logger = logging.getLogger("holdfast")
 
@@ -340,6 +341,7 @@ class ProgressFile:
     def __init__(self, path: str | None = None) -> None:
         self._memory: mmap.mmap | None = None
         self._updates = 0
+        self._imports = ImportsPublisher("" if path == "" else os.environ.get(VARIABLE, ""))
         path = path if path is not None else os.environ.get(PROGRESS_VARIABLE)
         if not path:
             return
@@ -353,6 +355,7 @@ class ProgressFile:
         if self._memory is not None:
             self._updates += 1
             PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
+            self._imports.update(self._updates)
 
     def rest(self) -> None:
         """Mark training as finished, so that a slow end of the script is not taken for a hang."""
