@@ -134,7 +134,8 @@ class WarmStarts:
 
     def _start_template(self) -> None:
         options, words = python_words(self._command)
-        (self._folder / IMPORTS).rename(self._folder / "imports-of-template.json")
+        with contextlib.suppress(FileNotFoundError):  # another process with the same imports
+            (self._folder / IMPORTS).rename(self._folder / "imports-of-template.json")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         reading, writing = os.pipe()
         try:
@@ -184,16 +185,24 @@ class WarmStarts:
                 return
             except OSError:
                 content = b""
-            message = json.loads(content) if content else {"unusable": "the process with the imports has ended"}
+            message = json.loads(
+                content or b'{"unusable": "", "reason": "the process with the imports has ended"}'
+            )
             if "ready" in message:
                 self._is_ready = True
                 self._log(f"the next start is warm: {message['ready']:,} modules are imported")
-            elif "excluded" in message:
-                self._excluded.append(message["excluded"])
-                self._log(f"imported anew at each start: {message['excluded']} ({message['reason']})")
-            else:
-                self._end_template()
-                self._turn_off(message["unusable"])
+                continue
+            self._end_template()
+            name, reason = message["unusable"], message["reason"]
+            if name in ("", "torch") or len(self._excluded) >= warm_template.MAX_EXCLUDED:
+                self._turn_off(f"{name}: {reason}" if name else reason)
+                return
+            self._log(f"imported anew at each start: {name} ({reason})")
+            self._excluded.append(name)
+            try:  # a new process: what the import has changed cannot be undone
+                self._start_template()
+            except OSError as error:
+                self._turn_off(f"the process for warm starts cannot be started: {error}")
 
     def _request(self, stdout: int, stderr: int) -> ForkedTrainer | str:
         """Request a fork; return why there is none."""

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import sys
 
-NEW_INTERPRETER = frozenset(sys.modules)
+NEW_INTERPRETER = frozenset(sys.modules) - {"__future__"}
 """The modules of an interpreter that has just started."""
 NEW_MAIN = {name: value for name, value in globals().items() if name.startswith("__")}
 """What a script finds in its globals."""
 
 import runpy
 
-NEW_MODULE_RUN = frozenset(sys.modules)
+NEW_MODULE_RUN = frozenset(sys.modules) - {"__future__"}
 """The modules of an interpreter that has just started with `-m`."""
 
 # ruff: noqa: E402
@@ -587,22 +587,15 @@ def _run_script(path: str, main: types.ModuleType) -> None:
 def main() -> None:
     line_fd, capture_fd, imports, excluded_json, *words = sys.argv[1:]
     line, capture = socket.socket(fileno=int(line_fd)), int(capture_fd)
-    excluded = json.loads(excluded_json)
     Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd() if words[0] == "-m" else str(Path(words[0]).resolve().parent)
-    template = Template(capture, json.loads(Path(imports).read_bytes()), excluded)
+    template = Template(capture, json.loads(Path(imports).read_bytes()), json.loads(excluded_json))
     try:
         template.prepare()
     except Unusable as error:
-        if error.name in ("", "torch") or len(excluded) >= MAX_EXCLUDED:
-            line.send(json.dumps({"unusable": str(error)}).encode())
-            return
-        again = [*excluded, error.name]
-        place = sys.orig_argv.index(sys.argv[0])
-        command = [*sys.orig_argv[: place + 4], json.dumps(again), *words]
-        line.send(json.dumps({"excluded": error.name, "reason": str(error)}).encode())
-        os.execvpe(command[0], command, template.before.environment)  # noqa: S606  this interpreter
+        line.send(json.dumps({"unusable": error.name, "reason": str(error)}).encode())
+        return
     line.send(json.dumps({"ready": sum(len(each.modules) for each in template.imports)}).encode())
     run(serve(line, template), template, words)
 
