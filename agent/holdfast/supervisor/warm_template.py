@@ -254,9 +254,11 @@ class Template:
             raise Unusable("", "an import changes settings of torch for its thread")
         _probe()  # OpenBLAS ends its threads before a fork, and starts them again when it needs them
         until = time.monotonic() + 1.0
-        while _threads() > 1 and time.monotonic() < until:  # the importing thread is still ending
+        while (
+            len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until
+        ):  # the importing thread is still ending
             time.sleep(0.001)
-        if _threads() > 1:
+        if len(os.listdir("/proc/self/task")) > 1:
             raise Unusable(
                 [each.name for each in self.imports if each.adds_threads][-1], "its import leaves a thread"
             )
@@ -309,7 +311,12 @@ class Template:
         return wanted
 
     def _import(self, name: str) -> None:
-        names, before, attributes, threads = set(sys.modules), State.now(), self._attributes(), _threads()
+        names, before, attributes, threads = (
+            set(sys.modules),
+            State.now(),
+            self._attributes(),
+            len(os.listdir("/proc/self/task")),
+        )
         try:
             importlib.import_module(name)
         except BaseException as error:
@@ -318,7 +325,7 @@ class Template:
         for what in attributes:
             if attributes[what] != after[what]:
                 raise Unusable(name, f"its import changes {what}")
-        done = Import(name, before, State.now(), adds_threads=_threads() > threads)
+        done = Import(name, before, State.now(), adds_threads=len(os.listdir("/proc/self/task")) > threads)
         for each in [each for each in sys.modules if each not in names]:
             if self._excludes(each):
                 raise Unusable(name, f"its import imports {each}")
@@ -360,10 +367,6 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
-
-
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
 
 
 def _open_files() -> dict[str, str]:
@@ -428,7 +431,11 @@ def _torch_settings() -> list[object]:
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return []
-    return [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads()]
+    return [
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_numlen(os.listdir("/proc/self/task")),
+    ]
 
 
 def _probe() -> None:

@@ -1,5 +1,7 @@
 """Warm starts with real processes: a fork must be what a cold start of the same command is."""
 
+# ruff: noqa: E501  programs of the trainers
+
 from __future__ import annotations
 
 import json
@@ -111,7 +113,8 @@ class WarmTrainer:
         )  # fmt: skip
 
     def wait_for_line(self, pattern: str) -> str:
-        assert self.running is not None and self.running.stderr is not None
+        assert self.running is not None
+        assert self.running.stderr is not None
         for line in self.running.stderr:
             self.lines.append(line)
             if re.search(pattern, line):
@@ -149,9 +152,13 @@ class WarmTrainer:
 def trainer(tmp_path: Path) -> Iterator[WarmTrainer]:
     trainer = WarmTrainer(tmp_path)
     yield trainer
-    if trainer.running is not None and trainer.running.poll() is None:
-        trainer.running.kill()
-        trainer.running.communicate()
+    if trainer.running is not None:
+        if trainer.running.poll() is None:
+            trainer.running.kill()
+        for pipe in (trainer.running.stdout, trainer.running.stderr):
+            assert pipe is not None
+            pipe.close()
+        trainer.running.wait()
 
 
 def templates(folder: Path) -> list[int]:
@@ -188,7 +195,7 @@ ENDS = {
     "interrupt": "os.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)",
     "terminated": "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)",
     "at once": "os._exit(4)",
-    "at exit": "import atexit\natexit.register(print, 'at exit')\nthreading.Thread(target=lambda: print('thread')).start()",
+    "at exit": "import atexit\natexit.register(print, 1)\nthreading.Thread(target=lambda: print('thread')).start()",
     "hook": "sys.excepthook = lambda *a: print('hook', a[0].__name__, file=sys.stderr)\n1 / 0",
     "broken": "exec(compile('1 +', 'inner.py', 'exec'))",
 }
