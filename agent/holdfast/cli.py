@@ -141,6 +141,9 @@ _LeaveHost = Annotated[
 ]
 
 
+_Warm = Annotated[bool, typer.Option(help="Restart by forking a process that has the script's imports (Linux).")]
+
+
 @app.command(context_settings=_COMMAND_LAST, rich_help_panel=_TRAINING)
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The training command, after `--`.")],
@@ -169,9 +172,7 @@ def run(
     capture_output: Annotated[
         bool, typer.Option(help="Send the last 1,000 lines of output to the server; secrets are masked.")
     ] = True,
-    warm: Annotated[
-        bool, typer.Option(help="Restart by forking a process that has the script's imports (Linux).")
-    ] = False,
+    warm: _Warm = False,
 ) -> None:
     """Run a training command, and restart it after a crash; it resumes from its newest checkpoint.
 
@@ -189,7 +190,6 @@ def run(
     The supervisor holds the newest snapshot in its memory. When the trainer dies, the supervisor makes the
     snapshot durable, and the next start resumes from it without reading the store (--no-memory-tier turns this
     off). The last lines of the trainer's output go to the server as well (--no-capture-output turns this off).
-
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """
     from holdfast.client import validate_server

@@ -17,12 +17,10 @@ import sys
 NEW_INTERPRETER = frozenset(sys.modules) - {"__future__"}
 """The modules of an interpreter that has just started."""
 NEW_MAIN = {name: value for name, value in globals().items() if name.startswith("__")}
-"""What a script finds in its globals."""
 
 import runpy
 
 NEW_MODULE_RUN = frozenset(sys.modules) - {"__future__"}
-"""The modules of an interpreter that has just started with `-m`."""
 
 # ruff: noqa: E402
 import array
@@ -50,7 +48,6 @@ from typing import Any, NamedTuple
 ENDED = "warm-start-ended.json"
 """File in the supervisor's folder: why a warm start ended, and at the import of which module."""
 MAX_EXCLUDED = 5
-"""Imports that may be excluded before warm starts are given up."""
 NICENESS = 10
 OOM_SCORE = "800"
 """Of 1,000. If memory runs out, the kernel kills this process before any other of the job."""
@@ -198,15 +195,11 @@ def inherited_attributes() -> list[object]:
     """Return what a process inherits: limits, signals, processors, niceness, folder, control group and others."""
     status = _read("/proc/thread-self/status").splitlines()
     here = os.stat(".")
-    return [
-        _read("/proc/self/limits"),
-        [line for line in status if line.startswith(("Umask:", "SigBlk:", "SigIgn:", "Uid:", "Gid:", "Groups:"))],
-        sorted(os.sched_getaffinity(0)),
-        os.getpriority(os.PRIO_PROCESS, 0),
-        [here.st_dev, here.st_ino],
-        _read("/proc/self/cgroup"),
-        os.getsid(0),
-    ]
+    starts = ("Umask:", "SigBlk:", "SigIgn:", "Uid:", "Gid:", "Groups:")
+    lines = [line for line in status if line.startswith(starts)]
+    texts = [_read("/proc/self/limits"), _read("/proc/self/cgroup"), *lines]
+    numbers = [os.getpriority(os.PRIO_PROCESS, 0), here.st_dev, here.st_ino, os.getsid(0)]
+    return [*texts, *numbers, *sorted(os.sched_getaffinity(0))]
 
 
 class Template:
@@ -446,13 +439,9 @@ def _probe() -> None:
         try:
             numpy: Any = sys.modules.get("numpy")
             torch: Any = sys.modules.get("torch")
-            if numpy is not None:
-                numpy.dot(numpy.ones((256, 256)), numpy.ones((256, 256)))
-            if torch is not None:
-                torch.mm(torch.ones(256, 256), torch.ones(256, 256))
-                status = 2 * (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork())
-            else:
-                status = 0
+            for library in filter(None, (numpy, torch)):
+                library.ones((256, 256)) @ library.ones((256, 256))
+            status = 2 * (torch is not None and (torch.cuda.is_initialized() or torch.cuda._is_in_bad_fork()))
         finally:
             os._exit(status)
     _, status = os.waitpid(pid, 0)
