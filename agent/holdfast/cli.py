@@ -190,6 +190,7 @@ def run(
     The supervisor holds the newest snapshot in its memory. When the trainer dies, the supervisor makes the
     snapshot durable, and the next start resumes from it without reading the store (--no-memory-tier turns this
     off). The last lines of the trainer's output go to the server as well (--no-capture-output turns this off).
+
     Examples: holdfast run -- python train.py  ·  holdfast run -- torchrun --nproc-per-node 8 train.py
     """
     from holdfast.client import validate_server
@@ -211,14 +212,9 @@ def run(
             fruitless_starts=starts, grace_seconds=grace, hang_factor=hang, host_faults=leave_host
         )
         status = Supervisor(
-            command,
-            limits=limits,
-            environment=environment,
-            stay=stay,
-            memory_tier=memory_tier,
-            capture_output=capture_output,
-            warm=warm,
-        ).run()
+            command, limits=limits, environment=environment, stay=stay, memory_tier=memory_tier,
+            capture_output=capture_output, warm=warm,
+        ).run()  # fmt: skip
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
