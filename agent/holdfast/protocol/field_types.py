@@ -103,29 +103,20 @@ MeasuredFigures = Annotated[
 def fit(message: Struct) -> None:
     """Fit the fields of a decoded message."""
     for name, to in _fits(type(message)):
-        value = getattr(message, name)
-        fitted = to(value)
-        if fitted is not value:
-            setattr(message, name, fitted)
+        setattr(message, name, to(getattr(message, name)))
 
 
 @cache
 def time_fields(kind: type[Struct]) -> frozenset[str]:
     """Return the names of the fields that are times."""
-    hints = get_type_hints(kind, include_extras=True)
-    return frozenset(name for name in kind.__struct_fields__ if _TimeField in _metadata(hints[name]))
+    return frozenset(name for name, mark in _marks(kind) if mark is _TimeField)
 
 
 @cache
 def _fits(kind: type[Struct]) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((name, mark.to) for name, mark in _marks(kind) if isinstance(mark, Fit))
+
+
+def _marks(kind: type[Struct]) -> list[tuple[str, object]]:
     hints = get_type_hints(kind, include_extras=True)
-    return tuple(
-        (name, mark.to)
-        for name in kind.__struct_fields__
-        for mark in _metadata(hints[name])
-        if isinstance(mark, Fit)
-    )
-
-
-def _metadata(hint: object) -> tuple[object, ...]:
-    return getattr(hint, "__metadata__", ())
+    return [(name, mark) for name in kind.__struct_fields__ for mark in getattr(hints[name], "__metadata__", ())]

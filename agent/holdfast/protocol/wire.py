@@ -190,9 +190,8 @@ class RankCheckpointTimes(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def is_valid(self) -> bool:
-        return 0 <= self.rank <= MAX_INTEGER and all(
-            map(is_duration, (self.snapshot_seconds, self.stall_seconds, self.persist_seconds))
-        )
+        times = (self.snapshot_seconds, self.stall_seconds, self.persist_seconds)
+        return 0 <= self.rank <= MAX_INTEGER and all(map(is_duration, times))
 
 
 class CheckpointFacts(TrainingEvent, kw_only=True):
