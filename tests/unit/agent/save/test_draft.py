@@ -18,7 +18,7 @@ SAVE = Path(holdfast.__file__).parent / "save"
 DRAFT = Draft(
     job="job", iteration=7, lineage=2, attempt=3, kind="requested", created_at=1.5, parent="000000000006-2",
     world_size=4, timings={"write_seconds": 0.5}, versions={"torch": "x"}, fingerprint={"ranks": "4"},
-    metrics={"loss": LoggedMetric(value=0.25, iteration=7)}, rank=1, folder="folder",
+    metrics={"loss": LoggedMetric(value=0.25, iteration=7)}, rank=1, folder="folder", inexact="a reason",
 )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def growth_warnings(root: Path, caplog: pytest.LogCaptureFixture, *, rules: str,
         result = WriteResult(stored_bytes=GB, written_bytes=GB)
         run: Any = SimpleNamespace(
             id=checkpoint_id(100 * number, 1), draft=draft, result=result, copy=CopyResult(), size_bytes=GB,
-            write_started_at=0.0,
+            write_started_at=0.0, outcome=None,
         )  # fmt: skip
         checkpoint_events.run_changed(run, RunState.DURABLE)
     return lines(caplog)[1]
