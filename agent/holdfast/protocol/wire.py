@@ -175,7 +175,7 @@ class LineageStarted(TrainingEvent, kw_only=True, tag="lineage_started"):
     """Id of the safety checkpoint of the state before the restore."""
     origin: Origin | None = None
     """On the first lineage of a fork: the source of the copy `parent`."""
-    inexact: str | None = None
+    inexact: CheckpointId | None = None
     """Id of the checkpoint whose degraded restore its state descends from; `None` if its state is exact."""
 
 

@@ -19,6 +19,8 @@ from holdfast.state.registry import Registry
 PACKAGE = Path(holdfast.__file__).parent
 NOT_TORCH = {
     *(("os", "_exit"), ("process", "_args")),
+    *(("threading.main_thread()", "_set_native_id"), ("warnings", "_filters_mutated")),
+    ("runpy", "_run_module_as_main"),
     *(("item", "_original_module"), ("item", "_forward_module")),
 }
 """Of the standard library, and of Lightning Fabric."""

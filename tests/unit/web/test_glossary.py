@@ -17,6 +17,7 @@ PLAIN = {
     "continue", "continue as a new job", "created", "definition", "deleted", "duration", "elements", "end",
     "estimated time", "events", "expires", "free space", "from", "gpu-hours/day lost vs. optimum", "history",
     "host", "kept", "last seen", "last sign-in", "last used", "longest iteration", "longest stall", "loss",
+    "lost",
     "lowest", "maximum", "maximum per step", "name", "nan", "newest readable checkpoint", "now", "object",
     "other norm", "owner", "people", "permissions", "person", "position in the total", "rate", "reason",
     "repeat", "result", "revoke", "row", "scope", "share", "sign out", "sign-in method", "signed in", "size",

@@ -41,8 +41,9 @@ SURFACE = {
     "plan": [
         "--accelerate", "--budget", "--bytes-per-parameter", "--cluster-nodes", "--compress", "--copy-bandwidth",
         "--every", "--gpus-per-node", "--interval", "--iteration", "--job", "--json", "--lag",
-        "--max-unsaved-work", "--mtbf", "--parameters", "--parity", "--policy", "--ranks", "--restart",
-        "--server", "--simulate", "--spares", "--stall", "--state", "--token", "--trace", "--trace-level",
+        "--loss-falls-to", "--max-unsaved-work", "--mtbf", "--parameters", "--parity", "--policy", "--ranks",
+        "--restart", "--server", "--simulate", "--spares", "--stall", "--state", "--token", "--total", "--trace",
+        "--trace-level",
         "--trace-unit", "--unchanged", "--write-bandwidth", "--write-budget",
     ],
     "policy": ["JOB", "POLICY", "--json", "--no-wait", "--server", "--token"],
@@ -50,13 +51,14 @@ SURFACE = {
     "project": [],
     "reset-numbers": ["JOB", "--attempt", "--json", "--lineage", "--server", "--token"],
     "restore": [
-        "JOB", "ITERATION", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout", "--token",
+        "JOB", "ITERATION", "--degraded", "--expires", "--json", "--nearest", "--no-wait", "--server", "--timeout",
+        "--token",
     ],
     "resume-checkpoints": ["JOB", "--json", "--no-wait", "--server", "--token"],
     "retention": ["JOB", "RULES", "--json", "--no-wait", "--server", "--token"],
     "run": [
         "COMMAND", "--budget", "--capture-output", "--grace", "--hang", "--leave-host", "--memory-tier",
-        "--server", "--starts", "--stay", "--store",
+        "--server", "--starts", "--stay", "--store", "--warm",
     ],
     "serve": [],
     "show": ["JOB", "--json", "--server", "--token"],

@@ -105,7 +105,7 @@ def test_a_restore_without_memory_that_is_free_asks_for_its_own(job, monkeypatch
     with job.session._saver.snapshots.borrowed_memory() as room:
         assert room is None
         job.session._saver.snapshots._free = taken
-        job.session._boundary.in_place_restore._take_back("000000000002-1", "000000000004-1", None, room)
+        job.session._boundary.in_place_restore._take_back("000000000002-1", "000000000004-1", None, room, False)
     assert same(job.state(), job.states[2])
     assert sum(asked) > SIDE * SIDE * 4
 

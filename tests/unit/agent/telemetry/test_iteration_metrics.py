@@ -14,6 +14,8 @@ from tests.support.persist_job import empty_run
 class FakeController:
     """Remembers what it was told, and in which portions."""
 
+    follows_losses = False
+
     def __init__(self):
         self.plan = object()
         self.portions = []
