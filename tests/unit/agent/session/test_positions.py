@@ -453,5 +453,7 @@ def test_a_restore_of_the_script_names_the_way_out(tmp_path):
     session.step()
     session.wait(300)
     with pytest.raises(HoldfastError, match="a generator, which can be iterated once: it cannot go back"):
-        session._boundary.in_place_restore._at_next_start("1", None, session._training.obstacle_to_restore())
+        session._boundary.in_place_restore._at_next_start(
+            "1", None, session._training.obstacle_to_restore(), False
+        )
     session._close("SIGKILL")
