@@ -24,6 +24,7 @@ from holdfast.engine import coordination, training
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.layout import estimate_checkpoint_bytes
+from holdfast.state import ddp_buckets
 from tests.support.exact_job import ScriptError, seed_of_start
 from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local
 from tests.support.training_log import Log
@@ -160,7 +161,7 @@ def resumed(
     """Go on from there, but for one thing that is on every rank as it is on rank 0, or that is not done."""
     job = MultiRankJob(store, seed=99, every=10**9, **options)
     if without == "bucket layout":
-        training.restore_buckets = lambda *_: None
+        ddp_buckets.restore_buckets = lambda *_: None
     elif without is not None:
         _have_rank_0s(without, job)
     assert job.session.resume() == iteration

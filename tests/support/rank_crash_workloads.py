@@ -29,8 +29,8 @@ from holdfast.engine.coordination import DistributedCoordinator
 from holdfast.engine.in_place_restore import InPlaceRestore
 from holdfast.engine.training import Training
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.history import History
 from holdfast.save.persister import Persister
-from holdfast.save.saver import Saver
 from holdfast.store import Lineage, local, open_store
 from holdfast.system.files import Files
 from holdfast.torch_internals import default_store
@@ -54,7 +54,7 @@ PLACES: dict[str, tuple[type, str]] = {
     "check": (Training, "check"),
     "apply": (Training, "apply"),
     "safety": (InPlaceRestore, "_take_safety"),
-    "lineage": (Saver, "begin_lineage"),
+    "lineage": (History, "begin_lineage"),
     "note": (local.LocalStore, "append"),
     "end": (DistributedCoordinator, "end"),
     "finish": (Persister, "close"),
