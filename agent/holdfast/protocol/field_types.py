@@ -7,8 +7,6 @@ optional measurement (`Measured…`) becomes `None`, and a `Text` and a mapping 
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
@@ -32,7 +30,8 @@ MAX_NAME = 200
 """Characters of a name in a mapping."""
 MAX_ENTRIES = 200
 """Entries of a mapping."""
-_LARGEST = sys.float_info.max
+MAX_NUMBER = 1e100
+"""Largest number of any kind: sums and squares of such numbers are finite."""
 
 
 class Fit(NamedTuple):
@@ -48,6 +47,10 @@ class _TimeField:
 def is_time(at: float) -> bool:
     """Return whether seconds since the epoch are a time that a page can show."""
     return 0 <= at < TIMES_END
+
+
+def is_number(value: float) -> bool:
+    return abs(value) <= MAX_NUMBER
 
 
 def is_duration(seconds: float) -> bool:
@@ -75,8 +78,8 @@ Count = Annotated[int, Meta(ge=0, le=MAX_INTEGER)]
 Iteration = Annotated[int, Meta(ge=0, le=MAX_ITERATION)]
 Lineage = Annotated[int, Meta(ge=0, le=MAX_LINEAGE)]
 Attempt = Annotated[int, Meta(ge=0, le=MAX_ATTEMPT)]
-Number = Annotated[float, Meta(ge=-_LARGEST, le=_LARGEST)]
-"""A finite number."""
+Number = Annotated[float, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
+"""A number that can be computed with."""
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 """A duration."""
 Time = Annotated[float, Meta(ge=0, lt=TIMES_END), _TimeField]
@@ -84,7 +87,7 @@ Time = Annotated[float, Meta(ge=0, lt=TIMES_END), _TimeField]
 JobName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$(?!\n)")]
 CheckpointId = Annotated[str, Meta(pattern=r"^[0-9]{12}-[0-9]{1,9}$(?!\n)")]
 
-MeasuredNumber = Annotated[float | None, _measured(math.isfinite)]
+MeasuredNumber = Annotated[float | None, _measured(is_number)]
 MeasuredSeconds = Annotated[float | None, _measured(is_duration)]
 MeasuredTime = Annotated[float | None, _measured(is_time), _TimeField]
 Text = Annotated[str, Fit(_cut_text)]
@@ -95,9 +98,9 @@ Figures = Annotated[dict[str, float], Fit(lambda entries: dict(_figures(entries)
 """Numbers by name."""
 MeasuredFigures = Annotated[
     dict[str, float],
-    Fit(lambda entries: {name: value for name, value in _figures(entries) if 0 <= value < math.inf}),
+    Fit(lambda entries: {name: value for name, value in _figures(entries) if 0 <= value <= MAX_NUMBER}),
 ]
-"""Numbers by name; one that was not measured, or that is infinite, is left out."""
+"""Numbers by name; one that was not measured, or that is too large, is left out."""
 
 
 def fit(message: Struct) -> None:
