@@ -91,10 +91,10 @@ def test_a_job_is_restarting_while_its_supervisor_restarts_it_and_fails_when_it_
         return ("", "", 0) if seen is None else (seen.status, seen.status_reason, seen.attempt)
 
     with spawned(command, log, environment(tmp_path / "store", server.server)) as supervisor:
-        restarting = "restarting", "start 1 of 2, CUDA out of memory, said the script", 1
+        restarting = "restarting", "start 1 of 2, a GPU ran out of memory: CUDA out of memory, said the script", 1
         eventually(lambda: status() == restarting, "the first restart")
         again.touch()
-        gave_up = "failed", "gave up after 2 starts: CUDA out of memory, said the script"
+        gave_up = "failed", "gave up after 2 starts: a GPU ran out of memory: CUDA out of memory, said the script"
         eventually(lambda: status()[:2] == gave_up, "the end")
         found = known(server, job)
         assert found is not None
