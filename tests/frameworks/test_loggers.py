@@ -131,7 +131,7 @@ def test_a_wandb_run_of_a_killed_process_goes_on_where_the_service_is_that_of_an
     ("service", "message"),
     [
         ("", "run ID a is in use"),
-        (f"3-{os.getpid()}-unix-/s", "run ID a is in use"),
+        ("3-{own}-unix-/s", "run ID a is in use"),
         ("3-1-unix-/s", "no project"),
     ],
 )
@@ -142,7 +142,7 @@ def test_another_failure_of_wandb_is_raised(monkeypatch, service, message):
         raise RuntimeError(message)
 
     monkeypatch.setattr(bridge.wandb, "init", init)
-    monkeypatch.setenv("WANDB_SERVICE", service)
+    monkeypatch.setenv("WANDB_SERVICE", service.format(own=os.getpid()))
     with pytest.raises(RuntimeError, match=message):
         bridge._init({"id": "abc"})
 
