@@ -433,8 +433,7 @@ def _torch_settings() -> list[object]:
 
 def _probe() -> None:
     """Show in a fork that matrix products work and that no device was initialized. Unusable: they do not."""
-    numpy: Any = sys.modules.get("numpy")
-    torch: Any = sys.modules.get("torch")
+    numpy, torch = map(sys.modules.get, ("numpy", "torch"))
     if torch is not None and torch.cuda.is_initialized():
         raise Unusable("", "an import initializes a device")
     if (pid := os.fork()) == 0:
