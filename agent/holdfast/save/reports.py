@@ -1,4 +1,4 @@
-"""What is told of checkpoints: events, one warning for each new reason, and the outcomes for the script."""
+"""Reports of checkpoints: events, one warning for each new reason, and the outcomes for the script."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ import msgspec
 import urllib3
 
 from holdfast.server_link.http_client import (
-    DEFAULT_SERVER,
     NO_API,
     Backoff,
     HttpClient,
@@ -74,23 +73,9 @@ _ERRORS: dict[int, type[ServerError]] = {
 
 
 class JsonClient(HttpClient):
-    """A client of the API under /api/v1.
+    """The transport of a `Client`, with its arguments, to the API under /api/v1."""
 
-    Args:
-        server: address of the server, as in http://127.0.0.1:7117; ValueError if it is not valid.
-        token: access key or shared secret, if the server requires one.
-        timeout_seconds: limit of each try of a request.
-        retries: further tries of idempotent requests, if the server is overloaded or unreachable.
-    """
-
-    def __init__(
-        self,
-        server: str = DEFAULT_SERVER,
-        token: str | None = None,
-        *,
-        timeout_seconds: float = 10.0,
-        retries: int = 2,
-    ) -> None:
+    def __init__(self, server: str, token: str | None, *, timeout_seconds: float, retries: int) -> None:
         super().__init__(server, token, "holdfast-client")
         self._headers["Accept"] = "application/json"
         self._timeout_seconds, self._retries = timeout_seconds, retries

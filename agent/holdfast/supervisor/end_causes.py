@@ -18,7 +18,7 @@ from holdfast.protocol.tracebacks import exception_in, is_of_launcher
 
 Reaction = Literal["restart", "elsewhere", "stop"]
 """`elsewhere`: the host is at fault, so that a restart on it may fail again. `stop`: every start fails in the same
-way until somebody changes something."""
+way until something is changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,14 +247,11 @@ class Template:
             raise Unusable("", "an import changes settings of torch for its thread")
         _probe()  # OpenBLAS ends its threads before a fork, and starts them again when it needs them
         until = time.monotonic() + 1.0
-        while (
-            len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < until
-        ):  # the importing thread is still ending
+        while _threads() > 1 and time.monotonic() < until:  # the importing thread is still ending
             time.sleep(0.001)
-        if len(os.listdir("/proc/self/task")) > 1:
-            raise Unusable(
-                [each.name for each in self.imports if each.adds_threads][-1], "its import leaves a thread"
-            )
+        if _threads() > 1:
+            adding = [each.name for each in self.imports if each.adds_threads]
+            raise Unusable(adding[-1] if adding else "", "an import leaves a thread")
         if "late" not in self._excluded and self._has_changed_state():
             raise Unusable("late", "the script changes the environment, sys.path or the warning filters")
         self._files = _file_stamps()
@@ -304,21 +301,16 @@ class Template:
         return wanted
 
     def _import(self, name: str) -> None:
-        names, before, attributes, threads = (
-            set(sys.modules),
-            State.now(),
-            self._attributes(),
-            len(os.listdir("/proc/self/task")),
-        )
+        names, before, attributes, threads = set(sys.modules), State.now(), self._attributes(), _threads()
         try:
             importlib.import_module(name)
-        except BaseException as error:
+        except BaseException as error:  # an import may raise anything
             raise Unusable(name, f"its import alone fails ({type(error).__name__}: {error})") from error
         after = self._attributes()
         for what in attributes:
             if attributes[what] != after[what]:
                 raise Unusable(name, f"its import changes {what}")
-        done = Import(name, before, State.now(), adds_threads=len(os.listdir("/proc/self/task")) > threads)
+        done = Import(name, before, State.now(), adds_threads=_threads() > threads)
         for each in [each for each in sys.modules if each not in names]:
             if self._excludes(each):
                 raise Unusable(name, f"its import imports {each}")
@@ -360,6 +352,10 @@ def _read(path: str | Path) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def _threads() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def _open_files() -> dict[str, str]:
@@ -553,7 +549,7 @@ def run(forked: Forked, template: Template, words: Sequence[str]) -> None:
             _run_script(template.published["main"], main)
     except SystemExit:
         raise
-    except BaseException as error:
+    except BaseException as error:  # whatever the script raises is shown without the frames of this file
         hook, trace = sys.excepthook, error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
