@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Self
@@ -91,6 +92,15 @@ def _parse_flag(name: str, value: bool | str) -> bool:
     return found
 
 
+def _parse_drain_every(value: FixedInterval | str) -> FixedInterval:
+    try:
+        return parse_every(value)
+    except ValueError:
+        raise ValueError(
+            f"drain_every={value!r}: give a time such as 10min, or a whole number n for every n-th checkpoint"
+        ) from None
+
+
 def _parse_compress(value: bool | str) -> bool:
     found = _parse_flag("compress", value)
     if found and find_spec("numpy") is None:
@@ -122,6 +132,21 @@ class Config:
 
     store: str | os.PathLike[str] = setting(
         DEFAULT_STORE, "a directory, or [`s3://bucket/prefix`](object-stores.md)"
+    )
+    drain: str | os.PathLike[str] | None = setting(
+        None, "a store that [gets copies](tiers.md) of the checkpoints in a directory, later", shown="none"
+    )
+    drain_every: FixedInterval = setting(
+        timedelta(minutes=10),
+        "how often: `10min`, or 5 for every fifth checkpoint",
+        _parse_drain_every,
+        shown="`10min`",
+    )
+    drain_retention: Retention | None = setting(
+        None,
+        "which copies stay there, by the same [rules](training.md#which-checkpoints-stay) as `retention`",
+        parse_retention,
+        shown="as `retention` or `keep` says",
     )
     server: str | None = setting(None, "the server to report to", shown="none")
     token: str | None = setting(None, "the agents' [key](accounts.md) there, or its shared secret", shown="none")
@@ -249,7 +274,12 @@ class Config:
     def without_disabled(self) -> Self:
         """Return the settings without those that HOLDFAST_DISABLE switches off."""
         compress = self.compress and not is_disabled("planes")
-        return dataclasses.replace(self, compress=compress, parity=None if is_disabled("parity") else self.parity)
+        return dataclasses.replace(
+            self,
+            compress=compress,
+            parity=None if is_disabled("parity") else self.parity,
+            drain=None if is_disabled("drain") else self.drain,
+        )
 
     @property
     def pacing(self) -> PacingSettings:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 VARIABLE = "HOLDFAST_DISABLE"
 STRATEGIES = {
     "device-copy": "snapshots are copied to host memory at once, not within device memory first",
+    "drain": "checkpoints are not copied to another store, whatever the setting drain says",
     "links": "unchanged files are written again instead of linked",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",
     "parity": "checkpoints have no parity, whatever the setting parity says",

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
@@ -50,6 +50,9 @@ from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
+if TYPE_CHECKING:
+    from holdfast.engine.draining import DrainQueue
+
 logger = logging.getLogger("holdfast")
 
 _END = object()
@@ -61,6 +64,11 @@ class Session:
     Args:
         job: the job's name, under which its checkpoints and its history are kept.
         store: the directory of checkpoints. Default: HOLDFAST_STORE, else `checkpoints`.
+        drain: a store that gets copies of checkpoints in the background, such as "s3://bucket/run" where `store`
+            is a local disk. Default: HOLDFAST_DRAIN, else none.
+        drain_every: how often: "10min", or 5 for every fifth checkpoint. Default: HOLDFAST_DRAIN_EVERY, else 10
+            minutes.
+        drain_retention: which copies stay there. Default: HOLDFAST_DRAIN_RETENTION, else as `retention` or `keep`.
         server: address of a Holdfast server; optional. Default: HOLDFAST_SERVER.
         token: the server's secret. Default: HOLDFAST_TOKEN.
         budget: overhead that checkpointing may cause, 0.035 or "3.5%". Default: HOLDFAST_BUDGET, else 3.5 %.
@@ -115,6 +123,9 @@ class Session:
         job: str,
         *,
         store: str | os.PathLike[str] | None = None,
+        drain: str | os.PathLike[str] | None = None,
+        drain_every: int | str | timedelta | None = None,
+        drain_retention: str | Retention | None = None,
         server: str | None = None,
         token: str | None = None,
         budget: float | str | None = None,
@@ -155,7 +166,9 @@ class Session:
         keep_settings: Mapping[str, str | Iterable[str] | None],
     ) -> None:
         """Build the components, each from those before it."""
-        store, earlier = open_store_of_start(self.job, options.store)  # first: the rest attaches to objects
+        store, earlier = open_store_of_start(
+            self.job, options.store, options.drain
+        )  # first: the rest attaches to objects
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
@@ -171,6 +184,7 @@ class Session:
         self._meter = IterationMetrics(self._controller, self._reporter)
         compression = Compression(options.compress and self._ranks.leads, self._controller, self._reporter)
         self._saver = self._build_saver(store, options, compression)
+        self._drain = self._build_drain(store, options)
         console_log.open()
         self._orders = Orders(store, self.job, self._reporter, options.pacing, retention=options.retention_rules)
         self._verifier = Verifier(self._saver.history, self._saver.retention, self._reporter)
@@ -220,6 +234,16 @@ class Session:
             read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
             compresses=compression.begin,
         )
+
+    def _build_drain(self, store: Store, options: Config) -> DrainQueue | None:
+        if options.drain is None or not self._ranks.leads:
+            return None
+        from holdfast.engine.draining import DrainQueue
+
+        rules = options.drain_retention or options.retention_rules
+        queue = DrainQueue(store, self.job, self._saver.retention, self._reporter, options.drain_every, rules)
+        self._saver.observe(queue)
+        return queue
 
     # What a loop uses
 
@@ -537,6 +561,7 @@ class Session:
             self._verifier.close,
             lambda: self._boundary.take_final() if finished else None,
             lambda: self._saver.close(WRITE_SECONDS, finished=finished),
+            lambda: self._drain.close(WRITE_SECONDS, finished=finished) if self._drain is not None else None,
             self._ranks.close,
             self._boundary.settle,
             lambda: self._boundary.note_ending(reason),

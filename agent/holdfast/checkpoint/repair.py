@@ -48,14 +48,16 @@ def read_repairing(
 ) -> list[str]:
     """Read and verify `ranges` as `reading.read` does, and repair damaged files in memory where parity allows it.
 
-    A second read follows only for the ranges that the first did not complete. With `from_disk`, bytes that are
-    kept come from the storage device as well.
+    A file that parity cannot repair is read from the copy elsewhere, if there is one. A further read follows only
+    for the ranges that are not complete. With `from_disk`, bytes that are kept come from the device as well.
 
     Returns:
         A description of the damage to each file that was repaired in memory.
     """
     done: set[int] = set()
     repaired: dict[str, RepairedFile] = {}
+    elsewhere: dict[str, str] = {}
+    """Damage of the files that are read from the copy elsewhere."""
     total_bytes = sum(each.end - each.start for each in ranges)
 
     def deliver(each: FileRange) -> None:
@@ -70,8 +72,10 @@ def read_repairing(
     def open_file(file: fmt.File) -> FileReader:
         if file.name in repaired:
             return decoded(file, repaired[file.name].open())
-        return reading.open_whole(store, job, checkpoint, file, from_disk=from_disk or not keep)
+        source = other if other is not None and file.name in elsewhere else store
+        return reading.open_whole(source, job, checkpoint, file, from_disk=from_disk or not keep)
 
+    other: Store | None = None
     while True:
         left = [each for each in ranges if id(each) not in done]
         try:
@@ -80,13 +84,21 @@ def read_repairing(
                 open_file=open_file, keep=keep, sink=deliver, progress=advance, **options,
             )  # fmt: skip
         except DamagedCheckpoint as damage:
-            file = _repairable(damage, left)
-            if file is None:
+            file = _damaged_file(damage, left)
+            if file is None or file.name in elsewhere:
                 raise
-            known = repaired.get(file.name)
-            repaired[file.name] = _repair(store, job, checkpoint, file, damage, known, pace=options.get("pace"))
+            known, pace = repaired.pop(file.name, None), options.get("pace")
+            try:
+                repaired[file.name] = _repair(store, job, checkpoint, file, damage, known, pace=pace)
+            except DamagedCheckpoint as refused:
+                if (other := store.copy_elsewhere(job, checkpoint)) is None:
+                    raise
+                elsewhere[file.name] = refused.reason
         else:
-            return [f"{name}: {each.description}" for name, each in repaired.items()]
+            described = [f"{name}: {each.description}" for name, each in repaired.items()]
+            if other is not None:
+                described += [f"{name}: {what}; it was read from {other.url}" for name, what in elsewhere.items()]
+            return described
 
 
 def _repair(
@@ -100,6 +112,8 @@ def _repair(
     pace: Pace | None,
 ) -> RepairedFile:
     """Repair a file after the first damage found in it; any in the repaired file, `known`, is final."""
+    if file.parity is None:
+        raise damage
     if known is not None:
         raise DamagedCheckpoint(file.name, f"{damage.reason}; {known.refusal or known.description}") from None
     try:
@@ -108,9 +122,9 @@ def _repair(
         raise DamagedCheckpoint(file.name, f"{damage.reason}; {refused.reason}") from None
 
 
-def _repairable(damage: DamagedCheckpoint, ranges: Sequence[FileRange]) -> fmt.File | None:
+def _damaged_file(damage: DamagedCheckpoint, ranges: Sequence[FileRange]) -> fmt.File | None:
     name = posixpath.basename(damage.file)
-    return next((each.file for each in ranges if each.file.name == name and each.file.parity is not None), None)
+    return next((each.file for each in ranges if each.file.name == name), None)
 
 
 @dataclass(frozen=True)

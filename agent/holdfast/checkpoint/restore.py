@@ -112,8 +112,7 @@ def find(store: Store, job: str, iteration: int) -> str:
         NoSuchCheckpoint: there is none; the error names the nearest earlier one.
     """
     known = [*lineage_checkpoints(store, job), *reversed(store.checkpoints(job))]
-    at = next((c for c in known if parse_checkpoint_id(c)[0] == iteration), None)
-    if at is not None:
+    if (at := next((c for c in known if parse_checkpoint_id(c)[0] == iteration), None)) is not None:
         return at
     earlier = [c for c in known if parse_checkpoint_id(c)[0] < iteration]
     nearest = max(earlier, key=lambda c: parse_checkpoint_id(c)[0], default=None)  # the first of equals
@@ -146,6 +145,9 @@ def _read_as(kind: type[fmt.M], store: Store, job: str, checkpoint: str) -> tupl
             return _decoded(kind, data, job, checkpoint, name), name, data
         except DamagedCheckpoint as error:
             damage = damage or error
+    if (other := store.copy_elsewhere(job, checkpoint)) is not None:
+        found, _, data = _read_as(kind, other, job, checkpoint)
+        return found, f"the copy in {other.url}", data
     assert damage is not None
     raise damage
 
@@ -153,10 +155,8 @@ def _read_as(kind: type[fmt.M], store: Store, job: str, checkpoint: str) -> tupl
 def _decoded(kind: type[fmt.M], data: bytes, job: str, checkpoint: str, name: str) -> fmt.M:
     found = fmt.decode_as(kind, data, f"{checkpoint}/{name}")
     if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
-        raise DamagedCheckpoint(
-            f"{checkpoint}/{name}",
-            f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}",
-        )
+        whose = f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}"
+        raise DamagedCheckpoint(f"{checkpoint}/{name}", whose)
     if isinstance(found, fmt.Manifest):
         soundness.require_sound(found)
         require_complete(found)

@@ -138,6 +138,7 @@ class Protector(enum.Enum):
     SCRIPT = "a restore that the script requested"
     RESTORE = "a restore under way"
     VERIFICATION = "a verification under way"
+    DRAIN = "a copy under way"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +287,9 @@ class RetentionQueue:
         self._load_kept()
         if self._head().head is not None and self._retire():
             return True
-        at, committed, pins = self._head(), self._store.checkpoints(self._job), self.pinned.checkpoints
+        at, committed, pins = self._head(), self._store.resident(self._job), self.pinned.checkpoints
         candidates = (each for each, _ in restore.candidates(self._store, self._job) if each not in at.damaged)
-        never = self._protected() | held_checkpoints(self._store, self._job) | set(itertools.islice(candidates, 1))
+        never = self.protected() | held_checkpoints(self._store, self._job) | set(itertools.islice(candidates, 1))
         sizes, metrics = self._facts.read(committed)
         removable = [each for each in committed if each not in never and each not in pins]
         removable_bytes = sum(sizes.get(each, math.inf) for each in removable)
@@ -302,8 +303,7 @@ class RetentionQueue:
         if deleted:
             self._has_made_room = True
             self._removed_in_vain += 1
-            reason = dict.fromkeys(deleted, "removed to make room: the store is full")
-            self._reporter.inventory([each for each in committed if each not in deleted], pins, reason)
+            self._report_deleted(committed, dict.fromkeys(deleted, "removed to make room: the store is full"))
         return bool(deleted)
 
     def _report_full(self, kept: int) -> None:
@@ -344,12 +344,12 @@ class RetentionQueue:
         self._load_kept()
         at = self._head()
         self.pinned.record(at.attempt)
-        committed = self._store.checkpoints(self._job)
+        committed = self._store.resident(self._job)
         pins = self.pinned.checkpoints
         rules = self.rules
         needs_manifests = rules.size_bytes is not None or bool(rules.best)
         sizes, metrics = self._facts.read(committed if needs_manifests else ())
-        never = self._protected() | self._minimum_kept(committed, at.damaged)
+        never = self.protected() | self._minimum_kept(committed, at.damaged)
         gone = checkpoints_to_delete(
             committed, rules, protected=never, pinned=pins, damaged=at.damaged, sizes=sizes, metrics=metrics
         )
@@ -362,9 +362,16 @@ class RetentionQueue:
                 deleted[checkpoint] = gone[checkpoint]
         finally:  # also where the store failed in between
             if deleted:
-                self._reporter.inventory([each for each in committed if each not in deleted], pins, deleted)
+                self._report_deleted(committed, deleted)
         self._report_full(len(committed) - len(deleted))
         return bool(deleted)
+
+    def _report_deleted(self, committed: Collection[str], deleted: Mapping[str, str]) -> None:
+        """Report what is left of the committed checkpoints and elsewhere, and why the others are gone."""
+        elsewhere = self._store.elsewhere(self._job)
+        left = (set(committed) - deleted.keys()) | elsewhere
+        gone = {each: reason for each, reason in deleted.items() if each not in elsewhere}
+        self._reporter.inventory(sorted(left, key=parse_checkpoint_id), self.pinned.checkpoints, gone)
 
     def _load_kept(self) -> None:
         """Load what earlier attempts keep, unless it was loaded when this one began."""
@@ -393,7 +400,7 @@ class RetentionQueue:
                 self._has_removed = True
                 yield checkpoint
 
-    def _protected(self) -> set[str]:
+    def protected(self) -> set[str]:
         """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets.
 
         Also those that could not be deleted.

@@ -101,6 +101,8 @@ class _Scrub:
         self._store, self._job, self._checkpoint = store, job, checkpoint
         self._repair, self._pace, self._progress = repair, pace, progress
         self._replacer: FileReplacer | None = None
+        self._other: Store | None = None
+        """Another store that has a copy of the checkpoint."""
         self.found: list[DamagedFile] = []
         self.done_bytes = self._total_bytes = 0
 
@@ -113,8 +115,10 @@ class _Scrub:
             self._add(fmt.MANIFEST, "damaged", error.reason, "there is no sound copy of it")
             return
         self._total_bytes = sum(file.stored_bytes for file in manifest.files)
+        self._other = self._store.copy_elsewhere(self._job, self._checkpoint)
         for name in (fmt.MANIFEST, *manifest_copies(manifest)):
-            self._scrub_manifest(name, data, is_copied=bool(manifest_copies(manifest)))
+            is_copied = bool(manifest_copies(manifest)) or self._other is not None
+            self._scrub_manifest(name, data, is_copied=is_copied)
         for file in manifest.files:
             ranges = ranges_to_scrub(manifest, file)
             is_sound = self._scrub_payload(file, ranges)
@@ -145,23 +149,37 @@ class _Scrub:
         finally:
             self._advance(file.size_bytes)
         if file.parity is None:
-            self._add(file.name, "damaged", self._damaged_ranges(ranges) or damage, "it has no parity")
-            return False
+            damage = self._damaged_ranges(ranges) or damage
+            return self._replace_by_copy(file, ranges, damage, "it has no parity")
         try:
             repaired = repair_in_memory(self._store, self._job, self._checkpoint, file, pace=self._pace)
         except DamagedCheckpoint as error:
-            self._add(file.name, "damaged", damage, error.reason)
-            return False
+            return self._replace_by_copy(file, ranges, damage, error.reason)
         try:
             reading.read(
                 *(self._store, self._job, self._checkpoint, ranges),
                 open_file=lambda _: repaired.open(), keep=self._repair, threads=1,
             )  # fmt: skip
         except DamagedCheckpoint as error:
-            self._add(file.name, "damaged", repaired.description, repaired.refusal or error.reason)
-            return False
+            return self._replace_by_copy(file, ranges, repaired.description, repaired.refusal or error.reason)
         self._replace(file.name, repaired.description, _parts(ranges))
         return True
+
+    def _replace_by_copy(self, file: fmt.File, ranges: list[FileRange], damage: str, reason: str) -> bool:
+        """Replace a file by its copy elsewhere; without a sound one it is damaged, for that reason."""
+        if self._other is not None:
+            try:
+                reading.read(
+                    *(self._other, self._job, self._checkpoint, ranges),
+                    keep=self._repair, threads=1, pace=self._pace,
+                )  # fmt: skip
+            except (DamagedCheckpoint, OSError) as error:
+                reason = f"{reason}; its copy in {self._other.url} cannot be used: {error}"
+            else:
+                self._replace(file.name, damage, _parts(ranges))
+                return True
+        self._add(file.name, "damaged", damage, reason)
+        return False
 
     def _scrub_parity(
         self, manifest: fmt.Manifest, file: fmt.File, ranges: list[FileRange], *, is_payload_known: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.distributed.ranks import rank_and_world_size
-from holdfast.store import Attempt, Store, is_directory, open_store
+from holdfast.store import Attempt, Store, is_directory, open_store, open_tiers
 from holdfast.system import supervisor_channel
 from holdfast.system.supervisor_channel import StoresOfStart
 
@@ -78,12 +78,16 @@ class EarlierStart:
         )
 
 
-def open_store_of_start(job: str, given: str | os.PathLike[str]) -> tuple[Store, EarlierStart]:
-    """Open the store of a session; a relative one where the earlier start had it.
+def open_store_of_start(
+    job: str, given: str | os.PathLike[str], drain: str | os.PathLike[str] | None
+) -> tuple[Store, EarlierStart]:
+    """Open the store of a session, and the one it is copied to; a relative one where the earlier start had it.
 
-    ValueError: `given` is no store.
+    ValueError: one of them is no store.
     """
     store, (rank, _) = open_store(given), rank_and_world_size()
+    if drain is not None:
+        store = open_tiers(store, drain)
     earlier = supervisor_channel.stores_of_earlier_starts(rank)
     place, opened = supervisor_channel.opened_stores(job)
     known = earlier.stores.get(job, [])

@@ -146,6 +146,7 @@ class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     iteration: int
     lineage: int
+    attempt: int
     files: list[File]
     metrics: dict[str, LoggedMetric] = {}
 

@@ -21,13 +21,15 @@ from holdfast.store.records import Attempt, Ending, Hold, Lineage, Pins, newest_
 
 __all__ = [
     "Attempt", "CheckpointWriter", "Ending", "Hold", "Leftover", "Lineage", "LocalStore", "Pins",
-    "Store", "is_directory", "newest_attempt", "newest_pins", "open_store", "read_manifest",
+    "Store", "is_directory", "newest_attempt", "newest_pins", "open_store", "open_tiers", "read_manifest",
 ]  # fmt: skip
 
 GROUP = "holdfast.stores"
 DIRECTORY = "file"
 _BUILT_IN = {DIRECTORY: "holdfast.store.local:open_directory", "s3": "holdfast.store.s3:open_s3"}
 _SCHEME = re.compile(r"([^/]*?)://|(s3):")
+_TIERS = re.compile(r"((?:file://)?/.*?)\+((?:[^/+]*://|s3:).+)")
+"""A directory, and the store that its checkpoints are copied to."""
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
@@ -36,6 +38,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     ValueError for anything else, such as a file, or an address of a kind that is not installed.
     """
     text = os.fspath(url)
+    if tiers := _TIERS.fullmatch(text):
+        return open_tiers(open_store(tiers[1]), tiers[2])
     entry = _find(_scheme(text), text)
     try:
         store = entry.load()(text)
@@ -49,9 +53,25 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     return store
 
 
+def open_tiers(near: Store, far: str | os.PathLike[str]) -> Store:
+    """Return the store of a directory, `near`, whose checkpoints are copied to another store, `far`.
+
+    ValueError where that makes no sense.
+    """
+    from holdfast.store.tiers import TieredStore
+
+    if not isinstance(near, LocalStore):
+        raise ValueError(f"drain={far!r}: only a directory is drained, and store is {near.url!r}")
+    behind = open_store(far)
+    if behind.url == near.url:
+        raise ValueError(f"drain={far!r} is the store itself: give another place")
+    return TieredStore(near, behind)
+
+
 def is_directory(url: str | os.PathLike[str]) -> bool:
-    """Return whether an address is that of a directory."""
-    return _scheme(os.fspath(url)) == DIRECTORY
+    """Return whether an address is that of a directory, drained or not."""
+    text = os.fspath(url)
+    return _TIERS.fullmatch(text) is not None or _scheme(text) == DIRECTORY
 
 
 def _scheme(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol, Self
 
 import msgspec
@@ -155,6 +155,22 @@ class Store(RecordStore):
     @abstractmethod
     def checkpoints(self, job: str) -> list[str]:
         """List the committed checkpoints by iteration, then lineage."""
+
+    def resident(self, job: str) -> list[str]:
+        """List the committed checkpoints that take space where new ones are written, in the same order."""
+        return self.checkpoints(job)
+
+    def elsewhere(self, job: str) -> Set[str]:
+        """Return the checkpoints that have a copy which takes no space there, as far as that is known."""
+        return frozenset()
+
+    def places(self, job: str, checkpoint: str) -> list[str] | None:
+        """Return the addresses of the stores that have a checkpoint, or None where this is the only one."""
+        return None
+
+    def copy_elsewhere(self, job: str, checkpoint: str) -> Store | None:
+        """Return another store that has a copy of a checkpoint of this one, or None."""
+        return None
 
     @abstractmethod
     def open_file(self, job: str, checkpoint: str, file: str, *, from_disk: bool = False) -> FileReader:

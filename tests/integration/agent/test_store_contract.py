@@ -1,4 +1,4 @@
-"""The public contract, for directories and S3. HOLDFAST_TEST_S3_URL adds a bucket of your own."""
+"""The public contract, for directories, S3 and both as tiers. HOLDFAST_TEST_S3_URL adds a bucket of your own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.store import LocalStore, Store
+from holdfast.store.tiers import TieredStore
 from holdfast.testing import StoreContract
 from holdfast.testing.checkpoints import MIB
 from holdfast.testing.small_checkpoints import FIRST, JOB, joined, prepared
@@ -18,15 +19,20 @@ GIVEN = os.environ.get("HOLDFAST_TEST_S3_URL")
 
 
 class TestStores(StoreContract):
-    @pytest.fixture(params=["directory", "rclone", "moto", *(["given"] if GIVEN else [])])
+    @pytest.fixture(params=["directory", "rclone", "moto", "tiers", *(["given"] if GIVEN else [])])
     def url(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         if request.param == "directory":
             return str(tmp_path / "store")
         if request.param == "given":
             return f"{str(GIVEN).rstrip('/')}/{uuid.uuid4().hex}"
+        if request.param == "tiers":
+            return (
+                f"{tmp_path / 'near'}+{object_servers.use(monkeypatch, request.getfixturevalue('moto').address)}"
+            )
         return object_servers.use(monkeypatch, request.getfixturevalue(request.param).address)
 
     def unreferenced(self, store: Store) -> list[str]:
+        store = store.near if isinstance(store, TieredStore) else store
         if isinstance(store, LocalStore):
             return [path.name for path in (store.root / JOB).iterdir() if path.name.startswith(".tmp")]
         committed = [f"{JOB}/{folder.path}/" for folder in store.survey(JOB).committed().values()]
@@ -35,7 +41,7 @@ class TestStores(StoreContract):
 
     def test_a_directory_has_free_space_and_that_of_a_bucket_is_unknown(self, store: Store) -> None:
         free_bytes = store.free_bytes()
-        assert (free_bytes or 0) > MIB if isinstance(store, LocalStore) else free_bytes is None
+        assert (free_bytes or 0) > MIB if isinstance(store, LocalStore | TieredStore) else free_bytes is None
 
     def test_a_refused_folder_is_named(self, store: Store) -> None:
         prepared(store)

@@ -32,18 +32,24 @@ class ListedCheckpoint(msgspec.Struct, kw_only=True):
     """The payload and its parity."""
     created_at: float | None = None
     reason: str | None = None
+    places: list[str] | None = None
+    """Addresses of those of the tiers that have the checkpoint; null without tiers."""
 
 
 def ls(path: StorePath, job: OnlyJob = None, json: Json = False) -> None:
     """List the committed checkpoints of a store by job, oldest first.
 
-    SIZE includes parity. A file that several checkpoints share counts for each of them.
+    SIZE includes parity. A file that several checkpoints share counts for each of them. Of a directory that is
+    drained, given as DIRECTORY+ADDRESS, WHERE says which of the two has a checkpoint.
 
     Examples: holdfast store ls checkpoints  ·  holdfast store ls checkpoints --job char-gpt --json
     """
     with opened(path) as store:
         wanted, has_failed = named(store, job)
-        print_found([described(store, *each) for each in wanted], path, json=json)
+        found = [described(store, *each) for each in wanted]
+        for row in found:
+            row.places = store.places(row.job, row.checkpoint)
+        print_found(found, path, json=json)
     if has_failed:
         raise typer.Exit(EXIT_REFUSED)
 
@@ -86,8 +92,12 @@ def print_found(found: list[ListedCheckpoint], path: str, *, json: bool) -> None
     elif not found:
         say(f"no checkpoints in {path}")
     else:
-        header = ("JOB", "CHECKPOINT", "ITERATION", "KIND", "SIZE", "STATE")
-        print_table(header, [_cells(row) for row in found])
+        header: tuple[str, ...] = ("JOB", "CHECKPOINT", "ITERATION", "KIND", "SIZE", "STATE")
+        rows = [_cells(row) for row in found]
+        if any(row.places for row in found):
+            header = (*header, "WHERE")
+            rows = [(*cells, ", ".join(row.places or ())) for cells, row in zip(rows, found, strict=True)]
+        print_table(header, rows)
 
 
 def _cells(row: ListedCheckpoint) -> tuple[str, ...]:

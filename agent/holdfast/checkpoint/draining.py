@@ -1,0 +1,147 @@
+"""Copy a checkpoint from a directory to the store behind it, and read the copy back. Does not import torch.
+
+A process of its own does it, so that training pays neither for the transfer nor for a disk that fails under a
+mapped file: `python -m holdfast.checkpoint.draining STORE JOB CHECKPOINT BYTES_PER_SECOND` prints a `DrainResult`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from holdfast.checkpoint import restore
+from holdfast.checkpoint.manifest_copies import manifest_copies
+from holdfast.checkpoint.reading import RateLimiter
+from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
+from holdfast.format import manifest as fmt
+from holdfast.store import Attempt, CheckpointWriter, open_store
+from holdfast.store.base import Pace
+from holdfast.store.tiers import TieredStore, TwoHistories
+from holdfast.system.io_pool import lower_cpu_priority
+from holdfast.system.processes import die_with_parent, raise_oom_score
+
+
+class DrainResult(msgspec.Struct, kw_only=True):
+    """The outcome of one copy."""
+
+    sent_bytes: int = 0
+    """What went over the network; files that an earlier copy has are copied by the server behind."""
+    seconds: float = 0.0
+    problem: str | None = None
+    is_final: bool = False
+    """No later copy of this attempt can succeed: another machine has begun the job."""
+
+
+def drain(store: TieredStore, job: str, checkpoint: str, *, pace: Pace | None = None) -> int:
+    """Copy a checkpoint of the newest attempt, unless there is a sound copy; return the bytes that were sent.
+
+    Raises:
+        DamagedCheckpoint: it differs from what was written, here or behind; no copy of it is left behind.
+        Fenced, TwoHistories: another machine has begun the job.
+        OSError: one of the stores failed; no copy was made.
+    """
+    attempt = store.near.records(job, Attempt)[-1]
+    if store.far.latest_attempt(job) < attempt.number:
+        store.begin_behind(job, attempt.uid, attempt.number, order=attempt.order)
+    else:
+        store.share_records(job)
+    there = store.far.checkpoints(job)
+    if checkpoint in there:
+        with contextlib.suppress(DamagedCheckpoint):
+            restore.verify(store.far, job, checkpoint, pace=pace)
+            return 0
+    sent_bytes = _copy(store, job, checkpoint, attempt.number, there, pace)
+    try:
+        restore.verify(store.far, job, checkpoint, pace=pace)
+    except DamagedCheckpoint:
+        store.far.delete(job, checkpoint, attempt.number)
+        raise
+    return sent_bytes
+
+
+def _copy(store: TieredStore, job: str, checkpoint: str, attempt: int, there: list[str], pace: Pace | None) -> int:
+    found, name, data = restore.read_manifest_or_copy(store.near, job, checkpoint)
+    if name != fmt.MANIFEST:
+        raise DamagedCheckpoint(f"{checkpoint}/{fmt.MANIFEST}", f"is damaged; {name} is sound")
+    files = [part for file in found.files for part in _parts_of(file)]
+    linkable, sent_bytes = _linkable(store, job, found, checkpoint, there), 0
+    writer = store.far.begin(job, checkpoint, attempt, sum(file.stored_bytes for file in found.files))
+    try:
+        for each in [*files, *manifest_copies(found)]:
+            if not _linked(writer, job, linkable.get(each), each):
+                with _mapped(store, job, checkpoint, each) as whole:
+                    writer.write(each, [whole], pace=pace)
+                    sent_bytes += len(whole)
+        writer.commit(data, replace=checkpoint in there)
+    except BaseException:  # also on Ctrl-C
+        writer.abort()
+        raise
+    return sent_bytes + len(data)
+
+
+def _parts_of(file: fmt.File) -> list[str]:
+    return [file.name, *([file.parity.name] if file.parity is not None else [])]
+
+
+def _linkable(
+    store: TieredStore, job: str, found: fmt.Manifest, checkpoint: str, there: list[str]
+) -> dict[str, str]:
+    """Return the files that the newest copy behind has as well, with its name."""
+    earlier = next((each for each in reversed(there) if each != checkpoint), None)
+    if earlier is None or not any(file.written_by for file in found.files):
+        return {}
+    with contextlib.suppress(HoldfastError):
+        other = restore.manifest(store.far, job, earlier)
+        known = {(file.name, file.written_by or earlier) for file in other.files}
+        shared = [file for file in found.files if (file.name, file.written_by or checkpoint) in known]
+        return {name: earlier for file in shared for name in _parts_of(file)}
+    return {}
+
+
+def _linked(writer: CheckpointWriter, job: str, earlier: str | None, file: str) -> bool:
+    if earlier is not None:
+        with contextlib.suppress(OSError, DamagedCheckpoint):  # it is then sent
+            writer.copy_file(job, earlier, file, only_link=True)
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _mapped(store: TieredStore, job: str, checkpoint: str, file: str) -> Iterator[memoryview | bytes]:
+    near = store.near
+    fd = near.files.open(near.path(job, checkpoint) / file)
+    try:
+        if not os.fstat(fd).st_size:
+            yield b""
+            return
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as whole:
+            yield whole
+    finally:
+        near.files.close(fd)
+
+
+def main(url: str, job: str, checkpoint: str, bytes_per_second: str) -> None:
+    if sys.platform == "linux":
+        die_with_parent()
+    lower_cpu_priority()
+    raise_oom_score()
+    store, started = open_store(url), time.monotonic()
+    assert isinstance(store, TieredStore)
+    result = DrainResult()
+    try:
+        result.sent_bytes = drain(store, job, checkpoint, pace=RateLimiter(float(bytes_per_second)))
+    except (HoldfastError, OSError) as error:
+        result.problem = str(error) or type(error).__name__
+        result.is_final = isinstance(error, (Fenced, TwoHistories))
+    result.seconds = time.monotonic() - started
+    print(msgspec.json.encode(result).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
