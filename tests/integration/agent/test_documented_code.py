@@ -27,6 +27,7 @@ ELSEWHERE = {
     "docs/loggers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/metrics.md": "tests/frameworks/test_opentelemetry.py",
     "docs/ray.md": "tests/frameworks/test_documented_scripts.py",
+    "docs/systems.md": "tests/integration/agent/test_documented_systems.py",
     "docs/transformers.md": "tests/frameworks/test_documented_scripts.py",
     "docs/tutorial.md": "tests/end_to_end/test_tutorial.py",
     "docs/wire.md": "test_the_report_of_the_wire_page_is_accepted",
