@@ -165,7 +165,7 @@ class Config:
     )
     total: int | None = setting(
         None,
-        "iterations that the job is to have; [`coci`](pacing.md#coci) spreads its checkpoints over them",
+        "iterations of the job; [`coci`](pacing.md#the-policy-coci) spreads its checkpoints over them",
         _count("total", "iterations"),
         shown="unknown",
     )

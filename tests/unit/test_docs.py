@@ -96,3 +96,23 @@ def test_what_the_guide_to_extensions_names_exists() -> None:
     assert names - known - {"py", "md", "toml"} == set()
     roots = ROOT, ROOT / "agent" / "holdfast", ROOT / "server" / "holdfast_server", ROOT / "web" / "holdfast_web"
     assert {name for name in files if not any((root / name).exists() for root in roots)} == set()
+
+
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+
+
+@pytest.mark.parametrize("source", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_to_headings_lead_to_one(source: Path) -> None:
+    links = [link.partition("#") for link in re.findall(r"\]\(([\w./-]*#[^)\s]+)\)", source.read_text())]
+    lost = [
+        f"{page}#{heading}"
+        for page, _, heading in links
+        if heading not in anchors((source.parent / page).resolve() if page else source)
+    ]
+    assert lost == []
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE)
+    words = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w -]", "", heading).strip().replace(" ", "-") for heading in words}

@@ -23,7 +23,10 @@ from tests.support.job_processes import HOLDFAST, known, served
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/systems.md").read_text()
-SECTIONS = dict(re.findall(r"^## [^\n]*\{ #([\w-]+) \}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+SECTIONS = {
+    title.lower().replace(" ", "-"): text
+    for title, text in re.findall(r"^## ([^\n]*)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+}
 ROWS = ("published", "measured by", "here", "wins", "loses", "default")
 MOST_ITERATIONS = 2000
 
@@ -120,7 +123,7 @@ def test_a_thread_writes_while_training_goes_on(names: dict[str, Any]) -> None:
 
 
 def test_unchanged_tensors_are_linked(names: dict[str, Any]) -> None:
-    session = switch_on("merkle-trees", names)
+    session = switch_on("merkle-tree-incremental-checkpoints", names)
     found = manifests("adapter", session, names["optimizer"], 3)
     assert reused_bytes(found[-1].files) > 4_000_000
 
@@ -132,7 +135,7 @@ def test_important_bytes_have_parity(names: dict[str, Any]) -> None:
 
 
 def test_an_autoencoder_stores_states(names: dict[str, Any]) -> None:
-    switch_on("autoencoders", names)
+    switch_on("autoencoder-compression", names)
     waves = torch.linspace(0, 6, 64).sin().outer(torch.linspace(0, 6, 64).cos())
     with names["states"] as states:
         for step in range(80):
