@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import logging
 import os
 import sys
@@ -24,13 +23,13 @@ from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.distributed.ranks import SideGroup
 from holdfast.engine.boundary import Boundary
-from holdfast.engine.coordination import CollectiveCall
+from holdfast.engine.coordination import CollectiveCall, Requests
 from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
-from holdfast.engine.orders import Orders
+from holdfast.engine.operator import Operator
+from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
-from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
 from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import Controller, parse_every
@@ -45,6 +44,7 @@ from holdfast.save.run import CheckpointOutcome, RunListener
 from holdfast.save.saver import Saver
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.store import Store
+from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
 from holdfast.telemetry.iteration_metrics import IterationMetrics
@@ -186,8 +186,16 @@ class Session:
         self._saver = self._build_saver(store, options, compression)
         self._drain = self._build_drain(store, options)
         console_log.open()
-        self._orders = Orders(store, self.job, self._reporter, options.pacing, retention=options.retention_rules)
-        self._verifier = Verifier(self._saver.history, self._saver.retention, self._reporter)
+        self._requests = Requests()
+        self._operator = Operator(
+            self._saver.history, self._saver.retention, self._controller, self._reporter, self._requests,
+            options.pacing, rules=options.retention_rules,
+        )  # fmt: skip
+        startup = Startup(
+            self._training, self._saver, self._operator, self._reporter, self._ranks, self._meter, earlier,
+            self._memory, server=options.server, token=options.token,
+        )  # fmt: skip
+        self._progress = supervisor_channel.open_progress_file() if self._ranks.leads else None
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
@@ -199,12 +207,14 @@ class Session:
             self.keep(*(keep_settings.keys() - kept.keys()), **kept)
             self._boundary = Boundary(
                 training=self._training, controller=self._controller, saver=self._saver,
-                reporter=self._reporter, ranks=self._ranks, orders=self._orders, verifier=self._verifier,
-                meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle, options=options,
-                earlier=earlier, compression=compression, memory=self._memory,
+                reporter=self._reporter, ranks=self._ranks, operator=self._operator, requests=self._requests,
+                startup=startup, meter=self._meter, preemption=self._preemption, lifecycle=self._lifecycle,
+                compression=compression, progress=self._progress, server=options.server,
             )  # fmt: skip
+            startup.open()
+            self._boundary.attach()
         except BaseException:  # leave the process as it was found
-            parts = self._reporter.link, self._ranks, self._training, self._preemption
+            parts = self._reporter, self._ranks, self._training, self._preemption
             for close in (*[part.close for part in parts], self._memory.release):
                 with contextlib.suppress(Exception):
                     close()
@@ -270,7 +280,7 @@ class Session:
     @property
     def url(self) -> str | None:
         """Address of the job's page on the server, without credentials; `None` without a server."""
-        return self._reporter.link.page
+        return self._reporter.page
 
     @property
     def logger_runs(self) -> dict[str, tuple[str, int]]:
@@ -415,7 +425,7 @@ class Session:
 
         With several ranks, only the call on rank 0 counts, and usually takes effect an iteration later.
         """
-        self._boundary.requests.checkpoint = True
+        self._requests.checkpoint = True
 
     def wait(self, timeout: float | None = None) -> list[CheckpointOutcome]:
         """Wait until no checkpoint is under way; return what became of those that ended since the last call.
@@ -444,20 +454,13 @@ class Session:
 
         A time begins with the last checkpoint. ValueError: neither a whole number from 1 nor a time above 0.
         """
-        every = parse_every(interval) if interval is not None else None
-        self._orders.base = dataclasses.replace(self._orders.base, every=every)
-        self._boundary.settings_changed()
+        self._operator.fix_interval(parse_every(interval) if interval is not None else None)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Take no checkpoints inside the `with` block, except those that protect a restore."""
-        self._orders.pauses += 1
-        self._boundary.settings_changed()
-        try:
+        with self._operator.paused():
             yield
-        finally:
-            self._orders.pauses -= 1
-            self._boundary.settings_changed()
 
     def restore(self, iteration: int) -> None:
         """Restore the checkpoint of `iteration` in the next `step`.
@@ -471,7 +474,7 @@ class Session:
             return
         checkpoint = restore.find(self._saver.history.store, self.job, iteration)
         self._saver.retention.protect(Protector.SCRIPT, checkpoint)
-        self._boundary.requests.restore = checkpoint
+        self._requests.restore = checkpoint
 
     def on_restored(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(iteration, lineage)` after a resume from a checkpoint and after each restore in place.
@@ -517,7 +520,7 @@ class Session:
         Optimizers of the session do so in their `step`. Call it before `graph.replay()` where a CUDA graph has
         captured that step: a replay calls no hooks.
         """
-        self._training.is_replay_announced = True
+        self._training.announce_replay()
         self._boundary.before_update()
 
     def observe(self, listener: RunListener, on_stall: Callable[[StallKind, float], None] | None = None) -> None:
@@ -527,7 +530,7 @@ class Session:
         """
         self._saver.observe(listener)
         if on_stall is not None:
-            self._meter.clock.on_stall = on_stall
+            self._meter.clock.observe(on_stall)
 
     def call_together(self, call: CollectiveCall) -> None:
         """Make a call on all ranks at the same boundary, whenever rank 0 says that it is due.
@@ -535,7 +538,7 @@ class Session:
         For calls that need every rank, such as a report to a launcher. All ranks give theirs before the first
         iteration; only one such call is kept.
         """
-        self._boundary.collective_call = call
+        self._boundary.call_together(call)
 
     def close(self) -> None:
         """Take a final checkpoint, wait until it is durable, report the end. Also runs at interpreter exit."""
@@ -557,8 +560,8 @@ class Session:
         life.enter(Life.CLOSING)
         atexit.unregister(self.close_at_exit)
         parts: tuple[Callable[[], object], ...] = (
-            self._boundary.progress.rest,
-            self._verifier.close,
+            self._progress.rest if self._progress is not None else lambda: None,
+            self._operator.close,
             lambda: self._boundary.take_final() if finished else None,
             lambda: self._saver.close(WRITE_SECONDS, finished=finished),
             lambda: self._drain.close(WRITE_SECONDS, finished=finished) if self._drain is not None else None,
@@ -567,8 +570,8 @@ class Session:
             lambda: self._boundary.note_ending(reason),
             self._meter.close,
             lambda: self._reporter.attempt_ended(reason),
-            self._reporter.link.close,
-            self._boundary.progress.close,
+            self._reporter.close,
+            self._progress.close if self._progress is not None else lambda: None,
             self._training.close,
             lambda: self._boundary.unsaved_work.report_unsaved() if has_begun else None,
             lambda: self._boundary.unsaved_work.report_uncounted() if reason == "finished" else None,

@@ -27,7 +27,7 @@ def log_call_seconds(port: int) -> tuple[float, float]:
     torch.set_num_threads(1)
     name = uuid.uuid4().hex[:12]
     reporter = Reporter(f"loop-{name}", TrainingPosition())
-    reporter.link = ServerConnection(
+    link = ServerConnection(
         server=f"http://127.0.0.1:{port}",
         token=HoldfastPeer.token,
         job=f"loop-{name}",
@@ -36,7 +36,8 @@ def log_call_seconds(port: int) -> tuple[float, float]:
         rank=0,
         spool=None,
     )
-    reporter.link.start()
+    reporter.connect(link)
+    link.start()
     reader, chance, weights = MetricReader(), random.Random(1), torch.randn(384, 384)
     seconds = []
     gc.freeze()
@@ -49,5 +50,5 @@ def log_call_seconds(port: int) -> tuple[float, float]:
         for iteration, values in reader.ready(wait=False):
             reporter.sample(iteration, values)
         seconds.append(time.perf_counter() - before)
-    reporter.link.close()
+    link.close()
     return statistics.median(seconds), statistics.quantiles(seconds, n=100)[98]

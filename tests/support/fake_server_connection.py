@@ -11,7 +11,6 @@ from holdfast.protocol.wire import Desired
 class FakeServerConnection:
     """Connection that returns the desired state a test has set, and records every report."""
 
-    has_server = True
     page = "http://127.0.0.1:1/jobs/job"
     is_fenced = False
     first: Desired | None = None
@@ -19,12 +18,22 @@ class FakeServerConnection:
 
     def __init__(self, *, on_desired: Any = None, **_: Any) -> None:
         self.on_desired = on_desired
-        self.desired: Desired | None = None
+        self._desired: Desired | None = None
         self.events: list[wire.Event] = []
         self.samples: list[dict[str, Any]] = []
         self.closed = False
 
     def start(self) -> None: ...
+
+    @property
+    def desired(self) -> Desired | None:
+        """The desired state; a test that sets it has it delivered, as by a long poll."""
+        return self._desired
+
+    @desired.setter
+    def desired(self, desired: Desired) -> None:
+        self._desired = desired
+        self.on_desired(desired)
 
     def event(self, event: wire.Event) -> None:
         self.events.append(event)

@@ -117,7 +117,7 @@ def train(ledger: int, job: str, enough: str) -> None:
 
 def watch_restores() -> None:
     from holdfast.engine.in_place_restore import InPlaceRestore
-    from holdfast.engine.orders import Orders
+    from holdfast.engine.operator import Operator
     from holdfast.engine.startup import Startup
     from holdfast.engine.training import Training
     from holdfast.save.saver import Saver
@@ -128,10 +128,10 @@ def watch_restores() -> None:
     def ordered(*args: Any, **options: Any) -> bool:
         return MidRestoreState.ordered
 
-    def brings_order(orders: Any, desired: Any) -> bool:
+    def brings_order(operator: Any, desired: Any) -> bool:
         return desired.restore is not None
 
-    watch(Orders, "on_received", before="heard", after="delivered", when=brings_order)
+    watch(Operator, "receive", before="heard", after="delivered", when=brings_order)
     watch(LocalStore, "acquire_attempt", after="attempt begun", when=lambda *_, order=None: order is not None)
     for wanted, point in (("restoring", "taken up"), ("restored", "told")):
         watch(

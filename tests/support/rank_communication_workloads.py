@@ -25,7 +25,6 @@ from holdfast.errors import (
     UnknownFormat,
 )
 from holdfast.protocol.wire import Desired, OrderStateChange, RestoreOrder
-from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import Lineage
 from tests.support.clock import FakeClock, train_by
 
@@ -396,23 +395,29 @@ def afresh(stage, store):
     return session.iteration, session._saver.history.head
 
 
-class DesiredStateSource(OfflineConnection):
-    """Rank 0's link to operators, who want what `desired` says."""
+class EventRecorder:
+    """Rank 0's link to the server, which records what is reported."""
+
+    is_fenced = False
 
     def __init__(self):
-        self.desired, self.events = None, []
+        self.events = []
 
     def event(self, event):
         self.events.append(event)
+
+    def sample(self, measured, metrics): ...
+
+    def close(self): ...
 
 
 def ordered(stage, store):
     """An operator's orders, one after the other: what became of them, at which iteration, on each rank."""
     job = IdleJob(store, every=10**6)
-    session, server = job.session, DesiredStateSource()
+    session, server = job.session, EventRecorder()
     leads, jumps, told = dist.get_rank() == 0, [], {}
     if leads:
-        session._reporter.link = server
+        session._reporter.connect(server)
     job.step(20)
     for number in range(3):
         order = None
@@ -420,8 +425,8 @@ def ordered(stage, store):
             first = session._saver.history.store.checkpoints("m")[0]
             order = RestoreOrder(id="o", checkpoint=first, fence=1)
         if leads:
-            server.desired = Desired(
-                version=1 + number, checkpoint_request=1, every=7 if number else None, restore=order
+            session._operator.receive(
+                Desired(version=1 + number, checkpoint_request=1, every=7 if number else None, restore=order)
             )
         for _ in range(150):
             before = session.iteration
@@ -442,14 +447,14 @@ def relaunched(stage, store):
     if leads:
         os.makedirs(folder, exist_ok=True)
         os.environ["HOLDFAST_SUPERVISION"] = folder  # rank 0's word counts
-        job.session._reporter.link = DesiredStateSource()
+        job.session._reporter.connect(EventRecorder())
     job.step(20)
     job.session.checkpoint()
     job.step(100)
     if leads:
         first = job.session._saver.history.store.checkpoints("m")[0]
         wanted = RestoreOrder(id="o", checkpoint=first, fence=1)
-        job.session._reporter.link.desired = Desired(version=2, restore=wanted)
+        job.session._operator.receive(Desired(version=2, restore=wanted))
     status = None
     try:
         job.step(200)

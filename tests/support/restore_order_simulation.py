@@ -1,7 +1,7 @@
 """Simulation of restore orders with a real database and store, and agents that can be killed, stopped and cut off.
 
-The server's handling of orders, the agent's `Orders` and the store are real. The clock, the network and the steps
-of a training loop are simulated: between any two steps, a kill, a stop or another agent may come.
+The server's handling of orders, the agent's `Operator` and the store are real. The clock, the network and the
+steps of a training loop are simulated: between any two steps, a kill, a stop or another agent may come.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
-from holdfast.engine.orders import Orders
+from holdfast.engine.coordination import Requests
+from holdfast.engine.operator import Operator
 from holdfast.engine.startup import ordered
 from holdfast.errors import Fenced
-from holdfast.pacing import PacingSettings
+from holdfast.pacing import Controller, PacingSettings
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.jobs import Order
 from holdfast.protocol.wire import (
@@ -121,12 +123,16 @@ class SimulatedAgent:
         self.standing = TrainingPosition(iteration=0, lineage=0)
         self.outgoing = PendingBatches(world.job, self.uid, self.number)
         self.reporter = PendingBatchReporter(world, self.standing, self.outgoing)
-        self.orders = Orders(
-            world.store, world.job, self.reporter, PacingSettings(),
-            retention=Retention.keeping(12), clock=lambda: world.now,
+        history: Any = SimpleNamespace(store=world.store, job=world.job, attempt=self.number)
+        retention: Any = SimpleNamespace(
+            protect=lambda *_: None, follow=lambda *_: None, change=lambda _: None
         )  # fmt: skip
-        self.orders.start(first, self.number)
-        self.desired: Desired | None = first
+        controller = Controller(PacingSettings())
+        self.operator = Operator(
+            history, retention, controller, self.reporter, Requests(), PacingSettings(),
+            rules=Retention.keeping(12), clock=lambda: world.now,
+        )  # fmt: skip
+        self.operator.start(first)
         self.alive, self.awake = True, True
         self.doing: Iterator[None] | None = self._starts()
 
@@ -136,8 +142,7 @@ class SimulatedAgent:
 
     def hear(self) -> None:
         """Receive the desired state, as the answer to a long poll."""
-        self.desired = self.world.desired()
-        self.orders.on_received(self.desired)
+        self.operator.receive(self.world.desired())
 
     def step(self) -> None:
         """Continue the current step, or run to the next iteration boundary."""
@@ -147,7 +152,7 @@ class SimulatedAgent:
             self.doing = None
 
     def _starts(self) -> Iterator[None]:
-        order = self.orders.restore_at_start()
+        order = self.operator.restore_at_start()
         if order is not None:
             self.world.taken(order)
             yield
@@ -173,12 +178,11 @@ class SimulatedAgent:
 
     def _boundary(self) -> Iterator[None]:
         self.standing.iteration += 1
-        if self.desired is not None:
-            self.orders.has_changed(self.desired)
-        order = self.orders.restore()
+        self.operator.follow()
+        order = self.operator.restore()
         if order is None:
             return
-        self.orders.accept(order.id)
+        self.operator.accept(order.id)
         self.world.taken(order)
         self.reporter.order(order.id, "restoring")
         yield

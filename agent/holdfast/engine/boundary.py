@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.config import Config
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.coordination import (
     AGREE_EVERY_SECONDS,
@@ -19,27 +18,26 @@ from holdfast.engine.coordination import (
     coordinator_for,
     decide,
 )
-from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.in_place_restore import WRITE_SECONDS, InPlaceRestore, RestoreCallbacks
 from holdfast.engine.lifecycle import Life, Lifecycle
-from holdfast.engine.orders import Orders
-from holdfast.engine.probing import Prober
-from holdfast.engine.startup import Start, Startup
+from holdfast.engine.operator import MAX_WITHHELD_SECONDS, Operator
+from holdfast.engine.startup import Start, Startup, publish_attempt
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
-from holdfast.engine.verification_queue import Verifier
 from holdfast.errors import RestoreFailed
-from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.save.compression import Compression
 from holdfast.save.run import Run, RunState
 from holdfast.save.saver import Saver
 from holdfast.store.records import record_ending
-from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
+from holdfast.system.supervisor_channel import ProgressFile
 from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.engine.probing import Prober
 
 ASK_STORE_SECONDS = 60.0
 """Least time between two checks in the store whether a newer attempt has begun."""
@@ -56,44 +54,31 @@ class Boundary:
         saver: Saver,
         reporter: Reporter,
         ranks: Ranks,
-        orders: Orders,
-        verifier: Verifier,
+        operator: Operator,
+        requests: Requests,
+        startup: Startup,
         meter: IterationMetrics,
         preemption: PreemptionHandler,
         lifecycle: Lifecycle,
-        options: Config,
-        earlier: EarlierStart,
         compression: Compression,
-        memory: MemoryTier,
+        progress: ProgressFile | None,
+        server: str | None,
     ) -> None:
         self._training, self._controller, self._saver, self._history = training, controller, saver, saver.history
-        self._reporter, self._ranks, self._orders = reporter, ranks, orders
+        self._reporter, self._ranks, self._operator, self._requests = reporter, ranks, operator, requests
         self._meter, self._preemption = meter, preemption
         self._lifecycle = lifecycle
         self._position = reporter.position
-        self._compression = compression
-        self.requests = Requests()
+        self._compression, self._progress, self._server = compression, progress, server
+        self._startup: Startup | None = startup
+        """Until training begins."""
         self.unsaved_work = UnsavedWork(training, saver.history, reporter, ranks)
         self.restore_callbacks = RestoreCallbacks(self._position)
-        self.collective_call: CollectiveCall | None = None
+        self._collective_call: CollectiveCall | None = None
         """Of an integration; the same on all ranks."""
-        self._startup = Startup(
-            training,
-            saver,
-            orders,
-            reporter,
-            ranks,
-            verifier,
-            meter,
-            earlier,
-            memory,
-            server=options.server,
-            token=options.token,
-        )
-        self._startup.open()
         self.in_place_restore = InPlaceRestore(training, saver, reporter, ranks)
-        self._prober = Prober(training, meter, reporter)
-        self.progress = supervisor_channel.ProgressFile(None if ranks.leads else "")
+        self._prober: Prober | None = None
+        """Measures data loading, as an operator requested."""
         self._coordinator = coordinator_for(ranks, self._choose)
         self._taken_at = time.monotonic()
         """When training began, or began its last checkpoint."""
@@ -101,21 +86,30 @@ class Boundary:
         self._store_asked_at = -ASK_STORE_SECONDS
         self._torn = 0
         """Number of copies that were discarded because tensors changed meanwhile."""
-        training.around_updates(
+
+    def attach(self) -> None:
+        """Take part in the optimizer steps of the script, until the training closes."""
+        self._training.around_updates(
             self.before_update,
-            meter.clock.update_ends,
-            saver.snapshots.wait_copy_ended,
+            self._meter.clock.update_ends,
+            self._saver.snapshots.wait_copy_ended,
             self._may_act_after,
         )
 
+    def call_together(self, call: CollectiveCall) -> None:
+        """Make a call on all ranks whenever it is due."""
+        self._collective_call = call
+
     def resume(self) -> None:
         """Resume from the checkpoint that an open request names, else from the best one."""
+        assert self._startup is not None
         self.restore_callbacks.begin()
-        self._begin(self._startup.choose())
+        self._begin(self._startup, self._startup.choose())
 
-    def _begin(self, start: Start) -> None:
+    def _begin(self, startup: Startup, start: Start) -> None:
         """Begin training from what is in place; after an interruption the session can still resume."""
-        self._startup.begin(start)
+        startup.begin(start)
+        self._startup = None
         self._coordinator.begin(self._position.iteration)
         self._lifecycle.enter(Life.TRAINING)
         if start.loaded is not None:
@@ -135,14 +129,15 @@ class Boundary:
             self._measure(metrics)
         finally:  # even after an error here: the other ranks reach the same boundary and wait for this one
             self._act_with_other_ranks()
-        self._prober.at_boundary(busy=self._saver.active)
+        if self._prober is not None and self._prober.at_boundary(busy=self._saver.active):
+            self._prober = None
 
     def take_final(self) -> None:
         """Checkpoint the end of training, so that a restarted job does not repeat work."""
         if not self._position.iteration or not self._saver.wait_settled(WRITE_SECONDS):
             return
         if self._training.unsaved_batches or self._training.unsaved_updates:
-            self.unsaved_work.report_no_final(requested=self.requests.checkpoint)
+            self.unsaved_work.report_no_final(requested=self._requests.checkpoint)
             return
         try:
             if not self._coordinator.end(self._position.iteration):
@@ -152,7 +147,7 @@ class Boundary:
             if self._ranks.decide(lambda: self._history.head != self._here, bool):
                 self._take(Decision(checkpoint="final", at_once=True))
                 self._report_unsaved()
-            if (call := self.collective_call) is not None:
+            if (call := self._collective_call) is not None:
                 self._saver.wait_settled(WRITE_SECONDS)
                 if self._ranks.decide(lambda: call.is_due(at_end=True), bool):
                     call()
@@ -164,11 +159,6 @@ class Boundary:
         history = self._history
         if self._ranks.leads and history.attempt:
             record_ending(history.store, history.job, history.attempt, reason, self._training.trained)
-
-    def settings_changed(self) -> None:
-        """Apply the settings of the script and of operators as they are now."""
-        self._controller.change(self._orders.settings())
-        self._reporter.report_interval(self._controller, changed=True)
 
     # The steps of `run`
 
@@ -184,7 +174,8 @@ class Boundary:
             if run.result.fenced:
                 self._give_way()
             if run.state is RunState.TORN:
-                self.requests.retry = self._training.updates_before_closure = True
+                self._requests.retry = True
+                self._training.expect_early_updates()
                 self._report_torn(run)
 
     def _report_torn(self, run: Run) -> None:
@@ -204,14 +195,20 @@ class Boundary:
         """Measure the iteration, and read the settings of operators."""
         if self._preemption.is_requested and not self._ranks.leads:
             self._ranks.request_exit()
-        if self._reporter.link.is_fenced and self._is_replaced():
+        if self._reporter.has_server and self._reporter.is_fenced and self._is_replaced():
             self._give_way()
         if self._preemption.is_requested and self._lifecycle.state in (Life.DETACHED, Life.REPLACED):
             self._lifecycle.enter(Life.PREEMPTED)  # there is no decision to wait for
         self._meter.end_iteration(metrics)
-        self._follow_operators()
-        self.in_place_restore.report_mode()
-        self.progress.update(self._position.iteration)
+        if self._reporter.has_server:
+            self._operator.follow()
+            if self._requests.probe:
+                from holdfast.engine.probing import Prober  # few jobs are asked for it
+
+                self._requests.probe, self._prober = False, Prober(self._training, self._meter, self._reporter)
+            self.in_place_restore.report_mode()
+        if self._progress is not None:
+            self._progress.update(self._position.iteration)
 
     def _act(self, decision: Decision) -> None:
         if decision.end:
@@ -220,11 +217,11 @@ class Boundary:
             self._restore(decision.restore)
         elif decision.checkpoint is not None:
             self._take(decision)
-        if decision.call and self.collective_call is not None:
-            self.collective_call()
+        if decision.call and self._collective_call is not None:
+            self._collective_call()
         if self._saver.unprepared:
             self._saver.prepare(self._training.outline)
-        self._meter.in_flight = self._saver.active
+        self._meter.begin_iteration(in_flight=self._saver.active)
 
     # Reading what a decision depends on
 
@@ -233,12 +230,12 @@ class Boundary:
         situation = self._situation(iteration)
         decision = decide(situation)
         if decision.restore is not None:
-            self.requests.restore = None
-            self._orders.accept(decision.restore[1])
+            self._requests.restore = None
+            self._operator.accept(decision.restore[1])
         elif decision.checkpoint is not None and not decision.end:
             if situation.withheld and not (situation.requested or situation.retry):
-                self._orders.report_withheld()
-            self.requests.checkpoint = self.requests.retry = False
+                self._operator.report_withheld()
+            self._requests.checkpoint = self._requests.retry = False
         return decision
 
     def _situation(self, iteration: int) -> Situation:
@@ -257,22 +254,22 @@ class Boundary:
         return Situation(
             lineage=lineage,
             restore=self._restore_target(),
-            requested=self.requests.checkpoint,
-            retry=self.requests.retry,
+            requested=self._requests.checkpoint,
+            retry=self._requests.retry,
             due=self._is_due(iteration),
-            withheld=self._orders.is_withheld_too_long(time.monotonic() - self._taken_at),
+            withheld=time.monotonic() - self._taken_at >= MAX_WITHHELD_SECONDS and self._operator.withholds,
             memory_ready=not (saver.unprepared and is_early),
             has_room=snapshots.free if iteration == self._position.iteration else snapshots.has_room,
             in_flight=saver.under_way,
             max_in_flight=controller.max_in_flight,
             mode=controller.mode,
-            call_due=self.collective_call is not None and self.collective_call.is_due(at_end=False),
+            call_due=self._collective_call is not None and self._collective_call.is_due(at_end=False),
         )
 
     def _restore_target(self) -> RestoreTarget | None:
-        if self.requests.restore is not None:
-            return self.requests.restore, None, False
-        order = self._orders.restore()
+        if self._requests.restore is not None:
+            return self._requests.restore, None, False
+        order = self._operator.restore() if self._reporter.has_server else None
         return (order.checkpoint, order.id, order.degraded) if order is not None else None
 
     def _is_due(self, iteration: int) -> bool:
@@ -299,19 +296,6 @@ class Boundary:
             return False
         self._ranks_asked_at = now
         return self._ranks.is_exit_requested
-
-    def _follow_operators(self) -> None:
-        desired = self._reporter.link.desired
-        if desired is None or not self._orders.has_changed(desired):
-            return
-        self._controller.change(self._orders.settings())
-        self._saver.retention.change(self._orders.retention())
-        if self._orders.checkpoint_requested:
-            self.requests.checkpoint = True
-        if self._orders.probe_requested:
-            self._prober.request()
-        self._reporter.applied(desired.version)
-        self._reporter.report_interval(self._controller, changed=True)
 
     # Acting on a decision
 
@@ -354,7 +338,8 @@ class Boundary:
             after = Life.RELAUNCHED if relaunches else Life.TRAINING
             self._lifecycle.enter(Life.HALF_RESTORED if self.in_place_restore.half_applied else after)
         self._saver.retention.protect(Protector.SCRIPT, None)
-        self._startup.publish_attempt()
+        if self._ranks.leads:
+            publish_attempt(self._history, self._server)
         self._coordinator.begin(self._position.iteration)
         if self._training.restore_count != restores:
             self.restore_callbacks.run()
@@ -384,9 +369,10 @@ class Boundary:
 
     def _begin_afresh(self) -> None:
         """Begin at iteration 0: the loop has neither resumed nor drawn batches from the session."""
+        assert self._startup is not None
         try:
             unused = self._startup.unused_checkpoints()
-            self._begin(Start())
+            self._begin(self._startup, Start())
         except RanksLost as error:
             self._detach(error)
             return

@@ -275,6 +275,8 @@ class Requests:
     """The checkpoint that the script restores."""
     retry: bool = False
     """The last copy was torn: take another at once, while training waits."""
+    probe: bool = False
+    """An operator wants to know how fast data can be loaded."""
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):

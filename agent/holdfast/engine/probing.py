@@ -1,4 +1,4 @@
-"""Carries out requests to measure data loading, at the boundary between two iterations."""
+"""A request to measure data loading, carried out at the boundary between two iterations."""
 
 from __future__ import annotations
 
@@ -21,31 +21,28 @@ MEANWHILE = ". A checkpoint was being written at the same time, which slows load
 
 
 class Prober:
+    """Carries out one request."""
+
     def __init__(self, training: Training, meter: IterationMetrics, reporter: Reporter) -> None:
         self._training, self._meter, self._reporter = training, meter, reporter
-        self._asked_at: float | None = None
+        self._asked_at = time.monotonic()
         self._restore_count = training.restore_count
 
-    def request(self) -> None:
-        self._asked_at = time.monotonic()
-
-    def at_boundary(self, *, busy: bool) -> None:
-        """Probe if requested. `busy`: a checkpoint is in progress."""
-        if self._asked_at is None:
-            return
+    def at_boundary(self, *, busy: bool) -> bool:
+        """Probe if it is possible now, and return whether it was. `busy`: a checkpoint is in progress."""
         if busy and time.monotonic() - self._asked_at < PATIENCE_SECONDS:
-            return
+            return False
         if self._restore_count != self._training.restore_count:
             # the loader moves to its new position at the next batch
             self._restore_count = self._training.restore_count
-            return
-        self._asked_at = None
+            return False
         began = time.perf_counter()
         try:
             level, message = self._found()
         finally:
             self._meter.clock.exclude(time.perf_counter() - began)
         self._reporter.notice(level, "data", message + MEANWHILE * busy)
+        return True
 
     def _found(self) -> tuple[Literal["info", "warning"], str]:
         loader = self._training.loader

@@ -14,20 +14,19 @@ from typing import Any, TypeVar
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
-from holdfast.checkpoint.retention_queue import Protector
 from holdfast.config import environment_notices
 from holdfast.distributed.ranks import Ranks, RanksLost
-from holdfast.engine.attempt_fencing import describe_running_predecessor
 from holdfast.engine.earlier_start import EarlierStart
-from holdfast.engine.orders import Orders
+from holdfast.engine.operator import Operator
 from holdfast.engine.training import Training
-from holdfast.engine.verification_queue import Verifier
+from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.format.shards import dropped_gradients
 from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
+from holdfast.save.history import History
 from holdfast.save.saver import Saver
 from holdfast.server_link.connection import ServerConnection
 from holdfast.server_link.http_client import AgentClient, Backoff, RequestFailed
@@ -67,6 +66,20 @@ REPORTED_RESTORES = 8
 """Number of recent restores to report again: an order stays open until its outcome is reported or it expires."""
 
 
+def publish_attempt(history: History, server: str | None) -> None:
+    """Publish the attempt to the supervisor, if there is one."""
+    supervisor_channel.publish_attempt(
+        supervisor_channel.PublishedAttempt(
+            job=history.job,
+            uid=history.uid,
+            attempt=history.attempt,
+            lineage=history.position.lineage,
+            store=history.store.url,
+            server=server,
+        )
+    )
+
+
 def ordered(store: Store, job: str) -> list[Lineage]:
     """The last lineages that orders began."""
     return [lineage for lineage in store.records(job, Lineage) if lineage.order is not None][-REPORTED_RESTORES:]
@@ -82,10 +95,9 @@ class Startup:
         self,
         training: Training,
         saver: Saver,
-        orders: Orders,
+        operator: Operator,
         reporter: Reporter,
         ranks: Ranks,
-        verifier: Verifier,
         meter: IterationMetrics,
         earlier: EarlierStart,
         memory: MemoryTier,
@@ -93,8 +105,8 @@ class Startup:
         server: str | None,
         token: str | None,
     ) -> None:
-        self._training, self._saver, self._history, self._orders = training, saver, saver.history, orders
-        self._reporter, self._ranks, self._verifier, self._meter = reporter, ranks, verifier, meter
+        self._training, self._saver, self._history, self._operator = training, saver, saver.history, operator
+        self._reporter, self._ranks, self._meter = reporter, ranks, meter
         self._earlier, self._memory, self._server, self._token = earlier, memory, server, token
         self._has_server_answered = False
         """The server answered the request for the first desired state."""
@@ -116,22 +128,22 @@ class Startup:
         if leads and history.attempt:
             with contextlib.suppress(OSError):  # asked again before anything is deleted
                 self._saver.retention.load_requested()
-        self.publish_attempt()  # a start that fails while it loads has begun this attempt, too
-        self._orders.start(first, history.attempt)
+        self._publish()  # a start that fails while it loads has begun this attempt, too
+        link: ServerConnection | None = None
         if self._server and leads:
             spool = spool_directory(history.store.url, history.job) if history.attempt else None
-            self._reporter.link = ServerConnection(
+            link = ServerConnection(
                 server=self._server, token=self._token, job=history.job, uid=history.uid,
-                attempt=history.attempt or at_least, rank=0, spool=spool, on_desired=self._on_desired,
+                attempt=history.attempt or at_least, rank=0, spool=spool, on_desired=self._operator.receive,
                 measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
-            self._reporter.link.start()
-        if first is not None:
-            self._follow(first)
-            self._saver.retention.change(self._orders.retention(first))
+            self._reporter.connect(link)
+        self._operator.start(first)
+        if link is not None:
+            link.start()
         if self._ranks.world_size > 1:
             self._report_this_rank(at_least)
-        self.publish_attempt()
+        self._publish()
 
     def _first_desired(self) -> wire.Desired | None:
         assert self._server is not None
@@ -144,21 +156,6 @@ class Startup:
             first = wire.Desired(restore=noted)
         return first
 
-    def _follow(self, desired: wire.Desired) -> None:
-        """Apply what takes effect at once, also between two boundaries."""
-        self._protect(desired)
-        self._saver.retention.follow(desired, self._history.attempt)
-        self._verifier.follow(desired.verify)
-
-    def _on_desired(self, desired: wire.Desired) -> None:
-        """Receive desired state, on the polling thread, before a boundary acts on it."""
-        self._protect(desired)
-        self._orders.on_received(desired)
-        self._follow(desired)
-
-    def _protect(self, desired: wire.Desired) -> None:
-        self._saver.retention.protect(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
-
     def _report_this_rank(self, at_least: int) -> None:
         """Have each rank report its own iteration times."""
         history, rank = self._history, self._ranks.rank
@@ -166,30 +163,19 @@ class Startup:
         if not self._server:
             return
         link = self._reporter.link
-        if not isinstance(link, ServerConnection):
+        if link is None:
             link = ServerConnection(
                 server=self._server, token=self._token, job=history.job, uid=uid, attempt=attempt, rank=rank,
                 spool=None, flush_seconds=HEARTBEAT_SECONDS, send_only=True,
                 measure=MachineMetrics(self._reporter.position).sample,
             )  # fmt: skip
             link.start()
-        self._meter.rank_reporter = RankReporter(link, rank, self._ranks.world_size)
+        self._meter.report_to(RankReporter(link, rank, self._ranks.world_size))
         self._training.after_gradients(self._meter.clock.gradients_end)
 
-    def publish_attempt(self) -> None:
-        """Publish the attempt to the supervisor, if there is one."""
+    def _publish(self) -> None:
         if self._ranks.leads:
-            history = self._history
-            supervisor_channel.publish_attempt(
-                supervisor_channel.PublishedAttempt(
-                    job=history.job,
-                    uid=history.uid,
-                    attempt=history.attempt,
-                    lineage=self._reporter.position.lineage,
-                    store=history.store.url,
-                    server=self._server,
-                )
-            )
+            publish_attempt(self._history, self._server)
 
     def unused_checkpoints(self) -> str | None:
         """Return a warning if a start at iteration 0 ignores existing checkpoints."""
@@ -213,7 +199,7 @@ class Startup:
 
     def _history_elsewhere(self) -> str | None:
         """Return a warning if the server knows attempts of the job of which this store has no record."""
-        history, known = self._history, self._orders.first.latest_attempt
+        history, known = self._history, self._operator.first.latest_attempt
         job, store = history.job, history.store
         if not known or not history.attempt:
             return None
@@ -271,7 +257,7 @@ class Startup:
         self._training.begin()
         if self._ranks.leads:
             logger.info("%s: %s", history.job, self._start_message(loaded))
-            page = self._reporter.link.page
+            page = self._reporter.page
             if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
                 logger.info("%s: dashboard: %s", history.job, page)  # a supervisor logs it itself
             if (what := self._earlier.moved) is not None:
@@ -281,7 +267,7 @@ class Startup:
             other = describe_running_predecessor(store, history.job, history.attempt)
             if other is not None:
                 self._reporter.notice("warning", "replaced", other)
-        self.publish_attempt()
+        self._publish()
         for level, code, what in environment_notices(os.environ):
             self._reporter.notice(level, code, what)
         for limitation in self._training.limitations():
@@ -307,10 +293,10 @@ class Startup:
     def _start_from_order(self) -> Start | None:
         """Restore what an open order requests; `None` where none is open or possible now."""
         try:
-            order = self._ask_store(self._orders.restore_at_start, wire.RestoreOrder | None)
+            order = self._ask_store(self._operator.restore_at_start, wire.RestoreOrder | None)
             return self._restore_for_order(order) if order is not None else None
         except OSError as error:
-            self._orders.reopen()
+            self._operator.reopen()
             what = f"the requested restore waits: the store is unavailable: {error}"
             self._reporter.notice("warning", "restore", what)
             return None

@@ -79,13 +79,13 @@ class Training:
         self.replays_updates = False
         """An optimizer step was captured as a CUDA graph, whose replays call no hooks."""
         self._is_replay_reported = False
-        self.is_replay_announced = self._was_replay_announced = False
+        self._is_replay_announced = self._was_replay_announced = False
         """Whether the script called `session.wait_copied()` since the last iteration ended, and in that one."""
         self._drawn = self.updates = self._ended = 0
         """Batches, optimizer steps and iterations since all ranks were at the same position."""
         self.trained = 0
         """Iterations of this attempt, including those that a restore undid."""
-        self.updates_before_closure = False
+        self._updates_before_closure = False
         """Whether an optimizer may change parameters before it calls its closure, as SAM does."""
         self._hooks: list[RemovableHandle] = []
         self._unknown_buckets: set[str] = set()
@@ -124,7 +124,6 @@ class Training:
         `may_act_after` returns whether a checkpoint may be taken after an iteration.
         """
         gradients = self.registry.gradients
-        gradients.is_capture_expected = lambda: may_act_after(self._position.iteration + 1)
 
         def about_to_update(optimizer: torch.optim.Optimizer, args: StepArguments, kwargs: StepKeywords) -> Any:
             if _is_capturing():
@@ -138,7 +137,7 @@ class Training:
                 before()
                 gradients.before_update(optimizer)
 
-            if self.updates_before_closure:
+            if self._updates_before_closure:
                 before()
             if (with_closure := wait_after_closure(args, kwargs, gradients_ready)) is None:
                 gradients_ready()
@@ -147,12 +146,20 @@ class Training:
         def updated(optimizer: torch.optim.Optimizer, *_: object) -> None:
             if _is_capturing():
                 return
-            gradients.after_update(optimizer)
+            gradients.after_update(optimizer, lambda: may_act_after(self._position.iteration + 1))
             after()
 
         for optimizer in self.registry.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(about_to_update))
             self._hooks.append(optimizer.register_step_post_hook(updated))
+
+    def expect_early_updates(self) -> None:
+        """Wait for copies before each optimizer step from now on, not when it calls its closure."""
+        self._updates_before_closure = True
+
+    def announce_replay(self) -> None:
+        """Note that the script replays an update only after it has waited for the copy."""
+        self._is_replay_announced = True
 
     def after_gradients(self, note: Callable[[], None]) -> None:
         """Call this at the last gradient of each DistributedDataParallel in host memory, until `close`.
@@ -179,7 +186,7 @@ class Training:
         for loader in self._given_loaders:
             loader.iteration_ended()
         self.unsaved_batches = self.unsaved_updates = 0
-        self._was_replay_announced, self.is_replay_announced = self.is_replay_announced, False
+        self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
         self._ended += 1
         self.trained += 1
 

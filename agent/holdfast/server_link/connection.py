@@ -29,8 +29,6 @@ class ServerConnection:
         send_only: do not poll the desired state, and log at debug level; for all ranks but rank 0.
     """
 
-    has_server = True
-
     def __init__(
         self,
         *,
@@ -85,11 +83,6 @@ class ServerConnection:
             self._sender.flush_soon()
 
     @property
-    def desired(self) -> Desired | None:
-        """The newest known desired state."""
-        return self._poller.newest
-
-    @property
     def is_fenced(self) -> bool:
         """Whether the server reported that a newer attempt of the job has begun."""
         return self._sender.is_fenced
@@ -121,22 +114,3 @@ class ServerConnection:
         """Poll if the version changed: a proxy may cut long polls."""
         if not self._send_only and self._poller.version not in (None, ack.version):
             self._poller.ask_now()
-
-
-class OfflineConnection:
-    """A `ServerConnection` for a session without a server; its methods do nothing."""
-
-    has_server = False
-    is_fenced = False
-    desired: Desired | None = None
-    page: str | None = None
-
-    def start(self) -> None: ...
-
-    def sample(self, figures: IterationFigures, metrics: dict[str, float]) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def silence(self) -> None: ...
-
-    def close(self, deadline_seconds: float = 5.0) -> None: ...

@@ -31,9 +31,6 @@ class GradientTracker:
     """
 
     def __init__(self) -> None:
-        self.is_capture_expected: Callable[[], bool] = lambda: True
-        """Whether `pending` is likely to be called at the end of this iteration: marking costs a microsecond per
-        parameter."""
         self._marks: dict[torch.optim.Optimizer, list[_Mark | None]] = {}
         self._throws_away: dict[torch.optim.Optimizer, bool] = {}
         """Whether the script makes new gradients after an update, instead of adding to used ones."""
@@ -69,10 +66,14 @@ class GradientTracker:
             )
         self._throws_away[optimizer] = not kept
 
-    def after_update(self, optimizer: torch.optim.Optimizer) -> None:
+    def after_update(self, optimizer: torch.optim.Optimizer, is_capture_expected: Callable[[], bool]) -> None:
+        """Mark used gradients, at a microsecond per parameter, where that may be needed.
+
+        `is_capture_expected` returns whether `pending` is likely to be called at the end of this iteration.
+        """
         if not self._marking:
             return
-        if optimizer not in self._throws_away or optimizer in self._sparse or self.is_capture_expected():
+        if optimizer not in self._throws_away or optimizer in self._sparse or is_capture_expected():
             gradients = [parameter.grad for parameter in _trained_by(optimizer)]
             self._marks[optimizer] = [_mark(gradient) for gradient in gradients]
             if any(gradient is not None and gradient.layout is not torch.strided for gradient in gradients):

@@ -53,6 +53,8 @@ class PreemptionHandler:
 
     def __init__(self, grace_seconds: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._grace_seconds, self._clock = grace_seconds, clock
+        self.is_requested = False
+        """This process has received SIGTERM."""
         self._received_at: float | None = None
         self._timer: threading.Timer | None = None
         self._pid, self.main_thread = os.getpid(), threading.main_thread().ident
@@ -61,11 +63,6 @@ class PreemptionHandler:
         if self._is_installed:
             signal.signal(signal.SIGTERM, self._handle)
             multiprocessing.util.register_after_fork(self, _after_fork)
-
-    @property
-    def is_requested(self) -> bool:
-        """This process has received SIGTERM."""
-        return self._received_at is not None
 
     @property
     def grace_left_seconds(self) -> float:
@@ -91,7 +88,7 @@ class PreemptionHandler:
             if self._clock() - self._received_at >= REPEAT_SECONDS:
                 _end()
             return
-        self._received_at = self._clock()
+        self._received_at, self.is_requested = self._clock(), True
         # if no boundary comes in time, exit before a scheduler kills the process
         self._timer = threading.Timer(max(0.0, self._grace_seconds - SPARE_SECONDS / 2), _end)
         self._timer.name, self._timer.daemon = "holdfast-grace", True

@@ -336,37 +336,38 @@ def remove_stack_files(folder: Path) -> None:
 
 
 class ProgressFile:
-    """The mapped file HOLDFAST_PROGRESS, in which the supervisor reads the progress; does nothing without one."""
+    """The mapped file HOLDFAST_PROGRESS, in which the supervisor reads the progress."""
 
-    def __init__(self, path: str | None = None) -> None:
-        self._memory: mmap.mmap | None = None
+    def __init__(self, memory: mmap.mmap, imports: ImportsPublisher) -> None:
+        self._memory, self._imports = memory, imports
         self._updates = 0
-        self._imports = ImportsPublisher("" if path == "" else os.environ.get(VARIABLE, ""))
-        path = path if path is not None else os.environ.get(PROGRESS_VARIABLE)
-        if not path:
-            return
-        try:
-            with open(path, "r+b") as handle:
-                self._memory = mmap.mmap(handle.fileno(), PROGRESS_LAYOUT.size)
-        except (OSError, ValueError) as error:
-            logger.warning("%s=%s cannot be used: %s", PROGRESS_VARIABLE, path, error)
 
     def update(self, iteration: int) -> None:
-        if self._memory is not None:
-            self._updates += 1
-            PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
-            self._imports.update(self._updates)
+        self._updates += 1
+        PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, self._updates)
+        self._imports.update(self._updates)
 
     def rest(self) -> None:
         """Mark training as finished, so that a slow end of the script is not taken for a hang."""
-        if self._memory is not None:
-            iteration, updates = PROGRESS_LAYOUT.unpack_from(self._memory, 0)
-            PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))
+        iteration, updates = PROGRESS_LAYOUT.unpack_from(self._memory, 0)
+        PROGRESS_LAYOUT.pack_into(self._memory, 0, iteration, -abs(updates))
 
     def close(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
+        self._memory.close()
+
+
+def open_progress_file() -> ProgressFile | None:
+    """Open the file of the progress for rank 0; `None` without a supervisor, or if it cannot be used."""
+    path = os.environ.get(PROGRESS_VARIABLE)
+    if not path:
+        return None
+    try:
+        with open(path, "r+b") as handle:
+            memory = mmap.mmap(handle.fileno(), PROGRESS_LAYOUT.size)
+    except (OSError, ValueError) as error:
+        logger.warning("%s=%s cannot be used: %s", PROGRESS_VARIABLE, path, error)
+        return None
+    return ProgressFile(memory, ImportsPublisher(os.environ.get(VARIABLE, "")))
 
 
 def dump_stacks(ranks: Sequence[RankProcess]) -> dict[int, str]:

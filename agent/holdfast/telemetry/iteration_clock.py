@@ -52,7 +52,7 @@ class IterationClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self.on_stall: Callable[[StallKind, float], None] | None = None
+        self._on_stall: Callable[[StallKind, float], None] | None = None
         """Called on the training thread at the end of each wait."""
         self._began: float | None = None
         self._stalls: dict[StallKind, float] = {}
@@ -68,8 +68,12 @@ class IterationClock:
 
     def stall(self, kind: StallKind, seconds: float) -> None:
         self._stalls[kind] = self._stalls.get(kind, 0.0) + seconds
-        if self.on_stall is not None:
-            self.on_stall(kind, seconds)
+        if self._on_stall is not None:
+            self._on_stall(kind, seconds)
+
+    def observe(self, on_stall: Callable[[StallKind, float], None]) -> None:
+        """Call a function on the training thread at the end of each wait; only one is kept."""
+        self._on_stall = on_stall
 
     @contextlib.contextmanager
     def stalled(self, kind: StallKind) -> Iterator[None]:

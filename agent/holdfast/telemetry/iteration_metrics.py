@@ -37,15 +37,19 @@ class IterationMetrics:
         self.clock = IterationClock()
         self._controller, self._reporter = controller, reporter
         self._metrics = MetricReader()
-        self.in_flight = False
+        self._in_flight = False
         """A checkpoint is under way at the start of this iteration."""
         self._unlearned: list[tuple[Iteration, bool]] = []
         """Iterations, and whether a checkpoint was under way."""
         self._learned_at = 0.0
         self.recent: deque[Iteration] = deque(maxlen=RECENT_ITERATIONS)
         """The newest iterations that the controller was given."""
-        self.rank_reporter: RankReporter | None = None
+        self._rank_reporter: RankReporter | None = None
         """Reporter of this rank, where there are several ranks and a server."""
+
+    def report_to(self, rank_reporter: RankReporter) -> None:
+        """Report the times of this rank from now on."""
+        self._rank_reporter = rank_reporter
 
     def end_iteration(self, metrics: Mapping[str, Any]) -> None:
         """End the iteration. The cost of a checkpoint begun now counts in the next one."""
@@ -57,15 +61,19 @@ class IterationMetrics:
         self.send_samples(wait=False)
         if self._reporter.has_server:
             self._reporter.stalls(measured)
-        if self.rank_reporter is not None:
-            self.rank_reporter.add(measured)
-        self._unlearned.append((measured, self.in_flight))
+        if self._rank_reporter is not None:
+            self._rank_reporter.add(measured)
+        self._unlearned.append((measured, self._in_flight))
         if (
             len(self._unlearned) >= BATCH_ITERATIONS
             or measured.at - self._learned_at >= BATCH_SECONDS
             or self._controller.plan is None
         ):
             self.update_controller()
+
+    def begin_iteration(self, *, in_flight: bool) -> None:
+        """Begin an iteration, with or without a checkpoint under way."""
+        self._in_flight = in_flight
 
     def update_controller(self) -> None:
         """Give the controller the iterations measured since the last call.
@@ -125,8 +133,8 @@ class IterationMetrics:
     def close(self) -> None:
         """Send all samples, and what this rank has not reported yet."""
         self.send_samples(wait=True)
-        if self.rank_reporter is not None:
-            self.rank_reporter.close()
+        if self._rank_reporter is not None:
+            self._rank_reporter.close()
 
 
 class RankReporter:

@@ -28,7 +28,7 @@ from holdfast.protocol.wire import (
     RestoreMode,
     StallKind,
 )
-from holdfast.server_link.connection import OfflineConnection, ServerConnection
+from holdfast.server_link.connection import ServerConnection
 from holdfast.store import Lineage
 from holdfast.system import io_pool, supervisor_channel
 from holdfast.system.masking import escaped
@@ -76,7 +76,9 @@ class Reporter:
     ) -> None:
         self.job, self.position, self._quiet = job, position, quiet
         self._owner, self._labels = owner, dict(labels or {})
-        self.link: ServerConnection | OfflineConnection = OfflineConnection()
+        self.link: ServerConnection | None = None
+        self.has_server = False
+        """Reports are sent; those that cost time to build are not built without a server."""
         self._interval_reported_at, self._logs_intervals = 0.0, not quiet
         self._logged_interval: tuple[int | None, float | None] = None, None
         """In iterations, or in seconds."""
@@ -88,25 +90,42 @@ class Reporter:
         self._has_begun = False
 
     @property
-    def has_server(self) -> bool:
-        """A server is configured; reports that cost time to build are not built without one."""
-        return self.link.has_server
+    def page(self) -> str | None:
+        """Address of the job's page on the server, without credentials."""
+        return self.link.page if self.link is not None else None
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether the server reported that a newer attempt of the job has begun."""
+        return self.link is not None and self.link.is_fenced
+
+    def connect(self, link: ServerConnection) -> None:
+        """Send what is reported from now on over a connection."""
+        self.link, self.has_server = link, True
 
     def stop(self) -> None:
         """Discard unsent reports; report and log no further intervals: a newer attempt has begun."""
-        self.link.silence()
-        self.link = OfflineConnection()
+        if self.link is not None:
+            self.link.silence()
+        self.link, self.has_server = None, False
         self._logs_intervals = False
 
+    def close(self) -> None:
+        """Send what is left."""
+        if self.link is not None:
+            self.link.close()
+
     def event(self, event: wire.Event) -> None:
-        self.link.event(event)
+        if (link := self.link) is not None:  # read once: another thread may stop reporting
+            link.event(event)
 
     def _here(self) -> dict[str, Any]:
         """Return the time and position fields of an event."""
         return {"at": time.time(), "iteration": self.position.iteration, "lineage": self.position.lineage}
 
     def sample(self, measured: Iteration, metrics: dict[str, float]) -> None:
-        self.link.sample(measured, metrics)
+        if (link := self.link) is not None:
+            link.sample(measured, metrics)
 
     def lineage_began(self, lineage: Lineage, *, at: float | None = None) -> None:
         self.event(

@@ -12,8 +12,8 @@ from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.protocol import wire
-from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import open_store
+from holdfast.telemetry.reporter import Reporter
 from tests.support.tiny_job import Trainer
 
 NEWEST, BEFORE = "000000000009-1", "000000000006-1"
@@ -164,7 +164,7 @@ def test_no_damage_is_ever_restored(victim):
 @pytest.mark.parametrize("sample", range(0, 1180, 118))
 def test_a_session_falls_back_and_says_which_file_and_why(trained, tmp_path, sample, caplog, monkeypatch):
     events = []
-    monkeypatch.setattr(OfflineConnection, "event", lambda link, event: events.append(event))
+    monkeypatch.setattr(Reporter, "event", lambda reporter, event: events.append(event))
     shutil.copytree(trained, tmp_path / "s")
     victim = Victim(tmp_path / "s")
     files, what = list(mutations(victim))[sample]

@@ -17,9 +17,9 @@ from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, StripeLayout, parse_parity
 from holdfast.protocol.wire import Notice
-from holdfast.server_link.connection import OfflineConnection
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files
+from holdfast.telemetry.reporter import Reporter
 from tests.support.persist_job import JOB, faulty, running
 from tests.support.tiny_job import Trainer
 
@@ -390,7 +390,7 @@ class DamagedTraining:
 
     def __init__(self, store, monkeypatch):
         self.events = []
-        monkeypatch.setattr(OfflineConnection, "event", lambda link, event: self.events.append(event))
+        monkeypatch.setattr(Reporter, "event", lambda reporter, event: self.events.append(event))
         monkeypatch.setenv("HOLDFAST_PARITY", "4+2")
         self.store = store
         Trainer(store).run(until=10).crash()

@@ -27,7 +27,8 @@ RIM = {
         "checkpoint.scrub",
     ],
     "on-request": [
-        "checkpoint.verification", "data.loading_probe", "memory_tier.complete_snapshot", "state.ddp_buckets",
+        "checkpoint.verification", "data.loading_probe", "engine.probing", "engine.verification_queue",
+        "memory_tier.complete_snapshot", "state.ddp_buckets",
     ],
     "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
@@ -37,7 +38,7 @@ RIM = {
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 143, 18_950
+MOST_MODULES, MOST_LINES = 140, 18_770
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys

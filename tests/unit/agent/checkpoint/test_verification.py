@@ -177,8 +177,6 @@ def test_of_too_many_tensors_those_that_are_not_finite_are_told_and_then_the_lar
 class EventRecorder:
     """A link that keeps what it is told."""
 
-    has_server = True
-
     def __init__(self):
         self.events, self.changed = [], threading.Condition()
 
@@ -200,7 +198,8 @@ class EventRecorder:
 def verifying(tmp_path):
     """A verifier of the store at `tmp_path`, with what it says."""
     reporter = Reporter("job", TrainingPosition())
-    reporter.link = heard = EventRecorder()
+    heard = EventRecorder()
+    reporter.connect(heard)
     store = open_store(tmp_path)
     history = SimpleNamespace(store=store, job="job", damaged=set())
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast.engine.attempt_fencing import describe_running_predecessor
+from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.store import open_store
 from holdfast.store.records import Attempt, Ending
 from tests.support.small_session import session_of

@@ -125,7 +125,11 @@ class Script:
         self.meter = IterationMetrics(controller, reporter)
         self.meter.clock = IterationClock(self.clock)
         self.meter.clock.begin()
-        self.prober = Prober(self.training, self.meter, reporter)
+        self._reporter = reporter
+
+    def request(self):
+        """Return a prober for one request of an operator."""
+        return Prober(self.training, self.meter, self._reporter)
 
     def iterate(self, seconds, **stalls):
         self.clock.wait(seconds)
@@ -137,8 +141,8 @@ class Script:
 def test_the_time_of_a_probe_is_no_iterations_and_no_stall(monkeypatch):
     script = Script(monkeypatch, takes=7.0)
     script.meter.clock.stall("snapshot_wait", 0.001)  # of a checkpoint begun at the same boundary
-    script.prober.request()
-    script.prober.at_boundary(busy=False)
+    prober = script.request()
+    prober.at_boundary(busy=False)
     script.iterate(0.05, data_fetch=0.04)
     [measured] = script.meter.recent
     assert measured.seconds == pytest.approx(0.05)
@@ -150,8 +154,8 @@ def test_what_an_iteration_computes_and_waits_for_is_told_of_the_last_ones(monke
     script = Script(monkeypatch)
     for _ in range(70):
         script.iterate(0.1, data_fetch=0.04, snapshot_wait=0.01)
-    script.prober.request()
-    script.prober.at_boundary(busy=False)
+    prober = script.request()
+    prober.at_boundary(busy=False)
     [(level, code, message)] = script.told
     assert (level, code) == ("info", "data")
     assert "An iteration computes for 50 ms and should wait 40 ms for data" in message
@@ -161,23 +165,22 @@ def test_what_an_iteration_computes_and_waits_for_is_told_of_the_last_ones(monke
 def test_a_loop_that_draws_its_own_batches_is_told_what_loading_takes(monkeypatch):
     script = Script(monkeypatch, batches=None)
     script.iterate(0.1)
-    script.prober.request()
-    script.prober.at_boundary(busy=False)
+    prober = script.request()
+    prober.at_boundary(busy=False)
     assert script.told[0][2].endswith("(over 50 batches)")
 
 
 def test_it_waits_for_checkpoints_under_way_but_not_for_ever(monkeypatch):
     script = Script(monkeypatch)
-    script.prober.request()
-    script.prober.at_boundary(busy=True)
+    prober = script.request()
+    assert not prober.at_boundary(busy=True)
     script.clock.wait(PATIENCE_SECONDS - 1)
-    script.prober.at_boundary(busy=True)
+    assert not prober.at_boundary(busy=True)
     assert script.told == []
     script.clock.wait(2)
-    script.prober.at_boundary(busy=True)
-    assert "A checkpoint was being written" in script.told[0][2]
-    script.prober.at_boundary(busy=True)
-    assert len(script.told) == 1
+    assert prober.at_boundary(busy=True)
+    [(_, _, message)] = script.told
+    assert "A checkpoint was being written" in message
 
 
 def stream_of(**_):

@@ -40,7 +40,6 @@ def ordered_at(iteration, order=ORDER):
     def operator(trainer):
         if trainer.session.iteration == iteration:
             trainer.link.desired = Desired(version=2, restore=order)
-            trainer.link.on_desired(trainer.link.desired)
 
     return operator
 

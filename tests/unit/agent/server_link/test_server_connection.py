@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from holdfast.protocol.wire import Ack, Batch, Desired, Notice, Samples, StallKind
 from holdfast.server_link import event_queue, http_client
-from holdfast.server_link.connection import OfflineConnection, ServerConnection
+from holdfast.server_link.connection import ServerConnection
 from holdfast.telemetry.iteration_clock import Iteration
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.foreign_servers import PAGE, SILENT, SSH, WEB, other_server
@@ -437,11 +437,11 @@ def test_what_is_no_holdfast_server_is_named_in_one_plain_line(
 def test_a_change_is_delivered_by_the_long_poll(
     server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
-    seen: list[int] = []
+    seen: list[Desired] = []
     arrived = threading.Event()
 
     def on_desired(desired: Desired) -> None:
-        seen.append(desired.version)
+        seen.append(desired)
         if desired.version == 2:
             arrived.set()
 
@@ -452,8 +452,7 @@ def test_a_change_is_delivered_by_the_long_poll(
     server.wait(lambda: server.agents_asked >= 3)
     server.want(Desired(version=2, budget=0.01))
     assert arrived.wait(PATIENCE_SECONDS)
-    assert seen == [0, 1, 2]
-    assert link.desired == Desired(version=2, budget=0.01)
+    assert seen == [Desired(), Desired(version=1), Desired(version=2, budget=0.01)]
 
 
 def test_what_alerts_keep_is_delivered_by_the_long_poll_without_a_new_version(
@@ -479,18 +478,17 @@ def test_an_acknowledgement_tells_of_a_change_when_long_polls_are_cut(
     server.poll_open = False
     server.want(Desired(version=9))
     assert arrived.wait(PATIENCE_SECONDS)
-    assert link.desired == Desired(version=9)
 
 
 def test_a_server_whose_versions_begin_anew_is_obeyed(
     server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
     server.want(Desired(version=12, paused=True))
-    versions: list[int] = []
+    seen: list[Desired] = []
     reset = threading.Event()
 
     def on_desired(desired: Desired) -> None:
-        versions.append(desired.version)
+        seen.append(desired)
         if desired.version == 1:
             reset.set()
 
@@ -499,14 +497,16 @@ def test_a_server_whose_versions_begin_anew_is_obeyed(
     server.wait(lambda: server.agents_asked >= 2)
     server.want(Desired(version=1, budget=0.5))
     assert reset.wait(PATIENCE_SECONDS)
-    assert versions == [12, 1]
-    assert link.desired == Desired(version=1, budget=0.5)
+    assert seen == [Desired(version=12, paused=True), Desired(version=1, budget=0.5)]
 
 
 def test_a_callback_that_fails_does_not_end_the_conversation(
     server: IngestServer, links: Callable[..., ServerConnection]
 ) -> None:
+    seen: queue.SimpleQueue[int] = queue.SimpleQueue()
+
     def on_desired(desired: Desired) -> None:
+        seen.put(desired.version)
         raise RuntimeError("not today")
 
     link = links(server, on_desired=on_desired)
@@ -515,7 +515,7 @@ def test_a_callback_that_fails_does_not_end_the_conversation(
     server.want(Desired(version=3))
     count = len(server.batches)
     server.wait(lambda: len(server.batches) > count + 2)
-    assert link.desired is not None
+    assert [seen.get(timeout=PATIENCE_SECONDS) for _ in range(2)] == [0, 3]
 
 
 def test_a_poll_that_is_answered_at_once_without_news_does_not_spin(
@@ -993,17 +993,6 @@ def test_the_page_of_a_job_is_named_without_credentials() -> None:
         server="user:secret@host:7117/base/", token=None, job="gpt", uid="u", attempt=1, rank=0, spool=None
     )
     assert link.page == "http://host:7117/base/jobs/gpt"
-
-
-def test_without_a_server_the_same_calls_do_nothing() -> None:
-    public = {name for name in dir(ServerConnection) if not name.startswith("_")}
-    assert {name for name in dir(OfflineConnection) if not name.startswith("_")} == public
-    link = OfflineConnection()
-    link.start()
-    link.sample(measured(1), {})
-    link.event(notice("unsent"))
-    link.close()
-    assert link.desired is None
 
 
 def spooled_text(directory: Path) -> str:

@@ -106,14 +106,12 @@ def test_a_degraded_restore_in_place_is_undone_exactly(store, linked, uninterrup
         if trainer.session.iteration == 11 and trainer.session.lineage == 1:
             lose_low_bytes(store, NEWEST)
             trainer.link.desired = order(NEWEST)
-            trainer.link.on_desired(trainer.link.desired)
 
     trainer = Trainer(store, **linked).run(until=13, after=operator)
     done = trainer.link.of(wire.OrderStateChange)[-1]
     assert (done.state, trainer.session.lineage) == ("restored", 2)
     assert inexact_of(store)[0] == {1: None, 2: NEWEST}
     trainer.link.desired = order(done.safety_checkpoint, degraded=False, name="undo", version=6)
-    trainer.link.on_desired(trainer.link.desired)
     trainer.losses.clear()
     trainer.run(until=16)
     assert trainer.losses[1:] == [(i, uninterrupted[i]) for i in range(13, 17)]

@@ -15,7 +15,8 @@ import holdfast
 from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
-from holdfast.engine import orders, startup
+from holdfast.engine import boundary, startup
+from holdfast.engine.operator import MAX_TRIES
 from holdfast.format import manifest as fmt
 from holdfast.protocol import wire as protocol
 from holdfast.protocol.ids import checkpoint_id
@@ -385,7 +386,6 @@ def order(trainer, iteration, *, version=2, fence=1, lineage=1, name="order-1", 
     trainer.link.desired = Desired(
         version=version, restore=RestoreOrder(id=name, checkpoint=checkpoint, fence=fence, **more)
     )
-    trainer.link.on_desired(trainer.link.desired)
 
 
 def test_an_operators_restore_runs_through_its_states_and_can_be_undone(store, uninterrupted, linked):
@@ -486,7 +486,6 @@ def test_an_attempt_without_a_writable_store_reports_under_no_number_that_there_
     made = []
     monkeypatch.setattr(FakeServerConnection, "__init__", lambda link, **given: made.append(given["attempt"]))
     monkeypatch.setattr(FakeServerConnection, "events", [], raising=False)
-    monkeypatch.setattr(FakeServerConnection, "desired", None, raising=False)
     FakeServerConnection.first = Desired(version=1, latest_attempt=10**300)
     store.parent.mkdir(exist_ok=True)
     store.symlink_to(os.devnull)
@@ -505,7 +504,7 @@ def moves_of(trainer):
 def test_an_order_that_ends_every_start_is_given_up(store, linked):
     Trainer(store).run(until=10).crash()
     FakeServerConnection.first = wanted_at_start()
-    for _ in range(orders.MAX_TRIES):
+    for _ in range(MAX_TRIES):
         trainer = Trainer(store, **linked)
         trainer.session._training.apply = lambda loaded: (_ for _ in ()).throw(SystemExit)  # as a kill would
         with pytest.raises(SystemExit):
@@ -536,11 +535,11 @@ def test_the_time_of_an_order_runs_on_while_nobody_can_be_asked(store, linked):
         if trainer.session.iteration == 5:
             order(trainer, 3, expires_in_seconds=60.0)
             now[0] = 59.0
-            trainer.session._orders._clock = lambda: now[0] + 1.0
+            trainer.session._operator._clock = lambda: now[0] + 1.0
 
     now = [0.0]
     trainer = Trainer(store, **linked)
-    trainer.session._orders._clock = lambda: now[0]
+    trainer.session._operator._clock = lambda: now[0]
     trainer.run(until=8, after=operator).crash()
     assert [state for state, _ in moves_of(trainer)] == ["delivered", "expired"]
     assert trainer.session.lineage == 1
@@ -548,10 +547,12 @@ def test_the_time_of_an_order_runs_on_while_nobody_can_be_asked(store, linked):
 
 def test_an_order_told_again_is_no_news_because_time_has_passed(store, linked):
     trainer = Trainer(store, **linked)
-    first, later = (wanted_at_start(expires_in_seconds=left) for left in (60.0, 59.0))
-    assert trainer.session._orders.has_changed(first)
-    assert not trainer.session._orders.has_changed(later)
+    for left in (60.0, 59.0):
+        later = RestoreOrder(id="o", checkpoint="000000000003-1", fence=9, expires_in_seconds=left)
+        trainer.link.desired = Desired(version=5, restore=later)
+        trainer.session.step()
     trainer.crash()
+    assert [each.version for each in trainer.link.of(protocol.DesiredStateApplied)] == [5]
 
 
 def test_a_fenced_attempt_leaves_an_order_to_the_newer_one(store, linked):
@@ -889,9 +890,9 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
         if trainer.session.iteration == 4:
             trainer.link.desired = Desired(version=2, **order)
         if trainer.session.iteration == 7:
-            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
+            monkeypatch.setattr(boundary, "MAX_WITHHELD_SECONDS", 0.0)
         if trainer.session.iteration == 8:
-            monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 86400.0)
+            monkeypatch.setattr(boundary, "MAX_WITHHELD_SECONDS", 86400.0)
 
     trainer = Trainer(store, every=3, **linked).run(until=12, after=operator)
     trainer.crash()
@@ -901,7 +902,7 @@ def test_a_server_withholds_checkpoints_for_a_day_at_most(store, linked, monkeyp
 
 
 def test_what_the_script_withholds_itself_is_not_taken(store, linked, monkeypatch):
-    monkeypatch.setattr(orders, "MAX_WITHHELD_SECONDS", 0.0)
+    monkeypatch.setattr(boundary, "MAX_WITHHELD_SECONDS", 0.0)
     Trainer(store, every=10**9, **linked).run(until=6).crash()
     assert committed(store) == []
     trainer = Trainer(store, **linked)
@@ -919,7 +920,6 @@ def test_what_an_open_order_names_stays_until_the_order_has_ended(store, linked)
             trainer.link.desired = Desired(
                 version=trainer.session.iteration, restore=order if trainer.session.iteration == 2 else None
             )
-            trainer.link.on_desired(trainer.link.desired)
 
     trainer = Trainer(store, every=1, retention="last 2", **linked).run(until=11, after=operator)
     assert 2 in committed(store)
@@ -938,7 +938,6 @@ def test_the_rules_of_an_operator_hold_before_the_first_boundary(store, linked, 
 
 def pin(link, *iterations, version=2):
     link.desired = Desired(version=version, pins=tuple(checkpoint_id(each, 1) for each in iterations))
-    link.on_desired(link.desired)
 
 
 def at(iteration, act):
@@ -1023,7 +1022,6 @@ def test_a_checkpoint_kept_for_an_alert_that_retention_had_deleted_is_no_notice(
         link.desired = Desired(
             version=2, pins=("000000000003-1", "000000000777-1"), alert_pins=("000000000777-1",)
         )
-        link.on_desired(link.desired)
 
     trainer = Trainer(store, every=1, keep=2, **linked).run(until=9, after=at(4, keep)).crash()
     assert told_of_pins(trainer) == []
@@ -1488,7 +1486,8 @@ def test_an_order_that_the_start_could_not_read_stays_open_and_is_carried_out_la
     away = False
     trainer.link.desired = FakeServerConnection.first
     trainer.run(until=12).crash()
-    assert [e.state for e in trainer.link.of(protocol.OrderStateChange)] == ["restoring", "restored"]
+    states = [e.state for e in trainer.link.of(protocol.OrderStateChange)]
+    assert states == ["delivered", "restoring", "restored"]
     assert [i for i, _ in trainer.losses] == [10, *range(4, 13)]
     assert dict(trainer.losses) == {i: uninterrupted[i] for i in range(4, 13)}
 

@@ -113,15 +113,16 @@ def test_only_what_a_loop_goes_on_from_is_saved_under_its_parameters_names(plan,
     assert in_the_last_checkpoint(plan, tmp_path) == ([] if plan in (zeroes_last, zeroes_first) else names)
 
 
-def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tmp_path, monkeypatch):
+def test_where_no_checkpoint_is_expected_nothing_is_looked_at_and_all_is_kept(tmp_path):
     loop = PlannedLoop(tmp_path)
     gradients = loop.session._training.registry.gradients
     parameters = [("model", name, parameter) for name, parameter in loop.model.named_parameters()]
     loop.run(zeroes_first, 3)
-    loop.session._training.around_updates(lambda: None, lambda: None, lambda: None, lambda _: True)
+    expected = True
+    loop.session._training.around_updates(lambda: None, lambda: None, lambda: None, lambda _: expected)
     zeroes_first(loop, 4)
     assert gradients.pending(parameters) == []
-    monkeypatch.setattr(gradients, "is_capture_expected", lambda: False)
+    expected = False
     zeroes_first(loop, 5)
     assert gradients.pending(parameters) == parameters
     loop.session._training.close()
@@ -180,13 +181,12 @@ def test_used_sparse_gradients_are_not_warned_of_where_no_checkpoint_is_expected
     model = torch.nn.Sequential(torch.nn.Embedding(4, 2, sparse=True), torch.nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     registry = Registry({"model": model, "optimizer": optimizer})
-    registry.gradients.is_capture_expected = lambda: False
     for iteration in range(4):
         optimizer.zero_grad()
         model(torch.tensor([iteration])).sum().backward()
         registry.gradients.before_update(optimizer)
         optimizer.step()
-        registry.gradients.after_update(optimizer)
+        registry.gradients.after_update(optimizer, lambda: False)
     registry.capture({})
     assert "is sparse" not in caplog.text
     model(torch.tensor([1])).sum().backward()

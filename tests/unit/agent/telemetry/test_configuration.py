@@ -123,7 +123,7 @@ class Events:
 def test_values_from_before_and_after_the_start_are_reported_together() -> None:
     reporter, link = Reporter("job", TrainingPosition()), Events()
     reporter.configure({"lr": "1"})
-    reporter.link = link  # type: ignore[assignment]
+    reporter.connect(link)  # type: ignore[arg-type]
     reporter.attempt_began(None, {}, [], 1)
     reporter.configure({"depth": "12"})
     reporter.configure({"depth": "12"})

@@ -71,7 +71,7 @@ def test_slow_iterations_are_learnt_of_one_by_one(loop):
 
 def test_those_beside_a_checkpoint_are_learnt_of_before_what_it_took(loop):
     for in_flight in (False, False, True, True):
-        loop.meter.in_flight = in_flight
+        loop.meter.begin_iteration(in_flight=in_flight)
         loop.iterate()
     assert loop.portions == [[1]]
     run = empty_run(1, seconds=0.1)

@@ -1,21 +1,28 @@
-"""Requests and settings of operators, compared with what the job already did."""
+"""The one door of operators: what they want, received while training goes on, and followed at a boundary."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from holdfast.pacing import PacingSettings, interval_time, parse_budget, parse_every, parse_policy
+from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
+from holdfast.engine.coordination import Requests
+from holdfast.pacing import Controller, PacingSettings, interval_time, parse_budget, parse_every, parse_policy
 from holdfast.pacing.settings import parse_unsaved_work, parse_write_budget
-from holdfast.protocol.wire import Desired, RestoreOrder
+from holdfast.protocol.wire import Desired, RestoreOrder, VerifyRequest
 from holdfast.retention import Retention, parse_retention
-from holdfast.store import Attempt, Ending, Lineage, Store
+from holdfast.save.history import History
+from holdfast.store import Attempt, Ending, Lineage
 from holdfast.telemetry.reporter import Reporter
 from holdfast.units import FixedInterval
+
+if TYPE_CHECKING:
+    from holdfast.engine.verification_queue import Verifier
 
 MAX_WITHHELD_SECONDS = 86400.0
 """Longest time that server settings can suppress checkpoints: then one is taken all the same."""
@@ -25,8 +32,11 @@ MAX_TRIES = 3
 T = TypeVar("T")
 
 
-class Orders:
-    """Follows the desired state. Every method but `on_received` is for the training thread, between iterations.
+class Operator:
+    """Follows the desired state that operators edit.
+
+    `receive` is for the polling thread: it protects and notes, and changes nothing of the training. `follow` acts
+    at a boundary; it and the other methods are for the training thread, between iterations.
 
     Orders are state, not messages: a newer version replaces older ones, and the same version twice changes
     nothing. A restore is carried out once: the lineage that it begins names it durably before anything changes.
@@ -35,47 +45,124 @@ class Orders:
 
     def __init__(
         self,
-        store: Store,
-        job: str,
+        history: History,
+        retention: RetentionQueue,
+        controller: Controller,
         reporter: Reporter,
-        base: PacingSettings,
+        requests: Requests,
+        script: PacingSettings,
         *,
-        retention: Retention,
+        rules: Retention,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._job, self._reporter, self._clock = store, job, reporter, clock
-        self.base = base
+        self._history, self._retention, self._controller = history, retention, controller
+        self._reporter, self._requests, self._clock = reporter, requests, clock
+        self._script, self._rules = script, rules
         """Settings of the script, for what no operator has set."""
-        self._retention = retention
         self.first = Desired()
         """Desired state when this attempt started."""
-        self.attempt = 0
-        self.pauses = 0
-        self._seen = self._before = Desired()
+        self._pauses = 0
+        """Blocks of the script that take no checkpoints."""
+        self._received: Desired | None = None
+        """The newest desired state; the polling thread replaces it."""
+        self._followed: Desired | None = None
+        """The last one that a boundary compared."""
+        self._seen = Desired()
+        """The desired state in force."""
         self._answered: set[str] = set()
         """Orders that were decided on, or need no action."""
         self._withheld_reported = False
         self._ends_at: dict[str, float] = {}
         """Deadlines of orders, on the local clock."""
+        self._verifier: Verifier | None = None
+        """Made for the first request."""
+        self._is_closed = False
 
-    def start(self, first: Desired | None, attempt: int) -> None:
-        self.first, self.attempt = first or Desired(), attempt
-        self._note_deadline(self.first.restore)
+    def start(self, first: Desired | None) -> None:
+        """Begin with the desired state of the start, before the first one is received."""
+        if first is None:
+            return
+        self.first = first
         # only restore orders survive the previous attempt, not other requests
-        self._seen = Desired(
-            checkpoint_request=self.first.checkpoint_request, probe_request=self.first.probe_request
-        )
+        self._seen = Desired(checkpoint_request=first.checkpoint_request, probe_request=first.probe_request)
+        self._note_deadline(first.restore)
+        self._apply_at_once(first)
+        self._retention.change(self._retention_rules(first))
 
-    def on_received(self, desired: Desired) -> None:
-        """Report an order as delivered, on the polling thread, before a boundary acts on it."""
+    def receive(self, desired: Desired) -> None:
+        """Protect what is ordered, note the rest for the next boundary, and report an order as delivered."""
         order = desired.restore
         self._note_deadline(order)
+        self._apply_at_once(desired)
+        self._received = desired
         if order is not None and order.id not in self._answered:
             self._reporter.order(order.id, "delivered")
 
+    def follow(self) -> None:
+        """Act on what was received since the last boundary."""
+        desired = self._received
+        if desired is None or desired is self._followed:
+            return
+        self._followed = desired
+        # compared whole: the version of a server whose data was deleted starts again and may come to the same
+        before, self._seen = self._seen, desired
+        if _orders_of(desired) == _orders_of(before):
+            return
+        self._retention.change(self._retention_rules(desired))
+        if desired.checkpoint_request not in (0, before.checkpoint_request):
+            self._requests.checkpoint = True
+        if desired.probe_request not in (0, before.probe_request):
+            self._requests.probe = True
+        self._apply_settings()
+        self._reporter.applied(desired.version)
+
+    def close(self) -> None:
+        """Abandon a verification under way; the server repeats it at the next start."""
+        self._is_closed = True
+        if self._verifier is not None:
+            self._verifier.close()
+
+    def _apply_at_once(self, desired: Desired) -> None:
+        """Apply what takes effect between two boundaries as well, on any thread."""
+        self._retention.protect(Protector.ORDER, desired.restore.checkpoint if desired.restore else None)
+        self._retention.follow(desired, self._history.attempt)
+        self._verify(desired.verify)
+
+    def _verify(self, wanted: tuple[VerifyRequest, ...]) -> None:
+        if self._verifier is None and wanted:
+            from holdfast.engine.verification_queue import Verifier  # few jobs are asked for one
+
+            self._verifier = Verifier(self._history, self._retention, self._reporter)
+            if self._is_closed:  # meanwhile, on the training thread
+                self._verifier.close()
+        if self._verifier is not None:
+            self._verifier.follow(wanted)
+
+    # Settings
+
+    def fix_interval(self, every: FixedInterval | None) -> None:
+        """Have the script fix the interval from now on; `None`: leave it to the policy."""
+        self._script = replace(self._script, every=every)
+        self._apply_settings()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no scheduled checkpoints in the `with` block of the script."""
+        self._pauses += 1
+        self._apply_settings()
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+            self._apply_settings()
+
+    def _apply_settings(self) -> None:
+        self._controller.change(self.settings())
+        self._reporter.report_interval(self._controller, changed=True)
+
     def settings(self) -> PacingSettings:
         """Return the settings in force: operator > argument > environment > default."""
-        seen, base = self._seen, self.base
+        seen, base = self._seen, self._script
         return replace(
             base,
             budget=self._parsed("budget", parse_budget, seen.budget, base.budget),
@@ -87,15 +174,16 @@ class Orders:
             ),
             policy=self._parsed("policy", parse_policy, seen.policy, base.policy),
             every=self._every(),
-            paused=seen.paused or self.pauses > 0,
+            paused=seen.paused or self._pauses > 0,
         )
 
-    def is_withheld_too_long(self, seconds: float) -> bool:
-        """Return whether server settings, not the script's, have suppressed checkpoints for too long."""
+    @property
+    def withholds(self) -> bool:
+        """Whether settings of operators, not the script's, may suppress checkpoints."""
         seen = self._seen
         settings = (seen.every, seen.interval_seconds, seen.budget, seen.policy, seen.write_bytes_per_second)
-        orders = seen.paused or any(each is not None for each in settings)
-        return seconds >= MAX_WITHHELD_SECONDS and orders and not self.pauses and not self.base.paused
+        has_settings = seen.paused or any(each is not None for each in settings)
+        return has_settings and not self._pauses and not self._script.paused
 
     def report_withheld(self) -> None:
         """Report once that a checkpoint is taken against these settings."""
@@ -109,7 +197,7 @@ class Orders:
             )
 
     def _every(self) -> FixedInterval | None:
-        seen, own = self._seen, self.base.every
+        seen, own = self._seen, self._script.every
         if seen.interval_seconds is not None:
             return self._parsed("every", interval_time, seen.interval_seconds, own)
         return self._parsed("every", parse_every, seen.every, own)
@@ -124,33 +212,15 @@ class Orders:
             self._reporter.notice("warning", name, f"{error}; the script's {name} stays in force")
             return own
 
-    def retention(self, desired: Desired | None = None) -> Retention:
-        """Return the retention rules in force, by `desired` or by the last desired state."""
-        wanted = (self._seen if desired is None else desired).retention
-        return self._parsed("retention", parse_retention, wanted, self._retention)
+    def _retention_rules(self, desired: Desired) -> Retention:
+        return self._parsed("retention", parse_retention, desired.retention, self._rules)
 
-    def has_changed(self, desired: Desired | None) -> bool:
-        """Return whether `desired` differs from the last desired state, and remember it."""
-        # compared whole: the version of a server whose data was deleted starts again and may come to the same
-        if desired is None or _orders_of(desired) == _orders_of(self._seen):
-            return False
-        self._before, self._seen = self._seen, desired
-        return True
+    # Restore orders
 
     def reopen(self) -> None:
         """Reopen the order of the start, for the next boundary."""
         if self.first.restore is not None:
             self._answered.discard(self.first.restore.id)
-
-    @property
-    def checkpoint_requested(self) -> bool:
-        """An operator requested a checkpoint in the last change; read it right after `has_changed`."""
-        return self._seen.checkpoint_request not in (0, self._before.checkpoint_request)
-
-    @property
-    def probe_requested(self) -> bool:
-        """The same for a data-loading probe."""
-        return self._seen.probe_request not in (0, self._before.probe_request)
 
     def restore(self, desired: Desired | None = None) -> RestoreOrder | None:
         """Return the open restore order, if it is for this attempt and was not carried out.
@@ -160,14 +230,14 @@ class Orders:
         order = (desired or self._seen).restore
         if order is None or order.id in self._answered:
             return None
-        if self.attempt and order.fence > self.attempt:
+        store, job, attempt = self._history.store, self._history.job, self._history.attempt
+        if attempt and order.fence > attempt:
             return None
         try:
-            lineages = self._store.records(self._job, Lineage)
+            lineages = store.records(job, Lineage)
         except OSError:
-            if (
-                desired is None
-            ):  # later boundaries must not wait for an unavailable store: the next start asks again
+            # later boundaries must not wait for an unavailable store: the next start asks again
+            if desired is None:
                 self.accept(order.id)
             raise
         began = next((each for each in lineages if each.order == order.id), None)
@@ -204,9 +274,9 @@ class Orders:
 
     def _tries(self, order: RestoreOrder) -> int:
         """Count the latest attempts, this one included, that began with the order and have not trained."""
-        trained = {ending.attempt for ending in self._store.records(self._job, Ending) if ending.iterations > 0}
-        tries = 0
-        for attempt in reversed(self._store.records(self._job, Attempt)):
+        store, job, tries = self._history.store, self._history.job, 0
+        trained = {ending.attempt for ending in store.records(job, Ending) if ending.iterations > 0}
+        for attempt in reversed(store.records(job, Attempt)):
             if attempt.order != order.id or attempt.number in trained:
                 break
             tries += 1
