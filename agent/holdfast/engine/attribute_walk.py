@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from holdfast.accelerators import is_accelerator
 from holdfast.state.references import CONTAINERS, attributes, container_type, entries, entry_name, length, slots
 
 T = TypeVar("T")
@@ -289,11 +290,12 @@ def _number(value: Any) -> Any:
 
 def _tensor(value: torch.Tensor) -> Any:
     """Describe a tensor; `None` for a parameter, and for a result of autograd, which a forward pass replaces."""
-    if value.requires_grad or value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
+    on_device = is_accelerator(value.device)
+    if value.requires_grad or value.layout is not torch.strided or not (on_device or value.device.type == "cpu"):
         return None
     sample = _sample(value.detach())
     outline = "tensor", str(value.dtype), tuple(value.shape)
-    if value.device.type == "cuda":  # the copy is queued, and read by another thread
+    if on_device:  # the copy is queued, and read by another thread
         return *outline, [each.clone() for each in sample]
     return *outline, repr([each.tolist() for each in sample])
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from holdfast import accelerators
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.data.cursor import Cursor, cursor_over
@@ -194,7 +195,7 @@ class Training:
     def may_replay_updates(self) -> bool:
         """Whether a CUDA graph may replay the next update, which calls no hooks."""
         may_replay = self.replays_updates or (not self.updates and self.registry.sees_updates)
-        return may_replay and not self._was_replay_announced and _uses_cuda()
+        return may_replay and not self._was_replay_announced and _uses_accelerator()
 
     def replay_notice(self) -> str | None:
         """Describe, once, that each checkpoint stalls training because updates may be replayed."""
@@ -472,12 +473,12 @@ class Training:
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
 
 
-def _uses_cuda() -> bool:
-    return torch.cuda.is_initialized()  # type: ignore[no-untyped-call,no-any-return]
+def _uses_accelerator() -> bool:
+    return bool(accelerators.modules_in_use())
 
 
 def _is_capturing() -> bool:
-    return _uses_cuda() and torch.cuda.is_current_stream_capturing()
+    return accelerators.is_capturing()
 
 
 def _require_position(trees: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 What depends only on names, shapes and addresses is computed once per structure of the state, not per snapshot.
 
-Copies from CUDA devices are on a separate stream, while the next forward and backward pass run. Nothing here
+Copies from accelerators are on a separate stream, while the next forward and backward pass run. Nothing here
 synchronizes a device. The training stream waits for an event before the optimizer step, so the training thread
 does not block; the copying thread waits for the event that follows the copy.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from holdfast import accelerators
 from holdfast.disabled import is_disabled
 from holdfast.format.manifest import SMALL_BYTES, TensorRange, digest
 from holdfast.pacing.profile import SnapshotMode
@@ -186,11 +187,12 @@ def _runs(pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 class DeviceCopies:
-    """All tensors of one snapshot that live on one CUDA device."""
+    """All tensors of one snapshot that are on one accelerator."""
 
     def __init__(self, device: torch.device, at_once: Sequence[str], deferred: Sequence[Pair]) -> None:
         self._device, self._at_once, self._deferred = device, at_once, deferred
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._module = accelerators.module_of(device.type)
+        self._stream = self._module.Stream(device)
         self._lock = threading.Lock()
         self._versions: list[int] | None = None
         self._torn: list[str] = []
@@ -203,13 +205,13 @@ class DeviceCopies:
     @property
     def memory(self) -> tuple[int, int]:
         """(M, Mmax) in bytes: peak use of the device by training so far, and its total memory."""
-        used, total = memory(self._device)
+        used, total = accelerators.memory_of(self._device)
         return max(self._peak_before, used - self._own_bytes), total
 
     def start(self, targets: Tensors, tensors: Tensors, mode: SnapshotMode) -> None:
         """Queue the copies on the training stream that must precede the next forward pass."""
-        with torch.cuda.device(self._device):
-            self._began = _event(enable_timing=True)
+        with self._module.device(self._device):
+            self._began = self._module.Event(enable_timing=True)
             self._began.record()
             self._sources = self._clone_at_once(
                 [(targets[name], tensors[name].detach()) for name in self._at_once]
@@ -217,9 +219,9 @@ class DeviceCopies:
             self.mode = mode if mode == "gpu" and self._clone_deferred() else "cpu"
             if self.mode == "cpu":
                 self._sources += [(pair.target, pair.source) for pair in self._deferred]
-            self._ready = _event(enable_timing=True)
+            self._ready = self._module.Event(enable_timing=True)
             self._ready.record()
-            self._done = _event(blocking=True)  # the copying thread sleeps instead of spinning
+            self._done = accelerators.sleeping_event(self._device.type)  # for the copying thread
         self._recorded = [version_of(pair.source) for pair in self._deferred]
         self._versions, self._torn = self._recorded, []
 
@@ -230,7 +232,7 @@ class DeviceCopies:
 
     def queue(self) -> None:
         """Queue the copies to host memory; they begin when the training stream has passed `start`."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with self._module.device(self._device), self._module.stream(self._stream):
             self._stream.wait_event(self._ready)
             copy_all([target for target, _ in self._sources], [source for _, source in self._sources])
             self._done.record(self._stream)
@@ -239,7 +241,7 @@ class DeviceCopies:
         """Make the training stream wait for the copy; not needed in mode "gpu", which copies a clone."""
         self._compare_versions()
         if self.mode == "cpu":
-            torch.cuda.current_stream(self._device).wait_event(self._done)
+            self._module.current_stream(self._device).wait_event(self._done)
 
     def finish(self) -> list[str]:
         """Wait until all copies are in host memory; return the names of tensors that changed meanwhile."""
@@ -281,7 +283,7 @@ class DeviceCopies:
             self._peak_before = self.memory[0]
         try:
             clones = [torch.empty_like(pair.source) for pair in self._deferred]
-        except torch.cuda.OutOfMemoryError:
+        except torch.OutOfMemoryError:
             logger.info("no room on %s for a snapshot of %.0f MB", self._device, needed / 1e6)
             return False
         copy_all(clones, [pair.source for pair in self._deferred])
@@ -296,15 +298,3 @@ def has_room(needed_bytes: int, used_bytes: int, total_bytes: int) -> bool:
     Memory that is free now is not enough: a later forward pass must not run out of memory.
     """
     return not is_disabled("device-copy") and used_bytes + needed_bytes <= total_bytes * (1 - RESERVE)
-
-
-def memory(device: torch.device) -> tuple[int, int]:
-    """Return (peak of this process plus use by other processes, total) of a device's memory, in bytes."""
-    free, total = torch.cuda.mem_get_info(device)
-    stats = torch.cuda.memory_stats_as_nested_dict(device)  # `memory_stats` takes ten times as long
-    reserved, peak = stats["reserved_bytes"]["all"]["current"], stats["allocated_bytes"]["all"]["peak"]
-    return total - free - reserved + peak, total
-
-
-def _event(**options: bool) -> torch.cuda.Event:
-    return torch.cuda.Event(**options)  # type: ignore[no-untyped-call]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from holdfast import cuda
 from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import populate
 from holdfast.torch_internals import never_compiled
@@ -42,22 +43,19 @@ class PinnableMemory(mmap.mmap):
         """Pin it for fast copies from devices; they work without, but slower."""
         if self.registered_by:
             return
-        error = torch.cuda.cudart().cudaHostRegister(self.address, len(self), 0)  # type: ignore[no-untyped-call]
-        if int(error) == 0:
+        reason = cuda.register(self.address, len(self))
+        if reason is None:
             self.registered_by = os.getpid()
             return
-        reason = torch.cuda.cudart().cudaGetErrorString(error)  # type: ignore[no-untyped-call]
         logger.warning(
             "%.0f MB of host memory cannot be pinned, so copies are slower: %s", len(self) / 1e6, reason
         )
-        with contextlib.suppress(Exception):  # else the next kernel of this thread would report the failure
-            torch.ones(1, device="cuda")
 
     @never_compiled
     def __del__(self) -> None:
         if self.registered_by == os.getpid():
             with contextlib.suppress(Exception):  # at the exit of the interpreter CUDA may be gone
-                torch.cuda.cudart().cudaHostUnregister(self.address)  # type: ignore[no-untyped-call]
+                cuda.unregister(self.address)
 
 
 class Arena:

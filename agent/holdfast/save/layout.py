@@ -6,6 +6,8 @@ import contextlib
 
 import torch
 
+from holdfast import accelerators
+from holdfast.accelerators import is_accelerator
 from holdfast.format.dtypes import PAIRED, stored_as
 from holdfast.format.manifest import TensorRange, lay_out
 from holdfast.pacing.profile import SnapshotMode
@@ -39,9 +41,9 @@ class Layout:
         self._forget()
         stored = {name: stored_as(name, tensor) for name, tensor in captured.tensors.items()}
         slots = lay_out((name, dtype, shape) for name, (dtype, shape, _) in stored.items())
-        devices = _cuda_devices(captured)
+        devices = [device for device in _accelerators(captured) if device.type == "cuda"]
         # on a device of the state: a new thread would use, and occupy memory of, device 0
-        with torch.cuda.device(devices[0]) if devices else contextlib.nullcontext():
+        with accelerators.module_of("cuda").device(devices[0]) if devices else contextlib.nullcontext():
             self.arena.reserve(slots[-1].end if slots else 0, pinned=bool(devices))
         self.slots = slots
         self.views = {name: view for name, (_, _, view) in stored.items() if view is not None}
@@ -133,7 +135,7 @@ class Layout:
             source = captured.tensors[slot.name]
             pairs[slot.name] = Pair(slot, source, self._target(slot, source))
         self._targets = {name: pair.target for name, pair in pairs.items()}
-        host = {name: pair for name, pair in pairs.items() if pair.source.device.type != "cuda"}
+        host = {name: pair for name, pair in pairs.items() if not is_accelerator(pair.source.device)}
         later = {name: pair for name, pair in host.items() if name in captured.deferred}
         self._at_once = [name for name in host if name not in later]
         frozen = {name: pair for name, pair in later.items() if name in captured.frozen and is_plain(pair.source)}
@@ -142,7 +144,7 @@ class Layout:
         self._host = HostCopies([pair for pair in moving if is_plain(pair.source)])
         self._not_plain = [pair for pair in moving if not is_plain(pair.source)]
         self._detector = TornCopyDetector(list(later.values()), captured.optimizer_state)
-        self._devices = [self._device_copies(device, pairs, captured) for device in _cuda_devices(captured)]
+        self._devices = [self._device_copies(device, pairs, captured) for device in _accelerators(captured)]
 
     def _device_copies(
         self, device: torch.device, pairs: dict[str, Pair], captured: CapturedState
@@ -159,8 +161,9 @@ class Layout:
         return flat.view(source.dtype).view(source.shape)
 
 
-def _cuda_devices(captured: CapturedState) -> list[torch.device]:
-    return sorted({t.device for t in captured.tensors.values() if t.is_cuda}, key=lambda device: device.index or 0)
+def _accelerators(captured: CapturedState) -> list[torch.device]:
+    devices = {tensor.device for tensor in captured.tensors.values()}
+    return sorted(filter(is_accelerator, devices), key=lambda device: (device.type, device.index or 0))
 
 
 def estimate_checkpoint_bytes(captured: CapturedState, world_size: int) -> tuple[int, int]:

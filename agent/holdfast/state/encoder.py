@@ -18,11 +18,14 @@ from typing import Any
 
 import torch
 
+from holdfast.accelerators import is_current
 from holdfast.format.manifest import Shard
 from holdfast.state.sharding import is_repeated, is_sharded, is_stored_here, local, place_of
 from holdfast.state.tree import NUMPY, Tree, largest_span, memory_span
 
 logger = logging.getLogger("holdfast")
+RESTORED_TENSORS = {torch.Tensor, torch.nn.Parameter}
+"""Types of tensors that a restore makes anew; others are restored in place or refused."""
 
 Trained = Mapping[int, tuple[str, int]]
 """Parameters outside all modules, by `id`: the keyword of their optimizer and their number in it."""
@@ -242,7 +245,7 @@ class Encoder:
         if in_place or is_sharded(value):
             return tree
         kind = type(value)
-        if kind not in (torch.Tensor, torch.nn.Parameter):
+        if kind not in RESTORED_TENSORS:
             raise TypeError(f"{path}: a {kind.__name__} would be restored as a plain tensor; convert it to one")
         if self._keeps_strides(path, value.shape, value.stride()):
             tree["strides"] = list(value.stride())
@@ -430,5 +433,4 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _named(device: torch.device) -> str:
     """Return the name of a device, without the number for the current one, which differs by rank."""
-    here = device.type == "cuda" and device.index == torch.cuda.current_device()
-    return device.type if here else str(device)
+    return device.type if is_current(device) else str(device)

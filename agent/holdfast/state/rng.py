@@ -11,16 +11,18 @@ from typing import Any
 
 import torch
 
+from holdfast import accelerators
+
 
 def rng_state() -> dict[str, Any]:
-    """Return the random state of Python, torch, each CUDA device, and NumPy's global generator if in use."""
+    """Return the random state of Python, torch, each accelerator, and NumPy's global generator if in use."""
     state: dict[str, Any] = {"python": _of_python(random.getstate()), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None and "numpy.random" in sys.modules:
         kind, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = [kind, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss]
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = list(torch.cuda.get_rng_state_all())
-        state["cuda_device"] = torch.cuda.current_device()
+    for kind, module in accelerators.modules_in_use().items():
+        state[kind] = list(module.get_rng_state_all())
+        state[f"{kind}_device"] = module.current_device()
     return state
 
 
@@ -42,18 +44,18 @@ def require_rng(state: Any) -> None:
             pass
         case _:
             raise ValueError("the state of NumPy's generator is invalid")
-    cuda = state.get("cuda", [])
-    if not isinstance(cuda, list) or not all(isinstance(each, torch.Tensor) for each in cuda):
-        raise ValueError("the state of CUDA's generators is invalid")
-    device = state.get("cuda_device")
-    if cuda and not (isinstance(device, int) and 0 <= device < len(cuda)):
-        raise ValueError("there is no state of the current CUDA device")
+    for kind in accelerators.KINDS:
+        states, device = state.get(kind, []), state.get(f"{kind}_device")
+        if not isinstance(states, list) or not all(isinstance(each, torch.Tensor) for each in states):
+            raise ValueError(f"the state of the generators of {kind} is invalid")
+        if states and not (isinstance(device, int) and 0 <= device < len(states)):
+            raise ValueError(f"there is no state of the current device of {kind}")
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Restore what `rng_state` returned, as far as this process uses it.
 
-    The current CUDA device gets the state of the one that was current, which may have had another number.
+    The current device gets the state of the one that was current, which may have had another number.
     """
     random.setstate(_to_python(state["python"]))
     torch.set_rng_state(state["torch"])
@@ -62,25 +64,23 @@ def restore_rng(state: Mapping[str, Any]) -> None:
 
         kind, words, *rest = state["numpy"]
         numpy.random.set_state((kind, words.numpy().astype("uint32"), *rest))
-    if "cuda" in state and torch.cuda.is_available():
-        states = state["cuda"]
-        torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
-        torch.cuda.set_rng_state(states[state["cuda_device"]])
+    for kind in accelerators.KINDS:
+        module = accelerators.module_of(kind)
+        if kind in state and module.is_available():
+            states = state[kind]
+            module.set_rng_state_all(states[: module.device_count()])
+            module.set_rng_state(states[state[f"{kind}_device"]])
 
 
-STREAMS = frozenset({"python", "torch", "numpy", "cuda"})
+STREAMS = frozenset({"python", "torch", "numpy", *accelerators.KINDS})
 """Keys of `rng_state`."""
 
 
 def branch_rng(key: int, streams: Collection[str] = STREAMS) -> None:
     """Start new streams of random numbers, each derived from `key` and the current state of its generator."""
-    if "cuda" not in streams:
-        pass
-    elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for generator in torch.cuda.default_generators:
-            _branch_torch(generator, key)
-    elif torch.cuda.is_available():  # applied when CUDA is initialized, after a restored state
-        torch.cuda.manual_seed_all(_seed(_bytes_of(torch.default_generator), key))
+    for kind in accelerators.KINDS:
+        if kind in streams:
+            _branch_accelerators(accelerators.module_of(kind), key)
     if "torch" in streams:
         _branch_torch(torch.default_generator, key)
     if "python" in streams:
@@ -139,6 +139,14 @@ class StatefulGenerator:
             body.state = type(body)(_seed(generator.bytes(16), key)).state
 
 
+def _branch_accelerators(module: Any, key: int) -> None:
+    if module.is_initialized():
+        for generator in module.default_generators:
+            _branch_torch(generator, key)
+    elif module.is_available():  # applied when it is initialized, after a restored state
+        module.manual_seed_all(_seed(_bytes_of(torch.default_generator), key))
+
+
 def _branch_torch(generator: torch.Generator, key: int) -> None:
     generator.manual_seed(_seed(_bytes_of(generator), key))
 
@@ -159,7 +167,7 @@ def _seed(drawn: bytes, key: int) -> int:
 
 
 def _bytes_of(generator: torch.Generator) -> bytes:
-    """Return the state. Drawing numbers would allocate memory on every CUDA device instead."""
+    """Return the state. Drawing numbers would allocate memory on every device instead."""
     return bytes(generator.get_state().tolist())
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from holdfast import accelerators
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.dtypes import dtype_of_view
 from holdfast.format.manifest import LINE_BYTES, MANIFEST, SMALL_BYTES
@@ -348,8 +349,8 @@ def _known_device(name: str) -> torch.device:
 def _device(name: str) -> torch.device:
     """Return the device of a stored tensor; the CPU if this machine has no such device."""
     device, is_here = _known_device(name), False
-    if device.type == "cuda":
-        is_here = torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    if accelerators.is_accelerator(device):
+        is_here = accelerators.is_here(device)
     elif device.type not in ("cpu", "meta"):
         with contextlib.suppress(Exception):  # each missing backend raises another type
             is_here = torch.empty((), device=device).device.type == device.type

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holdfast.accelerators import is_accelerator, module_of
 from holdfast.protocol.wire import StallKind
 from holdfast.retention import LoggedMetric
 
@@ -129,8 +130,8 @@ def _copied(iteration: Iteration, metrics: Mapping[str, Any]) -> tuple[Iteration
     """Begin to copy what is on a device; return the values, and the event that the copies arrive with."""
     values, event = {}, None
     for name, value in metrics.items():
-        if isinstance(value, torch.Tensor) and value.is_cuda:
-            event = event or torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if isinstance(value, torch.Tensor) and is_accelerator(value.device):
+            event = event or module_of(value.device.type).Event()
             with contextlib.suppress(Exception):  # a tensor of another package; `_number` reads it
                 copy = torch.empty_like(value, device="cpu", pin_memory=True)
                 value = copy.copy_(value.detach(), non_blocking=True)

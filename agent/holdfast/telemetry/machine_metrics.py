@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 
 import psutil
-import torch
 
+from holdfast.accelerators import modules_in_use
 from holdfast.protocol.wire import MachineSample
 from holdfast.telemetry.reporter import TrainingPosition
 
@@ -34,8 +34,8 @@ class MachineMetrics:
         self._position, self._clock = position, clock
         self._sources: list[Callable[[], Measured]] = [_cpu, _memory, self._process, self._disks, self._networks]
         # the current device is that of the calling thread
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._device = torch.cuda.current_device()
+        for module in modules_in_use().values():
+            self._device, self._module = module.current_device(), module
             self._sources.append(self._gpu)
         self._own = psutil.Process()
         self._totals: dict[tuple[str, ...], float] = {}
@@ -92,8 +92,8 @@ class MachineMetrics:
         yield "network_sent_bytes_per_second", sent
 
     def _gpu(self) -> Measured:
-        yield "gpu_share", torch.cuda.utilization(self._device) / 100
-        yield "gpu_memory_bytes", float(torch.cuda.device_memory_used(self._device))
+        yield "gpu_share", self._module.utilization(self._device) / 100
+        yield "gpu_memory_bytes", float(self._module.device_memory_used(self._device))
 
 
 def _cpu() -> Measured:

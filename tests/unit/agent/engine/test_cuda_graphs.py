@@ -15,7 +15,7 @@ from tests.support.small_session import iterate, session_of
 @pytest.fixture
 def capture(monkeypatch):
     """Runs a function as if its CUDA stream were captured."""
-    monkeypatch.setattr(training, "_uses_cuda", lambda: True)
+    monkeypatch.setattr(training, "_uses_accelerator", lambda: True)
     monkeypatch.setattr(training, "_is_capturing", lambda: False)
 
     def capture(function, *arguments):
