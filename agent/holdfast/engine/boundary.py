@@ -119,7 +119,6 @@ class Boundary:
 
     def run(self, metrics: dict[str, Any]) -> None:
         """End an iteration: begin a checkpoint and carry out requests, if any."""
-        self.unsaved_work.compare_draws()
         self._training.boundary()
         self._report_unsaved()
         if self._lifecycle.state is Life.STARTING:

@@ -6,8 +6,8 @@ One module, since what is captured and what is restored must agree.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -17,11 +17,9 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
 from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
-from holdfast.data.reachable import given_within, lacking_states
+from holdfast.data.reachable import given_within
+from holdfast.disabled import is_disabled
 from holdfast.distributed.ranks import Ranks
-from holdfast.engine import missing_state
-from holdfast.engine.changing_state import ChangingState
-from holdfast.engine.unsaved_objects import UnsavedObjects
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint
 from holdfast.format.manifest import MANIFEST, Manifest
 from holdfast.format.shards import differing_keywords, fitting_state, saved_rank, state_for
@@ -39,6 +37,24 @@ logger = logging.getLogger("holdfast")
 
 REPLAY_ITERATIONS = 100
 """After so many iterations without an optimizer step that hooks saw, a CUDA graph replays them."""
+
+
+class Watch(Protocol):
+    """A watch for state that the script uses or changes and that no checkpoint holds."""
+
+    def begin(self) -> None: ...
+
+    def found(self, iteration: int, loaders: Callable[[], Collection[Any]]) -> list[tuple[str, str]]: ...
+
+    def captured(self, state: CapturedState) -> None: ...
+
+    def compare_draws(self, batches: int) -> None: ...
+
+    def missing(self, saved: Collection[str]) -> list[str]: ...
+
+    def lacking_states(self) -> list[str]: ...
+
+    def close(self) -> None: ...
 
 
 class Training:
@@ -99,8 +115,7 @@ class Training:
         self._compared: object = None
         """`CapturedState.structure` of the last capture that was compared with `_start`."""
         self.registry.capture({}, gradients=False)  # raise now for what cannot be stored, not hours later
-        self._unsaved = UnsavedObjects(self.registry)
-        self._changing = ChangingState(self.registry)
+        self._watch = _watch_over(self.registry)
 
     @property
     def epoch(self) -> int:
@@ -140,6 +155,9 @@ class Training:
 
             if self._updates_before_closure:
                 before()
+            if len(args) < 2 and not kwargs:  # as most optimizers are called: no closure
+                gradients_ready()
+                return None
             if (with_closure := wait_after_closure(args, kwargs, gradients_ready)) is None:
                 gradients_ready()
             return with_closure
@@ -177,8 +195,9 @@ class Training:
         """Remove all hooks from the objects of the script."""
         for hook in self._hooks:
             hook.remove()
-        self._unsaved.close()
-        for loader in (*self._given_loaders, *(each for each, _ in self._loaders)):
+        if self._watch is not None:
+            self._watch.close()
+        for loader in self._loaders_saved():
             if isinstance(loader, DataLoader):
                 loader.detach_session()
 
@@ -186,6 +205,8 @@ class Training:
         """Record the end of an iteration."""
         for loader in self._given_loaders:
             loader.iteration_ended()
+        if self._watch is not None and self.restore_count:
+            self._watch.compare_draws(self.unsaved_batches)
         self.unsaved_batches = self.unsaved_updates = 0
         self._was_replay_announced, self._is_replay_announced = self._is_replay_announced, False
         self._ended += 1
@@ -210,8 +231,12 @@ class Training:
 
     def unsaved(self) -> list[tuple[str, str]]:
         """Describe what the script uses or changes and no checkpoint holds, each once, with codes."""
-        objects = self._unsaved.found([*self._given_loaders, *(each for each, _ in self._loaders)])
-        return objects + [("inventory", each) for each in self._changing.found(self.trained)]
+        if self._watch is None:
+            return []
+        return self._watch.found(self.trained, self._loaders_saved)
+
+    def _loaders_saved(self) -> list[Any]:
+        return [*self._given_loaders, *(each for each, _ in self._loaders)]
 
     @property
     def loader(self) -> Iterable[Any] | None:
@@ -249,7 +274,8 @@ class Training:
 
     def begin(self) -> None:
         """Record the structure of the state and the attributes when training starts, to compare them later."""
-        self._changing.begin()
+        if self._watch is not None:
+            self._watch.begin()
         try:
             start = self.outline()
             self._start, self._compared = (as_stored(start.trees), shapes_of(start)), start.structure
@@ -278,7 +304,8 @@ class Training:
     def capture(self) -> CapturedState:
         """Capture the state of this instant. TypeError names what cannot be stored."""
         captured = self._capture(gradients=True, reducers=self._reducers())
-        self._changing.captured(captured)
+        if self._watch is not None:
+            self._watch.captured(captured)
         self._structure = captured.structure
         if self._round_trip is None or not self._round_trip.holds:
             self._round_trip = captured.round_trip = self.registry.round_trip(captured)
@@ -414,13 +441,14 @@ class Training:
     def limitations(self) -> list[str]:
         """Describe the limitations of loaders that the session was given."""
         own = [loader.limitation for loader in self._given_loaders if loader.limitation]
-        return [*own, *lacking_states(self.registry.given)]
+        return [*own, *(self._watch.lacking_states() if self._watch is not None else ())]
 
     def missing(self, loaded: LoadedCheckpoint | None) -> list[str]:
         """Describe what training changes, as far as its objects show it, and no checkpoint holds."""
         there = loaded.state if loaded is not None else {}
         saved = [keyword for keyword in there if keyword not in RESERVED]
-        return [*missing_state.missing(self.registry.given, saved), *self.registry.limitations()]
+        unsaved = self._watch.missing(saved) if self._watch is not None else []
+        return [*unsaved, *self.registry.limitations()]
 
     def restore_buckets(self, loaded: LoadedCheckpoint) -> list[str]:
         """Restore the gradient buckets of the checkpoint in new processes, and describe failures.
@@ -471,6 +499,17 @@ class Training:
         self.restore_count += 1
         for i, (_, cursor) in enumerate(self._loaders):
             cursor.load_state_dict(self._loaded[i] if i < len(self._loaded) else None)
+
+
+def _watch_over(registry: Registry) -> Watch | None:
+    """Return the watch over the objects; `None` if it is switched off, or left out of the installation."""
+    if is_disabled("inventory"):
+        return None
+    try:
+        from holdfast.inventory.watch import Inventory
+    except ImportError:
+        return None
+    return Inventory(registry)
 
 
 def _uses_accelerator() -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine.training import Training
@@ -21,8 +21,6 @@ logger = logging.getLogger("holdfast")
 
 UNCOUNTED_UPDATES = 1000
 """Number of optimizer steps without any `session.step` that is reported."""
-COMPARED_ITERATIONS = 4
-"""Number of first iterations whose batches are counted, to notice a loop that draws one in advance."""
 
 
 @dataclass(slots=True)
@@ -36,8 +34,6 @@ class UnsavedWork:
     _is_replaced: bool = False
     _is_call_missed: bool = False
     """The first updates ran without a call of `session.step`, which was reported."""
-    _batch_counts: list[int] = field(default_factory=list)
-    """Batches of `session.batches` in each of the first iterations after a resume."""
 
     @property
     def _kept_iteration(self) -> int:
@@ -85,22 +81,6 @@ class UnsavedWork:
             history = self.history
             what = describe_replacement(history.store, history.job, history.attempt)
             self.reporter.notice("error", "replaced", what)
-
-    def compare_draws(self) -> None:
-        """Warn, once, if after a resume the loop draws a batch that the attempt before has drawn as well."""
-        counts = self._batch_counts
-        if len(counts) == COMPARED_ITERATIONS or not self.training.restore_count:
-            return
-        counts.append(self.training.unsaved_batches)
-        first, *later = counts
-        if len(counts) == COMPARED_ITERATIONS and 0 < later[0] == first - 1 and len(set(later)) == 1:
-            self.reporter.notice(
-                "warning",
-                "loader",
-                "after the resume, the loop drew one batch more before its first session.step than in each "
-                "iteration after it. If it keeps a batch for the next iteration, the one that was kept at the "
-                "checkpoint is lost: keep it in holdfast.Variables, and draw the first only where there is none",
-            )
 
     def report_first_updates(self) -> None:
         """Warn once, before the optimizer step of that number, that the loop has not called `step` yet."""

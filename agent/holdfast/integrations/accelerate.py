@@ -24,8 +24,8 @@ from accelerate.utils import DistributedType, broadcast_object_list
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from holdfast.data.loader import DataLoader
-from holdfast.engine.missing_state import unused_keyword
 from holdfast.integrations import reject_restore_in_place
+from holdfast.inventory.missing_state import unused_keyword
 from holdfast.session import Session
 
 _WAY_OUT = {

@@ -201,10 +201,7 @@ class BaselineProbe:
     def __init__(self, samples: OverheadSamples) -> None:
         self._samples = samples
         self._left = 0
-
-    @property
-    def is_active(self) -> bool:
-        return self._left > 0
+        self.is_active = False
 
     def start_if_needed(self, interval: int, budget: float, slowdown: SlowdownEstimate) -> bool:
         """Start if the window cannot be judged without idle iterations; return whether it started."""
@@ -213,15 +210,18 @@ class BaselineProbe:
         if self._samples.recent(slowdown).stall_overhead > budget:
             return False
         # A write that never ends must not prevent checkpoints forever.
-        self._left = max(WINDOW_ITERATIONS, 3 * interval)
+        self._set(max(WINDOW_ITERATIONS, 3 * interval))
         return True
 
     def advance(self) -> None:
         """Count one iteration."""
-        self._left = 0 if self._samples.open_idle >= PROBE_IDLE else max(0, self._left - 1)
+        self._set(0 if self._samples.open_idle >= PROBE_IDLE else max(0, self._left - 1))
 
     def stop(self) -> None:
-        self._left = 0
+        self._set(0)
+
+    def _set(self, left: int) -> None:
+        self._left, self.is_active = left, left > 0
 
 
 class ProfileSamples:

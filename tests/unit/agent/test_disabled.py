@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import holdfast
 from holdfast.checkpoint import restore
 from holdfast.config import environment_notices
 from holdfast.disabled import STRATEGIES, VARIABLE
@@ -102,6 +103,32 @@ def test_without_device_copies_a_device_has_no_room_for_one(monkeypatch: pytest.
     assert copying.has_room(1 << 20, 0, 1 << 30)
     monkeypatch.setenv(VARIABLE, "device-copy")
     assert not copying.has_room(1 << 20, 0, 1 << 30)
+
+
+def test_without_the_inventory_state_that_is_in_no_checkpoint_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(store: Path) -> bool:
+        caplog.clear()
+        with holdfast.Session("job", store=store, model=torch.nn.Linear(1, 1), schedule=Schedule()) as session:
+            session.resume()
+        return "schedule.optimizer (SGD) is in no checkpoint" in caplog.text
+
+    assert start(tmp_path / "with")
+    monkeypatch.setenv(VARIABLE, "inventory")
+    assert not start(tmp_path / "without")
+
+
+class Schedule:
+    """An object that refers to an optimizer, which the session is not given."""
+
+    def __init__(self) -> None:
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+    def state_dict(self) -> dict[str, object]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, object]) -> None: ...
 
 
 def tidal(*_: object) -> None: ...

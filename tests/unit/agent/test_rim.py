@@ -21,6 +21,7 @@ RIM = {
     "codecs": ["codecs"],
     "commands": ["commands"],
     "integrations": ["integrations"],
+    "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
     "maintenance": [
         "checkpoint.drill", "checkpoint.export", "checkpoint.forking", "checkpoint.garbage_collection",
@@ -38,7 +39,7 @@ RIM = {
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 142, 18_820
+MOST_MODULES, MOST_LINES = 138, 18_050
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys

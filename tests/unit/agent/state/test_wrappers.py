@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine.missing_state import missing
+from holdfast.inventory.missing_state import missing
 from holdfast.state.wrappers import optimizers_in, unwrapped
 from tests.support.wrapped_optimizers import ByHand, Delegating, Flat, Gradients, Lookahead, Several
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine import changing_state
+from holdfast.inventory import changing_state
 
 
 class Loop:
@@ -29,7 +29,7 @@ class Loop:
             for iteration in range(1, iterations + 1):
                 change(iteration)
                 session.step()
-                if (comparing := session._training._changing._comparing) is not None:
+                if (comparing := session._training._watch._changing._comparing) is not None:
                     comparing.result()
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.data.loader import DataLoader
-from holdfast.engine.missing_state import optimizers_referred_to, unused_keyword
+from holdfast.inventory.missing_state import optimizers_referred_to, unused_keyword
 from holdfast.state.registry import Registry
 from holdfast.state.rng import is_generator
 from holdfast.state.sharding import local
@@ -30,29 +29,28 @@ _WITHOUT_SCHEDULER = (torch.nn.Module, torch.amp.GradScaler, Variables)
 
 
 class UnsavedObjects:
-    """Watches what the script uses, until it is closed."""
+    """Examines what the script uses.
 
-    def __init__(self, registry: Registry) -> None:
+    Args:
+        stepped: optimizers that made a step since the last call of `found`, by identity.
+        drawn_from: loaders that gave a batch since then.
+        known: receives the optimizers of which nothing more is to be found.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        stepped: dict[int, weakref.ref[Optimizer]],
+        drawn_from: weakref.WeakSet[DataLoader],
+        known: weakref.WeakSet[Optimizer],
+    ) -> None:
         self._registry = registry
-        self._drawn_from: weakref.WeakSet[DataLoader] = weakref.WeakSet()
+        self._stepped, self._drawn_from, self._known = stepped, drawn_from, known
         self._reported_loaders: list[DataLoader] = []
-        self._stepped: dict[int, weakref.ref[Optimizer]] = {}
-        """Optimizers that made a step since the last call of `found`, by identity."""
         self._iterations: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         """Optimizers with the number of iterations in which they made a step, up to 2."""
         self._searches, self._reported = 0, set[str]()
-        self._untrained = UntrainedObjects(registry)
-        stepped = self._stepped
-
-        def note(optimizer: Optimizer, *_: object) -> None:
-            stepped[id(optimizer)] = weakref.ref(optimizer)
-
-        self._hook = register_optimizer_step_post_hook(note)
-        DataLoader.watched_by.append(self._drawn_from)
-
-    def close(self) -> None:
-        self._hook.remove()
-        DataLoader.watched_by[:] = [each for each in DataLoader.watched_by if each is not self._drawn_from]
+        self.untrained = UntrainedObjects(registry)
 
     def found(self, loaders: Collection[Any]) -> list[tuple[str, str]]:
         """Describe, once each, what was used since the last call and no checkpoint holds, with notice codes.
@@ -67,7 +65,7 @@ class UnsavedObjects:
             new = [each for each in self._missing(optimizer) if each not in self._reported]
             self._reported.update(new)
             messages += [("inventory", each) for each in new]
-        if (what := self._untrained.found()) is not None:
+        if (what := self.untrained.found()) is not None:
             messages.append(("inventory", what))
         return messages
 
@@ -90,10 +88,11 @@ class UnsavedObjects:
             optimizer, (known, count) = reference(), self._iterations.get(key, (reference, 0))
             if optimizer is None or (known() is optimizer and count == 2):
                 continue
-            self._untrained.stepped(optimizer)
+            self.untrained.stepped(optimizer)
             self._iterations = {k: each for k, each in self._iterations.items() if each[0]() is not None}
             self._iterations[key] = reference, 1 if known() is not optimizer else count + 1
             if self._iterations[key][1] == 2:
+                self._known.add(optimizer)
                 yield optimizer
 
     def _missing(self, optimizer: Optimizer) -> Iterator[str]:
@@ -101,7 +100,7 @@ class UnsavedObjects:
         if not any(each is optimizer for each in self._registry.optimizers):
             if any(each is optimizer for each in optimizers_referred_to(given)):
                 return
-            self._untrained.follow(optimizer)
+            self.untrained.follow(optimizer)
             if (module := self._trained_module(optimizer)) is None:
                 return
             if optimizer.state:  # of SGD without momentum, nothing is lost
@@ -129,10 +128,10 @@ class UntrainedObjects:
         self._registry = registry
         self._active: set[int] = set()
         """Identities of the given optimizers that made a step."""
-        self._other: weakref.ref[Optimizer] | None = None
+        self.other: weakref.ref[Optimizer] | None = None
         """An optimizer that makes steps and was not given, until something is reported."""
         self._iterations = 0
-        """Number of boundaries since `_other` is known."""
+        """Number of boundaries since `other` is known."""
         self._before: dict[int, list[Any]] = {}
         """Samples of the trainable parameters at the first of them, by `id`."""
 
@@ -142,12 +141,12 @@ class UntrainedObjects:
 
     def follow(self, other: Optimizer) -> None:
         """Compare from here on, because `other` makes steps and was not given."""
-        if self._other is None and not self._before:
-            self._other = weakref.ref(other)
+        if self.other is None and not self._before:
+            self.other = weakref.ref(other)
 
     def found(self) -> str | None:
         """Describe, once, what was given and is not trained."""
-        other = self._other() if self._other is not None else None
+        other = self.other() if self.other is not None else None
         if other is None:
             return None
         self._iterations += 1
@@ -161,9 +160,9 @@ class UntrainedObjects:
         optimizers = [k for k, item in self._registry.objects.items() if self._is_idle(item, trained, wholly)]
         modules = [k for k, item in self._registry.modules.items() if self._is_unchanged(item, trained, wholly)]
         if not optimizers and not (modules and not self._registry.optimizers):
-            self._other = None if is_last else self._other
+            self.other = None if is_last else self.other
             return None
-        self._other = None
+        self.other = None
         idle = [f"{each} has made no step" for each in optimizers]
         idle += [f"no parameter of {each} has changed" for each in modules]
         return (

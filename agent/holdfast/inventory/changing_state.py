@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.engine.attribute_walk import (
+from holdfast.inventory.attribute_walk import (
     CONTAINER_DEPTH,
     NUMBERS,
     Attribute,
@@ -28,7 +28,7 @@ from holdfast.engine.attribute_walk import (
     settled,
     words_of,
 )
-from holdfast.engine.missing_state import generators_referred_to
+from holdfast.inventory.missing_state import generators_referred_to
 from holdfast.state.capture import PLAIN, watch_of
 from holdfast.state.references import attributes
 from holdfast.state.registry import CapturedState, Registry
@@ -95,6 +95,8 @@ class ChangingState:
         self._reported: set[tuple[str, str]] = set()
         """Types and attributes that were found to change."""
         self._reports = 0
+        self.wakes_at = 0
+        """Iteration from which `found` is to be called; 0 while it has something to do or to say."""
         self._generators: set[int] = set()
         """Identities of the generators that are reported when training begins."""
 
@@ -110,8 +112,6 @@ class ChangingState:
 
     def found(self, iteration: int) -> list[str]:
         """Go on with a comparison after an iteration of this attempt; describe, once, what a comparison found."""
-        if iteration < self._next and not (self._walk or self._comparing or self._messages):
-            return []
         try:
             if self._comparing is not None:
                 if self._comparing.done():
@@ -128,6 +128,7 @@ class ChangingState:
         except Exception as error:  # objects of the script may behave in any way
             self._give_up(error)
         messages, self._messages = self._messages, []
+        self.wakes_at = 0 if self._walk or self._comparing else self._next
         return messages
 
     def captured(self, state: CapturedState) -> None:
@@ -152,6 +153,7 @@ class ChangingState:
         changes = [each for each in changes if not _is_held(each, entries, storages)]
         if changes := [each for each in changes if not _is_filled_by_step(each.attribute)]:
             self._messages.append(_message(changes))
+            self.wakes_at = 0
             self._reported |= {_kind(each.attribute) for each in changes}
             self._reports += 1
             if self._reports == MOST_REPORTS:

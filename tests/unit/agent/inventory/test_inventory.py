@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import holdfast
-from holdfast.engine.missing_state import missing
+from holdfast.inventory.missing_state import missing
 from tests.support.wrapped_optimizers import Delegating, Lookahead
 
 
