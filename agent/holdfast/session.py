@@ -24,26 +24,24 @@ from holdfast.distributed import ranks
 from holdfast.distributed.ranks import SideGroup
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.coordination import CollectiveCall, Requests
-from holdfast.engine.earlier_start import open_store_of_start
 from holdfast.engine.in_place_restore import WRITE_SECONDS
 from holdfast.engine.lifecycle import Life, Lifecycle, ending_of
 from holdfast.engine.operator import Operator
 from holdfast.engine.startup import Startup
 from holdfast.engine.training import Training
 from holdfast.errors import RestoreFailed
-from holdfast.memory_tier.tier import MemoryTier
 from holdfast.pacing import Controller, parse_every
 from holdfast.protocol import ids
 from holdfast.protocol.wire import StallKind
 from holdfast.retention import Retention
-from holdfast.save.compression import Compression
 from holdfast.save.history import History
+from holdfast.save.host_buffers import Arena
 from holdfast.save.persister import Persister
 from holdfast.save.reports import CheckpointEvents
 from holdfast.save.run import CheckpointOutcome, RunListener
 from holdfast.save.saver import Saver
 from holdfast.save.snapshotter import Snapshotter
-from holdfast.store import Store
+from holdfast.store import Store, open_store, open_tiers
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
@@ -52,6 +50,9 @@ from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
 if TYPE_CHECKING:
     from holdfast.engine.draining import DrainQueue
+    from holdfast.engine.earlier_start import EarlierStart
+    from holdfast.memory_tier.tier import MemoryTier
+    from holdfast.save.compression import Compression
 
 logger = logging.getLogger("holdfast")
 
@@ -166,9 +167,7 @@ class Session:
         keep_settings: Mapping[str, str | Iterable[str] | None],
     ) -> None:
         """Build the components, each from those before it."""
-        store, earlier = open_store_of_start(
-            self.job, options.store, options.drain
-        )  # first: the rest attaches to objects
+        store, earlier = self._open_store(options)  # first: the rest attaches to objects
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
@@ -182,7 +181,7 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._meter = IterationMetrics(self._controller, self._reporter)
-        compression = Compression(options.compress and self._ranks.leads, self._controller, self._reporter)
+        compression = self._compression() if options.compress and self._ranks.leads else None
         self._saver = self._build_saver(store, options, compression)
         self._drain = self._build_drain(store, options)
         console_log.open()
@@ -213,23 +212,43 @@ class Session:
             )  # fmt: skip
             startup.open()
             self._boundary.attach()
-        except BaseException:  # leave the process as it was found
-            parts = self._reporter, self._ranks, self._training, self._preemption
-            for close in (*[part.close for part in parts], self._memory.release):
-                with contextlib.suppress(Exception):
-                    close()
-            console_log.close()
+        except BaseException:
+            self._undo()
             raise
 
-    def _build_saver(self, store: Store, options: Config, compression: Compression) -> Saver:
+    def _undo(self) -> None:
+        """Leave the process as it was found."""
+        parts = self._reporter, self._ranks, self._training, self._preemption
+        release = self._memory.release if self._memory is not None else lambda: None
+        for close in (*[part.close for part in parts], release):
+            with contextlib.suppress(Exception):
+                close()
+        console_log.close()
+
+    def _open_store(self, options: Config) -> tuple[Store, EarlierStart | None]:
+        """Open the store, and the one that it is copied to; a supervisor knows those of earlier starts."""
+        if not supervisor_channel.is_supervised():
+            store = open_store(options.store)
+            return store if options.drain is None else open_tiers(store, options.drain), None
+        from holdfast.engine.earlier_start import open_store_of_start
+
+        return open_store_of_start(self.job, options.store, options.drain)
+
+    def _compression(self) -> Compression:
+        from holdfast.save.compression import Compression  # for the jobs that have set it
+
+        return Compression(self._controller, self._reporter)
+
+    def _build_saver(self, store: Store, options: Config, compression: Compression | None) -> Saver:
         ranks, reporter, uid = self._ranks, self._reporter, uuid.uuid4().hex
-        self._memory = MemoryTier(self.job, uid, options.max_in_flight, ranks, reporter)
+        self._memory = self._open_memory_tier(uid, options)
+        arenas = [Arena() for _ in range(options.max_in_flight)] if self._memory is None else self._memory.arenas
         reports = CheckpointEvents(reporter, store, options.parity, options.compress)
         history = History(store, self.job, uid, ranks=ranks, reporter=reporter, reports=reports)
         retention = RetentionQueue(store, self.job, options.retention_rules, reporter, history.training_head)
         return Saver(
             history,
-            Snapshotter(debug=options.debug, arenas=self._memory.arenas),
+            Snapshotter(debug=options.debug, arenas=arenas),
             Persister(
                 store,
                 max_in_flight=options.max_in_flight,
@@ -242,7 +261,7 @@ class Session:
             memory=self._memory,
             parity=options.parity,
             read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
-            compresses=compression.begin,
+            compresses=compression.begin if compression is not None else lambda: False,
         )
 
     def _build_drain(self, store: Store, options: Config) -> DrainQueue | None:
@@ -254,6 +273,14 @@ class Session:
         queue = DrainQueue(store, self.job, self._saver.retention, self._reporter, options.drain_every, rules)
         self._saver.observe(queue)
         return queue
+
+    def _open_memory_tier(self, uid: str, options: Config) -> MemoryTier | None:
+        """Open memory that outlives this process; without a supervisor, there is none."""
+        if self._ranks.world_size == 1 and not supervisor_channel.is_supervised():
+            return None
+        from holdfast.memory_tier.tier import open_memory_tier
+
+        return open_memory_tier(self.job, uid, options.max_in_flight, self._ranks, self._reporter)
 
     # What a loop uses
 

@@ -6,7 +6,6 @@ import bisect
 import ctypes
 import threading
 import weakref
-from collections.abc import Iterator
 
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
@@ -18,13 +17,6 @@ from holdfast.system.host_memory import fresh_memory, populate
 def decoded(file: fmt.File, reader: FileReader) -> FileReader:
     """Return a reader of the plain file, given one of the stored file."""
     return reader if file.encoding is None else _DecodingReader(file, file.encoding, reader)
-
-
-def block_ranges(file: fmt.File) -> Iterator[fmt.DigestRange]:
-    """Yield the ranges of a stored, encoded file that the digests of its blocks cover."""
-    assert file.encoding is not None
-    for block, start in zip(file.encoding.blocks, file.encoding.stored_starts, strict=False):
-        yield fmt.DigestRange(None, start, start + block.stored_bytes, block.digest)
 
 
 class _ThreadMemory(threading.local):

@@ -57,13 +57,6 @@ def describe_lost(lost: Sequence[LostNumbers]) -> str:
     return f"the {low} of {count:,} numbers, {percent(count / max(1, numbers))} of those of {tensors}: {named}"
 
 
-def read_exactly(
-    store: Store, job: str, checkpoint: str, ranges: Sequence[FileRange], **options: Any
-) -> tuple[list[str], list[LostNumbers]]:
-    """Read `ranges` as `read_repairing` does: no numbers are lost."""
-    return read_repairing(store, job, checkpoint, ranges, **options), []
-
-
 def read_degraded(
     store: Store, job: str, checkpoint: str, ranges: Sequence[FileRange], **options: Any
 ) -> tuple[list[str], list[LostNumbers]]:

@@ -19,7 +19,6 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.checkpoint.decoding import block_ranges, decoded
 from holdfast.format import manifest as fmt
 from holdfast.store import Store
 from holdfast.store.base import FileReader, Pace
@@ -158,7 +157,9 @@ def ranges_to_scrub(manifest: fmt.Manifest, file: fmt.File) -> list[FileRange]:
     if file.encoding is None:
         return list(ranges_to_verify(manifest, file))
     stored = msgspec.structs.replace(file, encoding=None)
-    return [FileRange(stored, [each]) for each in block_ranges(file)]
+    blocks = zip(file.encoding.blocks, file.encoding.stored_starts, strict=False)
+    covered = (fmt.DigestRange(None, start, start + block.stored_bytes, block.digest) for block, start in blocks)
+    return [FileRange(stored, [each]) for each in covered]
 
 
 def object_of(name: str) -> str:
@@ -209,6 +210,10 @@ def open_whole(store: Store, job: str, checkpoint: str, file: fmt.File, *, from_
         opened = undo.enter_context(store.open_file(job, checkpoint, file.name, from_disk=from_disk))
         fmt.check_size(file, opened.size_bytes)
         undo.pop_all()
+        if file.encoding is None:
+            return opened
+        from holdfast.checkpoint.decoding import decoded  # only for files that are encoded
+
         return decoded(file, opened)
 
 

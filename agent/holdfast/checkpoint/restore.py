@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
-from holdfast.checkpoint.degraded import LostNumbers, describe_lost, read_degraded, read_exactly
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
-from holdfast.checkpoint.repair import read_repairing
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format import soundness
@@ -23,7 +21,7 @@ from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.wire import Checkpoint, CheckpointKind
 from holdfast.retention import LoggedMetric
 from holdfast.store import Lineage, Store, read_manifest
-from holdfast.store.base import Pace
+from holdfast.store.base import FileReader, Pace
 from holdfast.store.records import ancestry
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from holdfast.checkpoint.degraded import LostNumbers
     from holdfast.format.resharding import Region, TensorAssembly
 
 logger = logging.getLogger("holdfast")
@@ -68,7 +67,11 @@ class LoadedCheckpoint:
     @property
     def loss(self) -> str | None:
         """What was replaced, in words; None if the state is exactly what was written."""
-        return describe_lost(self.lost) if self.lost else None
+        if not self.lost:
+            return None
+        from holdfast.checkpoint.degraded import describe_lost
+
+        return describe_lost(self.lost)
 
     @property
     def state(self) -> dict[str, Tree]:
@@ -266,6 +269,8 @@ def verify(
             store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
         )
         return found
+    from holdfast.checkpoint.repair import read_repairing
+
     for damage in _manifest_damage(source) + read_repairing(
         store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
     ):
@@ -320,13 +325,39 @@ def load(
         assign_buffer(buffer, ranges)
     shown = progress or _log_progress(checkpoint)
     how: dict[str, Any] = {"from_disk": from_disk, "pace": pace, "progress": shown}
-    of_files, lost = (read_degraded if degraded else read_exactly)(store, job, checkpoint, ranges, **how)
+    of_files, lost = _read_ranges(store, job, checkpoint, ranges, degraded=degraded, **how)
     repaired = _manifest_damage(source) + of_files
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)
     stored = [pair for each in ranges for pair in _tensors_in(each.reserve(), each.start, each.tensors)]
     tensors = _assembled(stored, wanted)
     return LoadedCheckpoint(checkpoint, found, tensors, saved, buffer is not None, tuple(repaired), tuple(lost))
+
+
+def _read_ranges(
+    store: Store,
+    job: str,
+    checkpoint: str,
+    ranges: Sequence[FileRange],
+    *,
+    degraded: bool,
+    from_disk: bool,
+    **options: Any,
+) -> tuple[list[str], list[LostNumbers]]:
+    """Read and verify `ranges`; return what was repaired and which numbers are lost, where files have parity."""
+    if all(each.file.parity is None for each in ranges):
+
+        def open_file(file: fmt.File) -> FileReader:
+            return reading.open_whole(store, job, checkpoint, file, from_disk=from_disk)
+
+        reading.read(store, job, checkpoint, ranges, open_file=open_file, **options)
+        return [], []
+    from holdfast.checkpoint.degraded import read_degraded
+    from holdfast.checkpoint.repair import read_repairing
+
+    if degraded:
+        return read_degraded(store, job, checkpoint, ranges, from_disk=from_disk, **options)
+    return read_repairing(store, job, checkpoint, ranges, from_disk=from_disk, **options), []
 
 
 def _wanted(

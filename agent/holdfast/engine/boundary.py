@@ -27,7 +27,6 @@ from holdfast.engine.unsaved_work import UNCOUNTED_UPDATES, UnsavedWork
 from holdfast.errors import RestoreFailed
 from holdfast.pacing import FIRST_SECONDS, Controller
 from holdfast.protocol.ids import checkpoint_id
-from holdfast.save.compression import Compression
 from holdfast.save.run import Run, RunState
 from holdfast.save.saver import Saver
 from holdfast.store.records import record_ending
@@ -38,6 +37,7 @@ from holdfast.telemetry.reporter import Reporter
 
 if TYPE_CHECKING:
     from holdfast.engine.probing import Prober
+    from holdfast.save.compression import Compression
 
 ASK_STORE_SECONDS = 60.0
 """Least time between two checks in the store whether a newer attempt has begun."""
@@ -60,7 +60,7 @@ class Boundary:
         meter: IterationMetrics,
         preemption: PreemptionHandler,
         lifecycle: Lifecycle,
-        compression: Compression,
+        compression: Compression | None,
         progress: ProgressFile | None,
         server: str | None,
     ) -> None:
@@ -169,7 +169,8 @@ class Boundary:
         """Process the checkpoints that settled since the last iteration."""
         for run in self._saver.settle():
             self._meter.checkpoint_settled(run.cost)
-            self._compression.settled(run)
+            if self._compression is not None:
+                self._compression.settled(run)
             if run.result.fenced:
                 self._give_way()
             if run.state is RunState.TORN:

@@ -10,19 +10,17 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.config import environment_notices
 from holdfast.distributed.ranks import Ranks, RanksLost
-from holdfast.engine.earlier_start import EarlierStart
 from holdfast.engine.operator import Operator
 from holdfast.engine.training import Training
 from holdfast.engine.unsaved_work import describe_running_predecessor
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompatibleCheckpoint, with_way_out
 from holdfast.format.shards import dropped_gradients
-from holdfast.memory_tier.tier import MemoryCheckpoint, MemoryTier
 from holdfast.protocol import wire
 from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
@@ -37,6 +35,10 @@ from holdfast.system import supervisor_channel
 from holdfast.telemetry.iteration_metrics import IterationMetrics, RankReporter
 from holdfast.telemetry.machine_metrics import MachineMetrics
 from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.engine.earlier_start import EarlierStart
+    from holdfast.memory_tier.tier import MemoryTier
 
 T = TypeVar("T")
 logger = logging.getLogger("holdfast")
@@ -99,8 +101,8 @@ class Startup:
         reporter: Reporter,
         ranks: Ranks,
         meter: IterationMetrics,
-        earlier: EarlierStart,
-        memory: MemoryTier,
+        earlier: EarlierStart | None,
+        memory: MemoryTier | None,
         *,
         server: str | None,
         token: str | None,
@@ -192,9 +194,10 @@ class Startup:
 
     def _missing_history(self) -> str | None:
         """Return a warning if the job has been trained, and this store has no history of it."""
-        with contextlib.suppress(OSError):
-            if what := self._earlier.missing_history(self._history.store, self._history.uid):
-                return what
+        if self._earlier is not None:
+            with contextlib.suppress(OSError):
+                if what := self._earlier.missing_history(self._history.store, self._history.uid):
+                    return what
         return self._history_elsewhere()
 
     def _history_elsewhere(self) -> str | None:
@@ -239,9 +242,10 @@ class Startup:
             raise
         except (OSError, HoldfastError) as error:
             saver.reports.fail(f"store {store.url}: {error}")
-        self._memory.report_start(committed)
+        if self._memory is not None:
+            self._memory.report_start(committed)
         saver.save_survivor(committed)
-        if history.attempt:
+        if history.attempt and self._memory is not None:
             self._memory.free_unclaimed()
         if self._ranks.leads and start.loaded is not None:
             first, present = start.loaded.manifest.attempt, history.attempt
@@ -260,7 +264,7 @@ class Startup:
             page = self._reporter.page
             if page is not None and self._has_server_answered and not supervisor_channel.is_supervised():
                 logger.info("%s: dashboard: %s", history.job, page)  # a supervisor logs it itself
-            if (what := self._earlier.moved) is not None:
+            if self._earlier is not None and (what := self._earlier.moved) is not None:
                 self._reporter.notice("warning", "store", what)
             if loaded is None and not committed and (what := self._missing_history()) is not None:
                 self._reporter.notice("warning", "afresh", what)
@@ -365,8 +369,10 @@ class Startup:
         All ranks do or none: where one cannot, all load from the store.
         """
         store, job, memory = self._history.store, self._history.job, self._memory
-        if not memory.may_hold_snapshots:
+        if memory is None or not memory.may_hold_snapshots:
             return None
+        from holdfast.memory_tier.tier import MemoryCheckpoint
+
         for found in self._ask_store(lambda: memory.candidates(store, candidates), list[MemoryCheckpoint]):
             try:
                 loaded = self._ranks.run_on_all(functools.partial(memory.load, found, self._training.regions))

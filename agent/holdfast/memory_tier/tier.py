@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,29 +53,48 @@ class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """It claimed one slot per snapshot in flight."""
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierSnapshots:
+    """What earlier attempts under the same supervisor have left in its memory."""
+
+    previous: supervisor_channel.PublishedAttempt | None = None
+    """The last attempt, which left the snapshots."""
+    uids: Collection[str] = ()
+    """Uids of all attempts, also of those that died before they published more."""
+    snapshots: Sequence[CompleteSnapshot] = ()
+
+
 class MemoryTier:
     """The arenas of a session, one per snapshot in flight; private memory without a supervisor that holds any."""
 
-    def __init__(self, job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> None:
-        self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
-        self._unreported: str | None = None
-        """Why the tier is not used although there is a supervisor; None once reported."""
-        self._previous: supervisor_channel.PublishedAttempt | None = None
-        """The last attempt under this supervisor, which left the snapshots."""
-        self._published_uids: set[str] = set()
-        """Uids of all attempts under this supervisor, also of those that died before they published more."""
-        self._found: list[CompleteSnapshot] = []
-        self._loaded: CompleteSnapshot | None = None
-        self._folder = _supervisor_folder()
-        claimed = self._claim(max_in_flight)
-        if self._folder is not None:
-            self._previous = supervisor_channel.published_attempt(self._folder)
-            self._published_uids = supervisor_channel.published_uids(self._folder) - {uid}
-            from holdfast.memory_tier.complete_snapshot import complete_snapshots_in  # only under a supervisor
+    def __init__(
+        self,
+        job: str,
+        uid: str,
+        ranks: Ranks,
+        reporter: Reporter,
+        *,
+        folder: Path | None = None,
+        slots: Sequence[SharedBuffer] = (),
+        private: int = 0,
+        unused_reason: str | None = None,
+        earlier: EarlierSnapshots | None = None,
+    ) -> None:
+        """Use claimed slots; `open_memory_tier` claims them.
 
-            self._found = complete_snapshots_in(self._folder, job)
-        self.arenas = [Arena(slot, self._fall_back) for slot in claimed]
-        self.arenas += [Arena() for _ in range(max_in_flight - len(claimed))]
+        Args:
+            folder: that of the supervisor; `None` without one that holds memory for all ranks.
+            private: number of further arenas, of private memory.
+            unused_reason: why the tier is not used although there is a supervisor.
+            earlier: what earlier attempts under the supervisor have left.
+        """
+        self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
+        self._folder, self._unreported = folder, unused_reason
+        earlier = earlier or EarlierSnapshots()
+        self._previous, self._published_uids, self._found = earlier.previous, earlier.uids, earlier.snapshots
+        self._loaded: CompleteSnapshot | None = None
+        self.arenas = [Arena(slot, self._fall_back) for slot in slots]
+        self.arenas += [Arena() for _ in range(private)]
 
     def candidates(self, store: Store, durable: Sequence[tuple[str, bool]]) -> list[MemoryCheckpoint]:
         """Return snapshots to resume from instead of a durable checkpoint, best first. Called on rank 0.
@@ -206,28 +226,6 @@ class MemoryTier:
             if arena.slot is not None:
                 arena.slot.release()
 
-    def _claim(self, max_in_flight: int) -> list[SharedBuffer]:
-        """Claim slots for this rank. Keep none unless all ranks have enough from one supervisor."""
-        claimed: list[SharedBuffer] = []
-        rank, world_size = self._ranks.rank, self._ranks.world_size
-        if self._folder is not None:
-            markers = markers_of(self._folder, self._job)
-            own = [marker.number for marker in markers if marker.draft.rank % world_size == rank]
-            claimed = claim(self._folder, own, max_in_flight)
-        if world_size == 1:
-            return claimed
-        supervisor = f"{_boot_id()} {self._folder}" if self._folder is not None else None
-        result = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
-        gathered = self._ranks.gather(msgspec.msgpack.encode(result))
-        by_rank = [msgspec.msgpack.decode(each, type=_Claimed) for each in gathered]
-        self._unreported = _unused_reason(by_rank, max_in_flight)
-        if self._unreported is None and supervisor is not None:
-            return claimed
-        for slot in claimed:
-            slot.release()
-        self._folder = None
-        return []
-
     def _arena(self, snapshot: CompleteSnapshot) -> Arena:
         """Return the arena that holds this rank's part."""
         number = snapshot.markers[self._ranks.rank].number
@@ -239,6 +237,53 @@ class MemoryTier:
     def _fall_back(self, reason: str) -> None:
         message = f"snapshots will not survive a crash, because the supervisor has too little memory: {reason}"
         self._reporter.notice("warning", NOTICE_CODE, message)
+
+
+def open_memory_tier(job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> MemoryTier:
+    """Claim slots for this rank, and find what earlier attempts left. Collective over all ranks."""
+    folder = _supervisor_folder()
+    slots, reason = _claim(folder, job, max_in_flight, ranks)
+    if ranks.world_size > 1 and not slots:
+        folder = None
+    earlier: EarlierSnapshots | None = None
+    if folder is not None:
+        from holdfast.memory_tier.complete_snapshot import complete_snapshots_in  # only under a supervisor
+
+        earlier = EarlierSnapshots(
+            supervisor_channel.published_attempt(folder),
+            supervisor_channel.published_uids(folder) - {uid},
+            complete_snapshots_in(folder, job),
+        )
+    private = max_in_flight - len(slots)
+    return MemoryTier(
+        job, uid, ranks, reporter,
+        folder=folder, slots=slots, private=private, unused_reason=reason, earlier=earlier,
+    )  # fmt: skip
+
+
+def _claim(
+    folder: Path | None, job: str, max_in_flight: int, ranks: Ranks
+) -> tuple[list[SharedBuffer], str | None]:
+    """Claim slots for this rank; return them, and why none are used. None, unless all ranks have enough of them
+    from one supervisor."""
+    claimed: list[SharedBuffer] = []
+    rank, world_size = ranks.rank, ranks.world_size
+    if folder is not None:
+        markers = markers_of(folder, job)
+        own = [marker.number for marker in markers if marker.draft.rank % world_size == rank]
+        claimed = claim(folder, own, max_in_flight)
+    if world_size == 1:
+        return claimed, None
+    supervisor = f"{_boot_id()} {folder}" if folder is not None else None
+    result = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
+    gathered = ranks.gather(msgspec.msgpack.encode(result))
+    by_rank = [msgspec.msgpack.decode(each, type=_Claimed) for each in gathered]
+    reason = _unused_reason(by_rank, max_in_flight)
+    if reason is None and supervisor is not None:
+        return claimed, None
+    for slot in claimed:
+        slot.release()
+    return [], reason
 
 
 def _supervisor_folder() -> Path | None:

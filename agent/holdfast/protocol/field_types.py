@@ -21,6 +21,8 @@ MAX_ITERATION = 999_999_999_999
 """Largest iteration number: a checkpoint id has twelve digits for it."""
 MAX_INTEGER = 2**53
 """Largest integer of any kind: JavaScript represents integers up to here exactly."""
+MAX_ANNOTATION = 300
+"""Longest text of an annotation in characters."""
 TIMES_END = 253_402_300_800.0
 """Start of the year 10000, from which calendars cannot name a time."""
 MAX_SECONDS = 1e10

@@ -225,10 +225,6 @@ class Edit(Struct, kw_only=True, frozen=True):
     applied_at: float | None = None
 
 
-MAX_ANNOTATION = 300
-"""Longest text of an annotation in characters."""
-
-
 class Annotation(Struct, kw_only=True, frozen=True):
     """A note at an iteration, by a person or by the script."""
 

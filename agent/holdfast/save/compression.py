@@ -21,8 +21,8 @@ least as many checkpoints were compressed before it as the last pause left out."
 class Compression:
     """Decides for each checkpoint whether it is compressed. For the training thread only."""
 
-    def __init__(self, enabled: bool, controller: Controller, reporter: Reporter) -> None:
-        self._enabled, self._controller, self._reporter = enabled, controller, reporter
+    def __init__(self, controller: Controller, reporter: Reporter) -> None:
+        self._controller, self._reporter = controller, reporter
         self._pause = self._paused_left = 0
         self._compressed = 0
         """Checkpoints that were compressed since the last pause."""
@@ -32,7 +32,7 @@ class Compression:
         if self._paused_left:
             self._paused_left -= 1
             return False
-        return self._enabled
+        return True
 
     def settled(self, run: Run) -> None:
         """Pause if a compressed checkpoint took too long."""

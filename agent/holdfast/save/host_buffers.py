@@ -9,13 +9,16 @@ import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from holdfast import cuda
-from holdfast.save.shared_buffers import SharedBuffer
 from holdfast.system.host_memory import populate
 from holdfast.torch_internals import never_compiled
+
+if TYPE_CHECKING:
+    from holdfast.save.shared_buffers import SharedBuffer
 
 logger = logging.getLogger("holdfast")
 

@@ -24,7 +24,6 @@ from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
 from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityCode, ParityFile, build_parity, parity_bytes
 from holdfast.format.shards import MergedRanks
-from holdfast.save import completion_marker
 from holdfast.save.draft import Draft, manifest_of
 from holdfast.save.reuse import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
@@ -251,6 +250,8 @@ class _Writing:
     def _describe_and_mark(self) -> list[fmt.Tensor]:
         tensors = self._draft.tensors or self._describe()
         if self._marker is not None:
+            from holdfast.save import completion_marker  # only under a supervisor
+
             file = _file(self._file, self._header, len(self._header) + len(self._payload))
             with contextlib.suppress(OSError):  # only a resume from memory needs the marker
                 draft = msgspec.structs.replace(self._draft, files=[file], tensors=tensors)

@@ -25,14 +25,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from holdfast.protocol.wire import RestoreOrder
 from holdfast.system import processes
 from holdfast.system.masking import escaped
-from holdfast.system.published_imports import ImportsPublisher
+
+if TYPE_CHECKING:
+    from holdfast.system.published_imports import ImportsPublisher
 
 logger = logging.getLogger("holdfast")
 
@@ -367,6 +369,8 @@ def open_progress_file() -> ProgressFile | None:
     except (OSError, ValueError) as error:
         logger.warning("%s=%s cannot be used: %s", PROGRESS_VARIABLE, path, error)
         return None
+    from holdfast.system.published_imports import ImportsPublisher  # only under a supervisor
+
     return ProgressFile(memory, ImportsPublisher(os.environ.get(VARIABLE, "")))
 
 

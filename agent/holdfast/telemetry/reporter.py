@@ -19,8 +19,8 @@ from holdfast.distributed.error_transport import printable
 from holdfast.pacing import Controller, IntervalPlan
 from holdfast.pacing.profile import to_json
 from holdfast.protocol import wire
+from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.protocol.jobs import MAX_ANNOTATION
 from holdfast.protocol.wire import (
     MAX_CONFIGURATION_ENTRIES,
     ConfigurationSection,

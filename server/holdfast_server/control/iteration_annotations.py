@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol.field_types import MAX_INTEGER
-from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
+from holdfast.protocol.field_types import MAX_ANNOTATION, MAX_INTEGER
+from holdfast.protocol.jobs import Annotation, NewAnnotation
 from holdfast_server import models
 from holdfast_server.core.encoding import answer_from
 from holdfast_server.core.errors import InvalidSetting, NotPossible, UnknownAnnotation

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from holdfast.protocol import jobs, wire
+from holdfast.protocol import wire
+from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.wire import MAX_LABELS
 from holdfast_server import models
 from holdfast_server.db import on_connection
@@ -125,7 +126,7 @@ async def _annotate(source: EventSource, event: wire.AnnotationReport) -> None:
             iteration=event.iteration,
             lineage=lineage,
             at=at,
-            text=event.text[: jobs.MAX_ANNOTATION],
+            text=event.text[:MAX_ANNOTATION],
             written_at=event.at,
         )
     )

@@ -12,7 +12,7 @@ from holdfast.checkpoint import restore
 from holdfast.distributed.ranks import Ranks as OneRank
 from holdfast.errors import DamagedCheckpoint, HoldfastError, IncompleteParts
 from holdfast.memory_tier.complete_snapshot import complete, complete_snapshots_in
-from holdfast.memory_tier.tier import MemoryTier
+from holdfast.memory_tier.tier import open_memory_tier
 from holdfast.save.completion_marker import markers_of
 from holdfast.save.host_buffers import Arena
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
@@ -325,7 +325,7 @@ def tier(folder, tmp_path, monkeypatch):
         reporter = Reporter(JOB, TrainingPosition())
         reporter.notice = lambda level, code, message: told.append(message)
         made.told = told
-        return MemoryTier(JOB, "next", max_in_flight, AgreeingRanks(0, [None] * (world_size - 1)), reporter)
+        return open_memory_tier(JOB, "next", max_in_flight, AgreeingRanks(0, [None] * (world_size - 1)), reporter)
 
     return made
 

@@ -14,7 +14,7 @@ from holdfast.config import environment_notices
 from holdfast.disabled import STRATEGIES, VARIABLE
 from holdfast.distributed import ranks
 from holdfast.format.manifest import Manifest
-from holdfast.memory_tier.tier import MemoryTier
+from holdfast.memory_tier.tier import open_memory_tier
 from holdfast.pacing import FailureHistory, PacingSettings, plan, planner, policy_names
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import Notice
@@ -88,7 +88,7 @@ def test_without_the_memory_tier_no_memory_of_the_supervisor_is_used(
     monkeypatch.setenv(supervisor_channel.VARIABLE, str(folder))
 
     def uses_it() -> bool:
-        tier = MemoryTier("job", "uid", 1, ranks.join(), Reporter("job", TrainingPosition(), quiet=True))
+        tier = open_memory_tier("job", "uid", 1, ranks.join(), Reporter("job", TrainingPosition(), quiet=True))
         try:
             return tier.arenas[0].slot is not None
         finally:

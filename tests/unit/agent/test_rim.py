@@ -20,6 +20,7 @@ RIM = {
     "client": ["client"],
     "codecs": ["codecs"],
     "commands": ["commands"],
+    "encoded-files": ["checkpoint.decoding", "save.compression"],
     "integrations": ["integrations"],
     "inventory": ["inventory"],
     "loss-curve": ["pacing.coci", "pacing.loss_curve"],
@@ -27,19 +28,20 @@ RIM = {
         "checkpoint.drill", "checkpoint.export", "checkpoint.forking", "checkpoint.garbage_collection",
         "checkpoint.scrub",
     ],
+    "memory-tier": ["memory_tier", "save.completion_marker", "save.shared_buffers"],
     "on-request": [
         "checkpoint.verification", "data.loading_probe", "engine.probing", "engine.verification_queue",
-        "memory_tier.complete_snapshot", "state.ddp_buckets",
+        "protocol.jobs", "state.ddp_buckets",
     ],
     "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
     "simulation": ["simulation", "pacing.what_if"],
-    "supervisor": ["supervisor"],
+    "supervisor": ["supervisor", "engine.earlier_start", "system.published_imports"],
     "testing": ["testing"],
 }  # fmt: skip
 ALL = "all"
 CASES = RIM | {ALL: [each for names in RIM.values() for each in names]}
-MOST_MODULES, MOST_LINES = 138, 18_050
+MOST_MODULES, MOST_LINES = 126, 16_790
 """Size of the core. Lower both as it shrinks. A change that would raise one belongs in the rim."""
 PROGRAM = """
 import importlib.abc, json, os, sys

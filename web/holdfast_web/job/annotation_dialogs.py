@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 from fastapi import Path
 from fastapi.responses import RedirectResponse, Response
 
-from holdfast.protocol.field_types import MAX_INTEGER
-from holdfast.protocol.jobs import MAX_ANNOTATION, Annotation, NewAnnotation
+from holdfast.protocol.field_types import MAX_ANNOTATION, MAX_INTEGER
+from holdfast.protocol.jobs import Annotation, NewAnnotation
 from holdfast_server.api.endpoints import Router
 from holdfast_server.control import iteration_annotations
 from holdfast_server.core.access import OPERATE

@@ -60,7 +60,7 @@ def test_compression_needs_a_flag(store):
 class Judged:
     """Compression as the interval and the profile of a job make it decide."""
 
-    def __init__(self, iteration_seconds=1.0, every=10, enabled=True):
+    def __init__(self, iteration_seconds=1.0, every=10):
         settings = PacingSettings(every=FixedInterval(every) if not isinstance(every, int) else every)
         self.controller = Controller(settings)
         profile = {"iteration_seconds": iteration_seconds, "persist_seconds": 1.0, "cost_seconds": 0.0}
@@ -68,7 +68,7 @@ class Judged:
         self.notices = []
         reporter = Reporter("job", TrainingPosition())
         reporter.notice = lambda *notice: self.notices.append(notice)
-        self.compression = Compression(enabled, self.controller, reporter)
+        self.compression = Compression(self.controller, reporter)
 
     def settle(self, persist_seconds, encode_seconds):
         run = empty_run(1)
@@ -114,9 +114,3 @@ def test_a_slow_store_alone_does_not_pause_compression():
     judged = Judged()
     judged.settle(12.0, 0.5)
     assert judged.begin(1) == [True]
-
-
-def test_compression_that_is_off_stays_off():
-    judged = Judged(enabled=False)
-    judged.settle(1.0, 0.0)
-    assert judged.begin(2) == [False, False]

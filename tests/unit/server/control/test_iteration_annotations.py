@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from holdfast.protocol.jobs import MAX_ANNOTATION
+from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.wire import AnnotationReport, LineageStarted
 from holdfast_server.control import iteration_annotations, report_retention
 from tests.support.postgres import ON_SQLITE
