@@ -344,8 +344,9 @@ def _read_ranges(
     from_disk: bool,
     **options: Any,
 ) -> tuple[list[str], list[LostNumbers]]:
-    """Read and verify `ranges`; return what was repaired and which numbers are lost, where files have parity."""
-    if all(each.file.parity is None for each in ranges):
+    """Read and verify `ranges`; return what was repaired and which numbers are lost."""
+    has_parity = any(each.file.parity is not None for each in ranges)
+    if not has_parity and store.copy_elsewhere(job, checkpoint) is None:
 
         def open_file(file: fmt.File) -> FileReader:
             return reading.open_whole(store, job, checkpoint, file, from_disk=from_disk)
