@@ -237,7 +237,7 @@ class DataLoader(LoaderPosition):
             self.position = state.began
         if within is not None:
             within.begin(self)
-        seeks, is_rest = state.seek_count, self.position.taken > 0
+        seeks, first = state.seek_count, self.position
         state.trained_on, state.left_untrained = not state.has_session or within is not None, False
         state.drawing += within is None
         try:
@@ -249,9 +249,8 @@ class DataLoader(LoaderPosition):
                 if state.trained_on and self._is_complete():
                     self.position = after(self.position)
                 ended, interrupted = not self.position.taken, before[0] in state.open
-                # the rest of an epoch may have too few batches for an update
-                is_rest = is_rest and ended and not interrupted and not is_evaluation
-                if state.trained_on or seeks != state.seek_count or is_rest:
+                may_be_rest = ended and not interrupted and not is_evaluation
+                if state.trained_on or seeks != state.seek_count or (may_be_rest and self._is_used_rest(first)):
                     state.trained_on = state.trained_on and not ended
                 else:  # no batch was used for training: back to the interrupted iterator, or to the beginning
                     state.current, self.position, state.began, state.trained_on = before
@@ -259,6 +258,21 @@ class DataLoader(LoaderPosition):
                     if not interrupted:
                         state.current, state.left_untrained = None, not is_evaluation
         return why_short
+
+    def _is_used_rest(self, first: DataPosition) -> bool:
+        """Whether a pass from here gave the rest of an epoch after a resume, too few batches for an iteration."""
+        if not first.taken:
+            return False
+        most, last = self._iterators.taken_per_iteration, self.last_position
+        if most is None or last is None or last.taken - first.taken < most:
+            return True
+        self._warn_once(
+            "partial pass",
+            f"the first loop over the loader after the resume made no iteration. It got the rest of epoch "
+            f"{first.epoch} only, which the next loop gets again: what it computed is not what it computes at a "
+            "first start. Compute it before session.resume(), or with another loader",
+        )
+        return False
 
     def _batches(self, iterator: object, *, by_hand: bool) -> Iterator[Any]:
         """Yield the batches from `position` to the end of its epoch; follow a restore to another position."""
@@ -379,6 +393,7 @@ class DataLoader(LoaderPosition):
             "set_epoch": self._inner.epochs.in_use,
             "seed_drawn": self._iterators.seed_drawn,
             "gradients": self._iterators.trains_with_gradients,
+            "taken_per_iteration": self._iterators.taken_per_iteration,
         }
         if isinstance(self._inner, StreamedBatches):
             state["dataset"] = self._dataset_state
@@ -412,6 +427,8 @@ class DataLoader(LoaderPosition):
                     f"{state_dict[key]!r}"
                 )
         self.seek(position)
+        self._iterators.counted = position
+        self._iterators.taken_per_iteration = state_dict.get("taken_per_iteration")
         self._inner.epochs.in_use, self._iterators.seed_drawn = state_dict["set_epoch"], state_dict["seed_drawn"]
         self._iterators.trains_with_gradients, self._used_generators = state_dict.get("gradients"), None
         self._inner.generators.load_state_dict(

@@ -42,6 +42,10 @@ class IteratorState:
     """Whether gradients were enabled when the last batch was drawn."""
     trains_with_gradients: bool | None = None
     """The same of the last batch that an iteration used; `None` if none has ended within a loop."""
+    counted: DataPosition = field(default_factory=DataPosition)
+    """Position at the end of the last iteration."""
+    taken_per_iteration: int | None = None
+    """How far an iteration moved the position, at most; `None` if none has ended within a loop."""
 
 
 def after(position: DataPosition) -> DataPosition:
@@ -107,6 +111,9 @@ class LoaderPosition:
         state = self._iterators
         if state.current is not None:
             self.use_batches()
+            began = state.counted.taken if state.counted.epoch == self.position.epoch else 0
+            state.counted = self.position
+            state.taken_per_iteration = max(state.taken_per_iteration or 0, self.position.taken - began)
         # the loop was left: a resume begins the next epoch. Where iterations end within the loop, it evaluated
         elif state.trained_on or (state.left_untrained and state.trains_with_gradients is None):
             self._count_pass()

@@ -436,6 +436,39 @@ def test_a_pass_without_a_step_moves_no_epoch(loop, gradients, make, deaths, tmp
     assert sorted(itertools.chain(*trained)) == sorted([*range(samples)] * EPOCHS * per_loader)
 
 
+@pytest.mark.parametrize("make", [two_loaders, streams])
+@pytest.mark.parametrize("deaths", [(3,), (5,), (7, 10)])
+def test_a_pass_over_the_rest_of_an_epoch_without_a_step_is_named_and_moves_no_epoch(
+    make, deaths, tmp_path, caplog
+):
+    def before_training(job):
+        job.session.resume()
+        accuracy(job, job.a, gradients=True)
+        for epoch in range(job.a.epoch, EPOCHS):
+            for batch in job.a:
+                job.iterate(batch, epoch)
+
+    assert_exact(before_training, tmp_path, deaths, make=make)
+    within = sum(death % 5 > 0 for death in deaths)
+    assert caplog.text.count("the first loop over the loader after the resume made no iteration") == within
+
+
+def test_a_rest_of_an_epoch_that_is_too_short_for_an_update_is_over_after_the_loop(tmp_path, caplog):
+    def accumulating(job):
+        job.session.resume()
+        drawn = 0
+        for epoch in range(job.a.epoch, EPOCHS):
+            for batch in job.a:
+                drawn += 1
+                if drawn % 3 == 0:
+                    job.iterate(batch, epoch)
+
+    log = run(accumulating, tmp_path, two_loaders, dies_after=1)  # two of five batches are left
+    log += run(accumulating, tmp_path, two_loaders, seed=9)
+    assert [entry[:1] + entry[3:] for entry in log] == [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2)]
+    assert "made no iteration" not in caplog.text
+
+
 def test_a_step_after_the_loop_makes_it_a_pass_of_training():
     each = loader(1)
     each.attach_session()
