@@ -22,6 +22,7 @@ from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
 from holdfast.distributed.ranks import SideGroup
+from holdfast.engine import optional_parts
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.coordination import CollectiveCall, Requests
 from holdfast.engine.in_place_restore import WRITE_SECONDS
@@ -41,7 +42,7 @@ from holdfast.save.reports import CheckpointEvents
 from holdfast.save.run import CheckpointOutcome, RunListener
 from holdfast.save.saver import Saver
 from holdfast.save.snapshotter import Snapshotter
-from holdfast.store import Store, open_store, open_tiers
+from holdfast.store import Store
 from holdfast.system import supervisor_channel
 from holdfast.system.preemption import PreemptionHandler
 from holdfast.telemetry.configuration import flatten
@@ -49,9 +50,6 @@ from holdfast.telemetry.iteration_metrics import IterationMetrics
 from holdfast.telemetry.reporter import Reporter, TrainingPosition, console_log
 
 if TYPE_CHECKING:
-    from holdfast.engine.draining import DrainQueue
-    from holdfast.engine.earlier_start import EarlierStart
-    from holdfast.memory_tier.tier import MemoryTier
     from holdfast.save.compression import Compression
 
 logger = logging.getLogger("holdfast")
@@ -167,7 +165,7 @@ class Session:
         keep_settings: Mapping[str, str | Iterable[str] | None],
     ) -> None:
         """Build the components, each from those before it."""
-        store, earlier = self._open_store(options)  # first: the rest attaches to objects
+        store, earlier = optional_parts.open_stores(self.job, options)  # first: the rest attaches to objects
         self._ranks = ranks.join()
         self._position = TrainingPosition()
         self._controller = Controller(
@@ -181,9 +179,9 @@ class Session:
             self.job, self._position, quiet=not self._ranks.leads, owner=options.owner, labels=options.labels
         )
         self._meter = IterationMetrics(self._controller, self._reporter)
-        compression = self._compression() if options.compress and self._ranks.leads else None
+        compression = optional_parts.compression(options, self._ranks, self._controller, self._reporter)
         self._saver = self._build_saver(store, options, compression)
-        self._drain = self._build_drain(store, options)
+        self._drain = optional_parts.drain_queue(store, options, self._ranks, self._saver, self._reporter)
         console_log.open()
         self._requests = Requests()
         self._operator = Operator(
@@ -225,23 +223,9 @@ class Session:
                 close()
         console_log.close()
 
-    def _open_store(self, options: Config) -> tuple[Store, EarlierStart | None]:
-        """Open the store, and the one that it is copied to; a supervisor knows those of earlier starts."""
-        if not supervisor_channel.is_supervised():
-            store = open_store(options.store)
-            return store if options.drain is None else open_tiers(store, options.drain), None
-        from holdfast.engine.earlier_start import open_store_of_start
-
-        return open_store_of_start(self.job, options.store, options.drain)
-
-    def _compression(self) -> Compression:
-        from holdfast.save.compression import Compression  # for the jobs that have set it
-
-        return Compression(self._controller, self._reporter)
-
     def _build_saver(self, store: Store, options: Config, compression: Compression | None) -> Saver:
         ranks, reporter, uid = self._ranks, self._reporter, uuid.uuid4().hex
-        self._memory = self._open_memory_tier(uid, options)
+        self._memory = optional_parts.open_memory(self.job, uid, options, ranks, reporter)
         arenas = [Arena() for _ in range(options.max_in_flight)] if self._memory is None else self._memory.arenas
         reports = CheckpointEvents(reporter, store, options.parity, options.compress)
         history = History(store, self.job, uid, ranks=ranks, reporter=reporter, reports=reports)
@@ -263,24 +247,6 @@ class Session:
             read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
             compresses=compression.begin if compression is not None else lambda: False,
         )
-
-    def _build_drain(self, store: Store, options: Config) -> DrainQueue | None:
-        if options.drain is None or not self._ranks.leads:
-            return None
-        from holdfast.engine.draining import DrainQueue
-
-        rules = options.drain_retention or options.retention_rules
-        queue = DrainQueue(store, self.job, self._saver.retention, self._reporter, options.drain_every, rules)
-        self._saver.observe(queue)
-        return queue
-
-    def _open_memory_tier(self, uid: str, options: Config) -> MemoryTier | None:
-        """Open memory that outlives this process; without a supervisor, there is none."""
-        if self._ranks.world_size == 1 and not supervisor_channel.is_supervised():
-            return None
-        from holdfast.memory_tier.tier import open_memory_tier
-
-        return open_memory_tier(self.job, uid, options.max_in_flight, self._ranks, self._reporter)
 
     # What a loop uses
 

@@ -1,4 +1,7 @@
-"""Choose, verify and load checkpoints; `state` applies them to live objects. Only loading imports torch."""
+"""Choose, verify and load checkpoints; `state` applies them to live objects. Only loading imports torch.
+
+One module, since all of it reads a manifest and takes the same steps from there.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,61 @@
+"""Parts of a session that only some jobs use. What they need is imported where a job uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.config import Config
+from holdfast.distributed.ranks import Ranks
+from holdfast.pacing import Controller
+from holdfast.save.saver import Saver
+from holdfast.store import Store, open_store, open_tiers
+from holdfast.system import supervisor_channel
+from holdfast.telemetry.reporter import Reporter
+
+if TYPE_CHECKING:
+    from holdfast.engine.draining import DrainQueue
+    from holdfast.engine.earlier_start import EarlierStart
+    from holdfast.memory_tier.tier import MemoryTier
+    from holdfast.save.compression import Compression
+
+
+def open_stores(job: str, options: Config) -> tuple[Store, EarlierStart | None]:
+    """Open the store, and the one that it is copied to; a supervisor knows those of earlier starts."""
+    if not supervisor_channel.is_supervised():
+        store = open_store(options.store)
+        return store if options.drain is None else open_tiers(store, options.drain), None
+    from holdfast.engine.earlier_start import open_store_of_start
+
+    return open_store_of_start(job, options.store, options.drain)
+
+
+def open_memory(job: str, uid: str, options: Config, ranks: Ranks, reporter: Reporter) -> MemoryTier | None:
+    """Open memory that outlives this process; without a supervisor, there is none."""
+    if ranks.world_size == 1 and not supervisor_channel.is_supervised():
+        return None
+    from holdfast.memory_tier.tier import open_memory_tier
+
+    return open_memory_tier(job, uid, options.max_in_flight, ranks, reporter)
+
+
+def compression(options: Config, ranks: Ranks, controller: Controller, reporter: Reporter) -> Compression | None:
+    """Return what decides when checkpoints are compressed, on rank 0."""
+    if not (options.compress and ranks.leads):
+        return None
+    from holdfast.save.compression import Compression
+
+    return Compression(controller, reporter)
+
+
+def drain_queue(
+    store: Store, options: Config, ranks: Ranks, saver: Saver, reporter: Reporter
+) -> DrainQueue | None:
+    """Return what copies checkpoints to the store behind, on rank 0."""
+    if options.drain is None or not ranks.leads:
+        return None
+    from holdfast.engine.draining import DrainQueue
+
+    rules = options.drain_retention or options.retention_rules
+    queue = DrainQueue(store, reporter.job, saver.retention, reporter, options.drain_every, rules)
+    saver.observe(queue)
+    return queue
