@@ -93,21 +93,24 @@ def encode_parts(
 ) -> tuple[list[memoryview | bytes], Encoding | None]:
     """Encode a file that consists of `header` and `blocks` of the payload.
 
-    Takes memory of the size of the result.
+    Takes memory of the size of the result. The first block is always encoded: its first bytes, as the length of a
+    header, are beyond the limit of safetensors, which therefore refuses the file.
 
     Returns:
-        The bytes to store, and their description; None where no block became smaller.
+        The bytes to store, and their description; None where no block of the payload became smaller.
     """
     from holdfast.codecs import planes
 
-    parts: list[memoryview | bytes] = list(_pieces(header))
-    raw = [len(part) for part in parts]
+    parts: list[memoryview | bytes] = [planes.encode(piece, 1) or piece for piece in _pieces(header)]
+    raw, is_smaller = [len(piece) for piece in _pieces(header)], False
     for start, end, width in blocks:
         data = payload[start:end]
-        parts.append(planes.encode(data, width) or data)
+        encoded = planes.encode(data, width)
+        is_smaller |= encoded is not None
+        parts.append(data if encoded is None else encoded)
         raw.append(len(data))
-    if sum(map(len, parts)) == sum(raw):
-        return parts, None
+    if not is_smaller or len(parts[0]) == raw[0]:
+        return [], None
     found = [
         EncodedBlock(size, len(part), xxhash.xxh3_128_hexdigest(part))
         for size, part in zip(raw, parts, strict=True)
