@@ -23,6 +23,7 @@ from holdfast.format.dtypes import stored_as
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
 from holdfast.store import Store, open_store
 from holdfast.system.host_memory import bytes_of
+from tests.support.edited_manifests import commit_manifest
 
 JOB, CHECKPOINT, FILE = "job", "000000000001-1", "rank-0.safetensors"
 CODES = (ParityCode(10, 2), ParityCode(10, 2, is_important=True))
@@ -148,5 +149,5 @@ def _written(folder: Path, named: dict[str, Tensor], code: ParityCode) -> tuple[
     writer = store.begin(JOB, CHECKPOINT, attempt, size_bytes)
     writer.write(FILE, parts)
     writer.write(entry.name, [parity])
-    writer.commit(fmt.encode_manifest(manifest))
+    commit_manifest(writer, manifest)
     return store, manifest

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.scrub import scrub
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
 from holdfast.store import Store, open_store
+from tests.support.edited_manifests import commit_manifest
 
 JOB, CHECKPOINT, FILE = "job", "000000000001-1", "rank-0.safetensors"
 CODES = (ParityCode(10, 2), ParityCode(32, 1), ParityCode(32, 2))
@@ -118,9 +118,7 @@ def _write(store: Store, code: ParityCode, payload: memoryview) -> int:
     writer = store.begin(JOB, CHECKPOINT, attempt, file.stored_bytes)
     writer.write(FILE, [header, payload])
     writer.write(parity.name, [found])
-    data = fmt.encode_manifest(manifest)
-    write_manifest_copies(writer, manifest, data)
-    writer.commit(data)
+    commit_manifest(writer, manifest)
     return parity.size_bytes
 
 

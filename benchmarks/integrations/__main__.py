@@ -21,7 +21,8 @@ from pathlib import Path
 
 from benchmarks.integrations import jobs, overhead
 from benchmarks.integrations.kills import Comparison, compare, entries, run
-from holdfast.format.manifest import MANIFEST, decode_manifest
+from holdfast.format.manifest import MANIFEST
+from holdfast.format.manifest_files import ManifestFile, decode_manifest
 
 RESUMED_BY = ("framework", "holdfast")
 WITHOUT_OWN_RESUME = ("plain", "stateful_loader")
@@ -150,7 +151,7 @@ def _measure(script: str, resumed_by: str, folder: Path, kills: int, seed: int) 
 
 def _recorded_stalls(store: Path) -> list[float]:
     """Return the seconds that training stood still for each checkpoint, which its manifest records."""
-    manifests = [decode_manifest(path.read_bytes()) for path in store.glob(f"*/*/{MANIFEST}")]
+    manifests = [decode_manifest(ManifestFile, path.read_bytes()) for path in store.glob(f"*/*/{MANIFEST}")]
     return [manifest.timings["stall_seconds"] for manifest in manifests]
 
 

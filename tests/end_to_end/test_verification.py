@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client, Conflict
-from holdfast.format.manifest import decode_manifest
+from tests.support.edited_manifests import decode_manifest
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.job_processes import HOLDFAST, TRAINER, environment, known, spawned
 

@@ -19,12 +19,13 @@ import torch._dynamo
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from holdfast.checkpoint import restore
 from holdfast.distributed.ranks import Ranks
 from holdfast.engine import coordination, training
-from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.layout import estimate_checkpoint_bytes
 from holdfast.state import ddp_buckets
+from holdfast.store import open_store
 from tests.support.exact_job import ScriptError, seed_of_start
 from tests.support.exact_multi_rank_job import DeterministicMultiRankJob, MultiRankJob, batches_of, local
 from tests.support.training_log import Log
@@ -123,7 +124,7 @@ def refused(
 
 def damage(checkpoint: Path, rank: int) -> None:
     """Flip a bit of the largest tensor that this rank alone has."""
-    manifest = fmt.decode_manifest((checkpoint / fmt.MANIFEST).read_bytes(), str(checkpoint))
+    manifest = restore.manifest(open_store(checkpoint.parent.parent), checkpoint.parent.name, checkpoint.name)
     tensor = max((each for each in manifest.tensors if each.rank == rank), key=lambda each: each.end - each.start)
     path = checkpoint / tensor.file
     data = bytearray(path.read_bytes())

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import torch
 
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.format import manifest as fmt
 from holdfast.format.dtypes import stored_as
 from holdfast.format.important import FileContents, PlacedTensor
@@ -14,6 +13,7 @@ from holdfast.format.parity_file import build_parity
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.state.registry import Registry
 from holdfast.store import open_store
+from tests.support.edited_manifests import commit_manifest
 
 
 @dataclass
@@ -66,9 +66,7 @@ def commit(root, *ranks, job="job", iteration=1, lineage=1, state=None, kind="sc
         writer.write(rank.file.name, rank.parts)
         if rank.file.parity is not None:
             writer.write(rank.file.parity.name, [parities[rank.file.name]])
-    data = fmt.encode_manifest(manifest)
-    write_manifest_copies(writer, manifest, data)
-    writer.commit(data)
+    commit_manifest(writer, manifest)
     return CommittedCheckpoint(store, job, checkpoint_id(iteration, lineage), manifest)
 
 

@@ -15,6 +15,7 @@ from holdfast.save.run import SETTLED, CopyResult, Run
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store, read_manifest
+from tests.support.edited_manifests import decode_manifest
 from tests.support.faulty_store import FaultyStore
 from tests.support.process_inspection import children
 
@@ -133,7 +134,7 @@ def small_state(seed=0):
 
 def committed_bytes(store, checkpoint):
     """name -> bytes of a committed checkpoint, each compared with its digest first."""
-    manifest = fmt.decode_manifest(read_manifest(store, JOB, checkpoint))
+    manifest = decode_manifest(read_manifest(store, JOB, checkpoint))
     (file,) = manifest.files
     with store.open_file(JOB, checkpoint, file.name) as opened:
         data = bytearray(opened.size_bytes)

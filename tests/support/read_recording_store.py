@@ -2,7 +2,6 @@
 
 import ctypes
 
-from holdfast.format import manifest as fmt
 from holdfast.store.local import LocalStore
 
 
@@ -16,7 +15,7 @@ class ReadRecordingStore(LocalStore):
 
     def open_file(self, job, checkpoint, file, **options):
         found = super().open_file(job, checkpoint, file, **options)
-        return found if file == fmt.MANIFEST else RecordedReads(self, found, file)
+        return found if file.endswith(".json") else RecordedReads(self, found, file)
 
 
 class RecordedReads:

@@ -14,6 +14,7 @@ from holdfast.format.resharding import Region
 from holdfast.format.shards import RankShard, merge_ranks
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.store import open_store
+from tests.support import edited_manifests
 from tests.support.handmade_checkpoints import CommittedCheckpoint
 
 
@@ -117,7 +118,7 @@ def commit_manifest(store, manifest, written):
     writer = store.begin(manifest.job, checkpoint, manifest.attempt, size_bytes)
     for each in written:
         writer.write(each.part.file.name, each.data)
-    writer.commit(fmt.encode_manifest(manifest))
+    edited_manifests.commit_manifest(writer, manifest)
 
 
 def flip(written, tensor, at=0):

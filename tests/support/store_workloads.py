@@ -15,6 +15,7 @@ from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.save.draft import Draft
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Lineage, Store, open_store
+from tests.support.edited_manifests import encode_manifest
 
 if TYPE_CHECKING:
     from tests.support.fork_server import WorkloadChannel
@@ -49,7 +50,7 @@ def save(store: Store, attempt: int, checkpoint: str, size_bytes: int, parent: s
     writer = store.begin(JOB, checkpoint, attempt, file.size_bytes)
     try:
         writer.write(FILE, [header, payload])
-        writer.commit(fmt.encode_manifest(manifest))
+        writer.commit(encode_manifest(manifest))
     except BaseException:  # as a backend does
         writer.abort()
         raise

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.manifest_copies import manifest_copies
 from holdfast.checkpoint.reading import RateLimiter
+from holdfast.checkpoint.stored_manifest import copies_of, read_stored
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.store import Attempt, CheckpointWriter, open_store
@@ -66,23 +66,28 @@ def drain(store: TieredStore, job: str, checkpoint: str, *, pace: Pace | None = 
 
 
 def _copy(store: TieredStore, job: str, checkpoint: str, attempt: int, there: list[str], pace: Pace | None) -> int:
-    found, name, data = restore.read_manifest_or_copy(store.near, job, checkpoint)
-    if name != fmt.MANIFEST:
-        raise DamagedCheckpoint(f"{checkpoint}/{fmt.MANIFEST}", f"is damaged; {name} is sound")
-    files = [part for file in found.files for part in _parts_of(file)]
-    linkable, sent_bytes = _linkable(store, job, found, checkpoint, there), 0
+    stored = read_stored(store.near, job, checkpoint)
+    if stored.damage:
+        raise DamagedCheckpoint(checkpoint, "; ".join(stored.damage))
+    found, root = stored.manifest, stored.files[fmt.MANIFEST]
+    linkable, sent_bytes = _linkable(store, job, found, checkpoint, there), len(root)
     writer = store.far.begin(job, checkpoint, attempt, sum(file.stored_bytes for file in found.files))
     try:
-        for each in [*files, *manifest_copies(found)]:
+        for each in (part for file in found.files for part in _parts_of(file)):
             if not _linked(writer, job, linkable.get(each), each):
                 with _mapped(store, job, checkpoint, each) as whole:
                     writer.write(each, [whole], pace=pace)
                     sent_bytes += len(whole)
-        writer.commit(data, replace=checkpoint in there)
+        for name, data in stored.files.items():
+            for each in (name, *(copies_of(name) if stored.is_copied(name) else ())):
+                if each != fmt.MANIFEST:
+                    writer.write(each, [data], pace=pace)
+                    sent_bytes += len(data)
+        writer.commit(root, replace=checkpoint in there)
     except BaseException:  # also on Ctrl-C
         writer.abort()
         raise
-    return sent_bytes + len(data)
+    return sent_bytes
 
 
 def _parts_of(file: fmt.File) -> list[str]:

@@ -13,6 +13,7 @@ from holdfast.checkpoint import restore
 from holdfast.checkpoint.reading import FileRange
 from holdfast.checkpoint.repair import read_repairing
 from holdfast.checkpoint.restore import LoadedCheckpoint
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.state.rng import require_rng
@@ -83,7 +84,8 @@ def _load_all(
 ) -> list[str]:
     """Load what each rank would load and decode its state. Return the damage that was repaired in memory."""
     job, checkpoint = result.job, result.checkpoint
-    manifest, source, _ = restore.read_manifest_or_copy(store, job, checkpoint)
+    stored = read_stored(store, job, checkpoint)
+    manifest = stored.manifest
     memory_bytes = sum(file.raw_bytes for file in manifest.files)
     if memory_bytes > (available := available_bytes()):
         raise MemoryError(
@@ -91,8 +93,7 @@ def _load_all(
             "available: run the drill on a host with more memory"
         )
     headers = [FileRange(file, [next(fmt.digest_ranges(manifest, file))]) for file in manifest.files]
-    repaired = [f"{fmt.MANIFEST}: it is damaged, and {source} is sound"] if source != fmt.MANIFEST else []
-    repaired += read_repairing(store, job, checkpoint, headers, keep=False, pace=pace)
+    repaired = stored.damage + read_repairing(store, job, checkpoint, headers, keep=False, pace=pace)
     result.read_bytes = sum(file.size_bytes for file in manifest.files)
     shared: dict[str, torch.Tensor] = {}
     for rank, names in _tensors_of_ranks(manifest):

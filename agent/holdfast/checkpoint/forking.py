@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.reading import Progress
+from holdfast.checkpoint.stored_manifest import StoredManifest, commit, read_stored, write_part
 from holdfast.errors import DamagedCheckpoint, Fenced, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id, validate_job
@@ -85,13 +85,13 @@ def fork(store: Store, job: str, checkpoint: str, new: str, *, progress: Progres
     uid = f"{FORK_UID}{uuid.uuid4().hex}"
     with _held(store, job, checkpoint, uid):
         found = restore.verify(store, job, checkpoint, progress=progress)
-        digest = fmt.manifest_digest(restore.read_manifest_or_copy(store, job, checkpoint)[2])
-        origin = Origin(job=job, checkpoint=checkpoint, digest=digest)
+        stored = read_stored(store, job, checkpoint)
+        origin = Origin(job=job, checkpoint=checkpoint, digest=stored.digest)
         # verification takes minutes: do not fence a job that has taken the name since
         if (known := _made_from(store, job, checkpoint, new)) is not None:
             return known
         attempt = store.acquire_attempt(new, uid)
-        _copy(store, found, origin, new, attempt)
+        _copy(store, stored, origin, new, attempt)
     lineage = parse_checkpoint_id(checkpoint)[1] + 1
     store.append(
         new,
@@ -113,8 +113,9 @@ def _made_from(store: Store, job: str, checkpoint: str, new: str) -> Fork | None
     return known
 
 
-def _copy(store: Store, found: fmt.Manifest, origin: Origin, new: str, attempt: Attempt) -> None:
+def _copy(store: Store, stored: StoredManifest, origin: Origin, new: str, attempt: Attempt) -> None:
     """Copy the checkpoint, unless an earlier try did."""
+    found = stored.manifest
     name = checkpoint_id(found.iteration, found.lineage)
     for there in store.checkpoints(new):
         if there != name or restore.manifest(store, new, there).origin != origin:
@@ -126,11 +127,14 @@ def _copy(store: Store, found: fmt.Manifest, origin: Origin, new: str, attempt: 
             writer.copy_file(origin.job, origin.checkpoint, file.name)
             if file.parity is not None:
                 writer.copy_file(origin.job, origin.checkpoint, file.parity.name)
+        for part, data in stored.files.items():
+            if part != fmt.MANIFEST:
+                write_part(writer, part, data, copied=stored.is_copied(part))
         # its parent is in the other job
-        own = msgspec.structs.replace(found, job=new, attempt=attempt.number, parent=None, origin=origin)
-        data = fmt.encode_manifest(own)
-        write_manifest_copies(writer, own, data)
-        writer.commit(data)
+        commit(
+            writer,
+            msgspec.structs.replace(stored.root, job=new, attempt=attempt.number, parent=None, origin=origin),
+        )
     except BaseException:  # also on Ctrl-C
         writer.abort()
         raise

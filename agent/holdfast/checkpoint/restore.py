@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
+from holdfast.checkpoint.stored_manifest import head_of, read_root, read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
-from holdfast.format import soundness
-from holdfast.format.shards import require_complete, saved_rank, state_for, tensors_for
+from holdfast.format.manifest_files import ManifestFile, ManifestSummary
+from holdfast.format.shards import saved_rank, state_for, tensors_for
 from holdfast.protocol.ids import checkpoint_id, parse_checkpoint_id
 from holdfast.protocol.wire import Checkpoint, CheckpointKind
 from holdfast.retention import LoggedMetric
-from holdfast.store import Lineage, Store, read_manifest
+from holdfast.store import Lineage, Store
 from holdfast.store.base import FileReader, Pace
 from holdfast.store.records import ancestry
 
@@ -45,7 +46,6 @@ Payload = Callable[[fmt.File, Collection[str]], memoryview]
 Regions = Callable[[Mapping[str, Tree], Mapping[str, Shape]], "Mapping[str, Region]"]
 
 FIRST_LOG_SECONDS, LOG_SECONDS = 1.0, 5.0
-HEAD_BYTES = 1 << 10
 _KIND = re.compile(rb'\n "kind": "([^"\\]*)",\n')
 """The line of a manifest that names the kind of the checkpoint."""
 
@@ -132,43 +132,7 @@ def find(store: Store, job: str, iteration: int) -> str:
 
 def manifest(store: Store, job: str, checkpoint: str) -> fmt.Manifest:
     """Return the manifest of a checkpoint; DamagedCheckpoint or UnknownFormat when it cannot be used."""
-    return read_manifest_or_copy(store, job, checkpoint)[0]
-
-
-def read_manifest_or_copy(store: Store, job: str, checkpoint: str) -> tuple[fmt.Manifest, str, bytes]:
-    """Return the manifest, the file that it was read from, and its bytes: a copy where the first is damaged.
-
-    Raises what `manifest` does.
-    """
-    return _read_as(fmt.Manifest, store, job, checkpoint)
-
-
-def _read_as(kind: type[fmt.M], store: Store, job: str, checkpoint: str) -> tuple[fmt.M, str, bytes]:
-    damage: DamagedCheckpoint | None = None
-    for name in (fmt.MANIFEST, *fmt.MANIFEST_COPIES):
-        try:
-            data = read_manifest(store, job, checkpoint, name)
-            return _decoded(kind, data, job, checkpoint, name), name, data
-        except DamagedCheckpoint as error:
-            damage = damage or error
-    if (other := store.copy_elsewhere(job, checkpoint)) is not None:
-        found, _, data = _read_as(kind, other, job, checkpoint)
-        return found, f"the copy in {other.url}", data
-    assert damage is not None
-    raise damage
-
-
-def _decoded(kind: type[fmt.M], data: bytes, job: str, checkpoint: str, name: str) -> fmt.M:
-    found = fmt.decode_as(kind, data, f"{checkpoint}/{name}")
-    if (found.job, checkpoint_id(found.iteration, found.lineage)) != (job, checkpoint):
-        whose = f"belongs to {found.job}, iteration {found.iteration}, lineage {found.lineage}"
-        raise DamagedCheckpoint(f"{checkpoint}/{name}", whose)
-    if isinstance(found, fmt.Manifest):
-        soundness.require_sound(found)
-        require_complete(found)
-    else:
-        soundness.require_sound_files(found.files)
-    return found
+    return read_stored(store, job, checkpoint).manifest
 
 
 def shapes(manifest: fmt.Manifest, rank: int) -> dict[str, Shape]:
@@ -183,17 +147,17 @@ def of_kind(store: Store, job: str, kind: CheckpointKind, most: int) -> list[str
         if len(found) == most:
             break
         with contextlib.suppress(HoldfastError):
-            if _may_be(store, job, checkpoint, kind) and manifest(store, job, checkpoint).kind == kind:
+            if (
+                _may_be(store, job, checkpoint, kind)
+                and read_root(ManifestFile, store, job, checkpoint).kind == kind
+            ):
                 found.append(checkpoint)
     return found[::-1]
 
 
 def _may_be(store: Store, job: str, checkpoint: str, kind: CheckpointKind) -> bool:
     """Return whether a checkpoint may be of a kind, by the first lines of its manifest, which name it."""
-    with store.open_file(job, checkpoint, fmt.MANIFEST) as file:
-        head = bytearray(min(file.size_bytes, HEAD_BYTES))
-        file.read_into(0, memoryview(head))
-    named = _KIND.search(head)
+    named = _KIND.search(head_of(store, job, checkpoint))
     return named is None or named[1] == kind.encode()
 
 
@@ -201,7 +165,7 @@ def described(store: Store, job: str, *, most: int) -> Iterator[Checkpoint]:
     """Yield reports of the newest checkpoints of a job from their manifests. OSError: the store is unavailable."""
     for checkpoint in sorted(store.checkpoints(job), key=parse_checkpoint_id, reverse=True)[:most]:
         try:
-            read = manifest(store, job, checkpoint)
+            read = read_root(ManifestFile, store, job, checkpoint)
         except HoldfastError:  # damaged: a verification reports it
             continue
         yield Checkpoint(
@@ -217,7 +181,7 @@ class RetentionFacts:
 
     def __init__(self, store: Store, job: str) -> None:
         self._store, self._job = store, job
-        self._known: dict[str, tuple[list[fmt.File], dict[str, LoggedMetric]]] = {}
+        self._known: dict[str, tuple[Sequence[fmt.File | fmt.FileSummary], dict[str, LoggedMetric]]] = {}
 
     def read(self, checkpoints: Iterable[str]) -> tuple[dict[str, int], dict[str, dict[str, LoggedMetric]]]:
         """Return sizes in bytes and metrics of those with a valid manifest. OSError: the store is unavailable.
@@ -228,7 +192,7 @@ class RetentionFacts:
         for checkpoint in checkpoints:
             if checkpoint not in self._known:
                 try:
-                    read, _, _ = _read_as(fmt.ManifestSummary, self._store, self._job, checkpoint)
+                    read = read_root(ManifestSummary, self._store, self._job, checkpoint)
                 except HoldfastError:
                     continue
                 self._known[checkpoint] = read.files, read.metrics
@@ -263,26 +227,23 @@ def verify(
         UnknownFormat: a newer Holdfast wrote it.
         OSError: the store cannot be read, which says nothing about the checkpoint.
     """
-    found, source, _ = read_manifest_or_copy(store, job, checkpoint)
+    stored = read_stored(store, job, checkpoint)
+    found = stored.manifest
     ranges = [each for file in found.files for each in ranges_to_verify(found, file)]
     if on_repaired is None:
-        if source != fmt.MANIFEST:
-            raise DamagedCheckpoint(f"{checkpoint}/{fmt.MANIFEST}", f"is damaged; {source} is sound")
+        for name, copy in stored.damaged.items():
+            raise DamagedCheckpoint(f"{checkpoint}/{name}", f"is damaged; {copy} is sound")
         reading.read(
             store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
         )
         return found
     from holdfast.checkpoint.repair import read_repairing
 
-    for damage in _manifest_damage(source) + read_repairing(
+    for damage in stored.damage + read_repairing(
         store, job, checkpoint, ranges, keep=False, threads=threads, pace=pace, sink=sink, progress=progress
     ):
         on_repaired(damage)
     return found
-
-
-def _manifest_damage(source: str) -> list[str]:
-    return [] if source == fmt.MANIFEST else [f"{fmt.MANIFEST}: it is damaged, and {source} is sound"]
 
 
 def load(
@@ -318,9 +279,10 @@ def load(
         degraded: replace lost bytes where the important ones are left; the result then has `lost` set.
         progress: called between blocks; by default a long load is logged.
     """
-    found, source = known, fmt.MANIFEST
+    found, repaired = known, list[str]()
     if found is None:
-        found, source, _ = read_manifest_or_copy(store, job, checkpoint)
+        stored_manifest = read_stored(store, job, checkpoint)
+        found, repaired = stored_manifest.manifest, stored_manifest.damage
     saved = saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
     ranges = _ranges(found, wanted)
@@ -329,7 +291,7 @@ def load(
     shown = progress or _log_progress(checkpoint)
     how: dict[str, Any] = {"from_disk": from_disk, "pace": pace, "progress": shown}
     of_files, lost = _read_ranges(store, job, checkpoint, ranges, degraded=degraded, **how)
-    repaired = _manifest_damage(source) + of_files
+    repaired += of_files
     for damage in repaired:
         logger.info("%s was repaired in memory: %s", checkpoint, damage)
     stored = [pair for each in ranges for pair in _tensors_in(each.reserve(), each.start, each.tensors)]

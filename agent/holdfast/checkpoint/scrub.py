@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
-from holdfast.checkpoint import reading, restore
-from holdfast.checkpoint.manifest_copies import manifest_copies
+from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, ranges_to_scrub
 from holdfast.checkpoint.repair import parity_matches, repair_in_memory
+from holdfast.checkpoint.stored_manifest import copies_of, read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import build_parity
@@ -110,15 +111,17 @@ class _Scrub:
         if self._repair:  # before anything is read: what is read belongs to the checkpoint that it repairs
             self._replacer = self._store.file_replacer(self._job, self._checkpoint)
         try:
-            manifest, _, data = restore.read_manifest_or_copy(self._store, self._job, self._checkpoint)
+            stored = read_stored(self._store, self._job, self._checkpoint)
         except DamagedCheckpoint as error:
-            self._add(fmt.MANIFEST, "damaged", error.reason, "there is no sound copy of it")
+            self._add(posixpath.basename(error.file), "damaged", error.reason, "there is no sound copy of it")
             return
+        manifest = stored.manifest
         self._total_bytes = sum(file.stored_bytes for file in manifest.files)
         self._other = self._store.copy_elsewhere(self._job, self._checkpoint)
-        for name in (fmt.MANIFEST, *manifest_copies(manifest)):
-            is_copied = bool(manifest_copies(manifest)) or self._other is not None
-            self._scrub_manifest(name, data, is_copied=is_copied)
+        for name, data in stored.files.items():
+            is_copied = stored.is_copied(name)
+            for each in (name, *(copies_of(name) if is_copied else ())):
+                self._scrub_manifest(each, data, is_copied=is_copied or self._other is not None)
         for file in manifest.files:
             ranges = ranges_to_scrub(manifest, file)
             is_sound = self._scrub_payload(file, ranges)

@@ -1,4 +1,4 @@
-"""The format of checkpoints: safetensors payloads, a JSON manifest, digests. Does not import torch.
+"""What a checkpoint consists of: safetensors payloads, tensors and state with digests. Does not import torch.
 
 The payload is a plain safetensors file (8 bytes of header length, JSON header, adjacent tensors). It is laid out
 here and not by the safetensors library, because a snapshot's buffer already is the data section, which is written
@@ -7,25 +7,23 @@ in a few large writes, without a copy or work per tensor.
 
 from __future__ import annotations
 
+import functools
 import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import xxhash
 
-from holdfast.errors import DamagedCheckpoint, UnknownFormat
+from holdfast.errors import DamagedCheckpoint
 from holdfast.format.encoding import Encoding
 from holdfast.format.important import FileContents, PlacedTensor
 from holdfast.format.parity_file import ParityFile
 from holdfast.protocol.wire import Origin
 from holdfast.retention import LoggedMetric
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-MANIFEST_COPIES = ("manifest-copy-1.json", "manifest-copy-2.json")
-"""Copies of the manifest in a checkpoint with parity."""
 DIGEST = "xxh3-128"
 CHUNK_BYTES = 16 << 20
 """Maximum size of the range that one digest covers, and so the precision with which damage is located."""
@@ -92,10 +90,27 @@ class File(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.size_bytes + (self.parity.size_bytes if self.parity is not None else 0)
 
 
+class FileSummary(msgspec.Struct, frozen=True, array_like=True):
+    """What a store holds of a payload file: what retention and reports count."""
+
+    name: str
+    size_bytes: int
+    stored_bytes: int
+    """Size with the parity file."""
+    raw_bytes: int
+    """Size of the plain file."""
+    written_by: str | None
+    """As in `File`."""
+
+
+def summary_of(file: File) -> FileSummary:
+    return FileSummary(file.name, file.size_bytes, file.stored_bytes, file.raw_bytes, file.written_by)
+
+
 class CheckpointDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a checkpoint without its tensors: the fields that its draft and its manifest share."""
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     job: str
     iteration: int
     """The state is that after the optimizer step of this iteration."""
@@ -124,7 +139,7 @@ def description_of(checkpoint: CheckpointDescription) -> dict[str, Any]:
 
 
 class Manifest(CheckpointDescription, frozen=True, kw_only=True):
-    """The description of a checkpoint, written last: a checkpoint with a manifest is complete."""
+    """All that is known of a complete checkpoint; `manifest_files` stores it."""
 
     digest: str = DIGEST
     files: list[File]
@@ -135,36 +150,10 @@ class Manifest(CheckpointDescription, frozen=True, kw_only=True):
     rank_states: dict[str, dict[str, Any]] = {}
     """Entries of `state` that differ on other ranks, by rank; `{"$absent": true}` for missing ones."""
     origin: Origin | None = None
-    """The checkpoint that it is a copy of, in a forked job; otherwise absent from the file."""
-    manifest_digest: str | msgspec.UnsetType = msgspec.UNSET
-    """Digest of the bytes before this last entry; present in files only."""
-
-
-class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What retention compares of a manifest; decoding it takes a tenth of the time."""
-
-    job: str
-    iteration: int
-    lineage: int
-    attempt: int
-    files: list[File]
-    metrics: dict[str, LoggedMetric] = {}
-
-
-M = TypeVar("M", Manifest, ManifestSummary)
-DIGEST_ENTRY = b',\n "manifest_digest": "%b"\n}\n'
-"""The end of a manifest. It detects, for example, a flipped bit in a learning rate."""
-_FOUND_ENTRY = re.compile(DIGEST_ENTRY % b"([0-9a-f]{32})")
-_ENTRY_BYTES = len(DIGEST_ENTRY % bytes(32))
-_COVERED = Manifest.__struct_fields__[:-1]
-_ABSENT_IF_NONE = ("origin", "inexact")
+    """The checkpoint that it is a copy of, in a forked job."""
 
 
 ABSENT = {"$absent": True}
-
-
-class _FormatNumber(msgspec.Struct):
-    format: int
 
 
 def digest(data: Any) -> str:
@@ -283,66 +272,6 @@ def payload_header(slots: Sequence[TensorRange], metadata: dict[str, str]) -> by
     return len(text).to_bytes(8, "little") + text
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Encode a manifest as JSON, one line per tensor, followed by its digest."""
-    body = b"{\n " + b",\n ".join(
-        b'"%b": %b' % (name.encode(), _lines(getattr(manifest, name)))
-        for name in _COVERED
-        if name not in _ABSENT_IF_NONE or getattr(manifest, name) is not None
-    )
-    return body + DIGEST_ENTRY % digest(body).encode()
-
-
-def manifest_digest(data: bytes) -> str:
-    """Return the digest at the end of a valid manifest, which identifies the content of its checkpoint."""
-    end = _FOUND_ENTRY.fullmatch(data[-_ENTRY_BYTES:])
-    assert end is not None
-    return end[1].decode()
-
-
-def decode_manifest(data: bytes, file: str = MANIFEST) -> Manifest:
-    """Parse a manifest.
-
-    Raises what `decode_as` does.
-    """
-    return decode_as(Manifest, data, file)
-
-
-def decode_as(kind: type[M], data: bytes, file: str = MANIFEST) -> M:
-    """Parse a manifest, or a part of it.
-
-    Raises:
-        UnknownFormat: a newer Holdfast wrote it.
-        DamagedCheckpoint: it is not a manifest, or differs from what was written.
-    """
-    body, end = data[:-_ENTRY_BYTES], _FOUND_ENTRY.fullmatch(data[-_ENTRY_BYTES:])
-    if end is not None and digest(body).encode() != end[1]:
-        raise DamagedCheckpoint(file, "does not match its digest")
-    try:
-        number = msgspec.json.decode(data, type=_FormatNumber).format
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedCheckpoint(file, f"is not a manifest ({error})") from error
-    if number != FORMAT:
-        raise UnknownFormat(
-            f"{file}: checkpoint format {number!r}; this Holdfast reads format {FORMAT}: "
-            "upgrade holdfast to restore it"
-        )
-    if end is None:
-        raise DamagedCheckpoint(file, "is not a manifest that ends with its digest")
-    try:
-        return msgspec.json.decode(body + b"}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedCheckpoint(file, f"is not a manifest of format {FORMAT}: {error}") from error
-
-
-def _lines(value: Any) -> bytes:
-    """Encode as JSON, one line per item of a list."""
-    encode = msgspec.json.encode
-    if not value or not isinstance(value, list):
-        return encode(value)
-    return b"[\n  %b\n ]" % b",\n  ".join(map(encode, value))
-
-
 def check_size(file: File, size_bytes: int) -> None:
     """Raise DamagedCheckpoint when the size of a file differs from the manifest."""
     if size_bytes != file.size_bytes:
@@ -355,14 +284,21 @@ def check_digest(file: File, covered: DigestRange, found: str) -> None:
         raise DamagedCheckpoint(file.name, f"{covered} does not match its digest")
 
 
-def reused_bytes(files: Iterable[File]) -> int:
+def reused_bytes(files: Iterable[File | FileSummary]) -> int:
     """Return the size of the files that earlier checkpoints wrote."""
     return sum(file.size_bytes for file in files if file.written_by is not None)
 
 
-def raw_bytes(files: Sequence[File]) -> int:
+def raw_bytes(files: Sequence[File | FileSummary]) -> int:
     """Return the size of the plain files that are stored encoded or plain; 0 if all are plain."""
-    return sum(file.raw_bytes for file in files) if any(file.encoding for file in files) else 0
+    is_encoded = any(file.raw_bytes != file.size_bytes for file in files)
+    return sum(file.raw_bytes for file in files) if is_encoded else 0
+
+
+@functools.cache
+def zeros(dimensions: int) -> tuple[int, ...]:
+    """Return one cached tuple per length: a new one per tensor would trigger the garbage collector more often."""
+    return (0,) * dimensions
 
 
 def tensors_of(manifest: Manifest, file: str) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.errors import DamagedCheckpoint, IncompleteParts
 from holdfast.format import manifest as fmt
+from holdfast.format.manifest_files import TensorStructure
 
 Groups = dict[tuple[str, int | None], list[fmt.Tensor]]
 """The stored tensors by name and rank; the rank is None for tensors that all ranks share."""
@@ -31,6 +32,14 @@ class RankShard(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> list[fmt.File]:
         return [self.file, *self.more_files]
+
+
+class RankStructure(msgspec.Struct, frozen=True):
+    """What one rank stores of a state, without the bytes."""
+
+    tensors: list[TensorStructure]
+    refers: dict[str, list[str]]
+    """Names of the tensors that its trees refer to, by entry of the state."""
 
 
 class MergedRanks(msgspec.Struct, frozen=True):
@@ -53,18 +62,47 @@ def merge_ranks(parts: Iterable[RankShard], world_size: int) -> MergedRanks:
     _require_all(ordered, world_size)
     tensors = [tensor for part in ordered for tensor in part.tensors]
     groups = _grouped(tensors)
-    for name, rank in groups:
-        if rank is not None and (name, None) in groups:
-            raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, but another rank as shared")
     ranks = {file.name: f"rank {part.rank}" for part in ordered for file in part.files}
-    for (name, _), stored in groups.items():
-        if reason := shard_error(stored, lambda tensor: ranks[tensor.file]):
-            raise IncompleteParts(f"tensor {name}: {reason}")
+    _require_complete_tensors(groups, lambda tensor: ranks[tensor.file])
     files = [file for part in ordered for file in part.files]
     merged = MergedRanks(files, tensors, ordered[0].state, _rank_differences(ordered))
     if reason := _missing(merged, world_size, groups):
         raise IncompleteParts(reason)
     return merged
+
+
+def require_complete_ranks(ranks: Sequence[RankStructure]) -> None:
+    """Raise IncompleteParts unless the ranks, in their order, could resume from what they store."""
+    tensors = [
+        tensor.placed(rank, f"rank {rank}", 0, 0, "", None)
+        for rank, each in enumerate(ranks)
+        for tensor in each.tensors
+    ]
+    groups = _grouped(tensors)
+    _require_complete_tensors(groups)
+    shared = {name for name, rank in groups if rank is None}
+    for rank, each in enumerate(ranks):
+        stored = shared.union(tensor.name for tensor in each.tensors)
+        for keyword, names in each.refers.items():
+            if reason := _missing_names(keyword, rank, set(names) - stored):
+                raise IncompleteParts(reason)
+
+
+def _require_complete_tensors(
+    groups: Groups, source: Callable[[fmt.Tensor], str] = lambda tensor: tensor.file
+) -> None:
+    for name, rank in groups:
+        if rank is not None and (name, None) in groups:
+            raise IncompleteParts(f"tensor {name}: rank {rank} stored it as its own, but another rank as shared")
+    for (name, _), stored in groups.items():
+        if reason := shard_error(stored, source):
+            raise IncompleteParts(f"tensor {name}: {reason}")
+
+
+def _missing_names(keyword: str, rank: int, missing: set[str]) -> str | None:
+    if not missing:
+        return None
+    return f"tensor {min(missing)}: {keyword!r} of rank {rank} refers to it, but it is not stored"
 
 
 def require_complete(manifest: fmt.Manifest) -> None:
@@ -91,8 +129,8 @@ def _missing(merged: MergedRanks | fmt.Manifest, world_size: int, groups: Groups
         trees = merged.rank_states.get(str(rank), {})
         names = {keyword: names_in(tree) - shared for keyword, tree in trees.items()}
         for keyword, found in (first | names if trees else first).items():
-            if missing := found - own.get(rank, set()):
-                return f"tensor {min(missing)}: {keyword!r} of rank {rank} refers to it, but it is not stored"
+            if reason := _missing_names(keyword, rank, found - own.get(rank, set())):
+                return reason
     return None
 
 
@@ -166,17 +204,26 @@ def _require_all(ordered: Sequence[RankShard], world_size: int) -> None:
             raise IncompleteParts(f"the part of rank {rank} of {world_size} {reason}")
     if len(ordered) > world_size:
         raise IncompleteParts(f"there is a part of rank {ordered[-1].rank}, but there are {world_size} ranks")
-    files: dict[str, int] = {}
+    files = require_own_files([[file.name for file in part.files] for part in ordered], world_size)
     for part in ordered:
-        for file in part.files:
-            if files.setdefault(file.name, part.rank) != part.rank:
-                raise IncompleteParts(f"ranks {files[file.name]} and {part.rank} both wrote {file.name}")
         for tensor in part.tensors:
             if files.get(tensor.file) != part.rank or tensor.rank not in (None, part.rank):
                 owner = "" if tensor.rank is None else f", of rank {tensor.rank}"
                 raise IncompleteParts(
                     f"tensor {tensor.name}: rank {part.rank} reported one in {tensor.file}{owner}"
                 )
+
+
+def require_own_files(names: Sequence[Sequence[str]], world_size: int) -> dict[str, int]:
+    """Return the rank that wrote each file, given the names by rank. IncompleteParts if two wrote the same."""
+    if len(names) != world_size:
+        raise IncompleteParts(f"there are parts of {len(names)} of {world_size} ranks")
+    files: dict[str, int] = {}
+    for rank, of_rank in enumerate(names):
+        for name in of_rank:
+            if files.setdefault(name, rank) != rank:
+                raise IncompleteParts(f"ranks {files[name]} and {rank} both wrote {name}")
+    return files
 
 
 def _grouped(tensors: Iterable[fmt.Tensor]) -> Groups:

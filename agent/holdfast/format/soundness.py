@@ -12,9 +12,9 @@ from holdfast.format.manifest import (
     DIGEST,
     ITEM_BYTES,
     MANIFEST,
-    MANIFEST_COPIES,
     PAIRS,
     File,
+    FileSummary,
     Manifest,
     Tensor,
     digest_of_chunks,
@@ -42,9 +42,9 @@ def require_sound(manifest: Manifest) -> None:
         raise DamagedCheckpoint(MANIFEST, reason)
 
 
-def require_sound_files(files: Sequence[File]) -> None:
+def require_sound_files(files: Sequence[File | FileSummary]) -> None:
     """Raise DamagedCheckpoint when the names or sizes of files are impossible."""
-    if reason := _file_fault(files):
+    if reason := _names_fault(files) or _file_fault([file for file in files if isinstance(file, File)]):
         raise DamagedCheckpoint(MANIFEST, reason)
 
 
@@ -60,26 +60,34 @@ def _fault(manifest: Manifest) -> str | None:
     for rank in manifest.rank_states:
         if not (_RANK.fullmatch(rank) and int(rank) < manifest.world_size):
             return f"it has the state of rank {rank!r}, but {manifest.world_size} ranks"
-    if reason := _file_fault(manifest.files):
+    if reason := _names_fault(manifest.files) or _file_fault(manifest.files):
         return reason
     files = {file.name: file for file in manifest.files}
     faults = (_tensor_fault(tensor, files.get(tensor.file), manifest.world_size) for tensor in manifest.tensors)
     return next(filter(None, faults), None) or _gap(manifest)
 
 
-def _file_fault(found: Sequence[File]) -> str | None:
-    files: dict[str, File] = {}
-    for file in found:
-        if not _PLAIN_NAME.fullmatch(file.name) or file.name in (MANIFEST, *MANIFEST_COPIES):
+def _names_fault(files: Sequence[File | FileSummary]) -> str | None:
+    names = set[str]()
+    for file in files:
+        if not _PLAIN_NAME.fullmatch(file.name) or file.name.endswith(".json"):
             return f"{file.name!r} is not a valid name of a payload file"
-        if files.setdefault(file.name, file) is not file:
+        if file.name in names:
             return f"{file.name} is listed twice"
+        names.add(file.name)
+        if min(file.size_bytes, file.stored_bytes, file.raw_bytes) < 0 or file.stored_bytes > 2 * MOST_BYTES:
+            return f"{file.name} has an invalid size of {file.size_bytes} bytes"
+        if file.written_by is not None and not is_checkpoint_id(file.written_by):
+            return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
+    return None
+
+
+def _file_fault(files: Sequence[File]) -> str | None:
+    for file in files:
         if file.encoding is not None and (reason := file.encoding.fault(file.name, file.size_bytes)):
             return reason
         if not 0 <= file.header_bytes <= file.raw_bytes <= MOST_BYTES:
             return f"{file.name} has an invalid size of {file.raw_bytes} bytes, {file.header_bytes} of them header"
-        if file.written_by is not None and not is_checkpoint_id(file.written_by):
-            return f"{file.name} is from {file.written_by!r}, which is not the name of a checkpoint"
         if file.header_bytes > MOST_HEADER_BYTES:
             return f"{file.name} has too large a header of {file.header_bytes} bytes"
         if file.parity is not None and (reason := file.parity.fault(file.name, file.size_bytes)):

@@ -6,7 +6,7 @@ marker, and with the parts of all ranks it becomes the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from msgspec import field
 
 from holdfast.format import manifest as fmt
 from holdfast.format.manifest import Shard, TensorRange
+from holdfast.format.manifest_files import ManifestFile, RankEntry, index_of, structure_of
 from holdfast.format.parity_file import ParityCode
 from holdfast.format.shards import MergedRanks, RankShard
 from holdfast.protocol.ids import checkpoint_id
@@ -52,10 +53,14 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
     # completed by the write
     folder: str | None = None
     """Folder in the store in which rank 0 began the checkpoint; `None` if this process writes all of it."""
+    first_state: dict[str, str] = field(default_factory=dict)
+    """Digests of the entries of rank 0's state: other ranks store those that differ. Empty on rank 0."""
     files: list[fmt.File] = field(default_factory=list)
     """All files of the rank, linked ones included."""
     tensors: list[fmt.Tensor] = field(default_factory=list)
     """Digest and place of each tensor, in the order of `slots`."""
+    index: RankEntry | None = None
+    """The index of the rank; `None` if this process writes all of the checkpoint."""
     encode_seconds: float = 0.0
     """Part of the write in which files were encoded."""
     not_linked: str | None = None
@@ -75,10 +80,31 @@ class Draft(fmt.CheckpointDescription, frozen=True, kw_only=True):
         file, *more = self.files
         return RankShard(rank=self.rank, file=file, tensors=self.tensors, state=self.state, more_files=more)
 
+    @property
+    def own_state(self) -> dict[str, Any]:
+        """The entries of the state that this rank stores."""
+        if not self.first_state:
+            return self.state
+        own = state_digests(self.state)
+        absent = dict.fromkeys(self.first_state.keys() - own.keys(), fmt.ABSENT)
+        return {key: tree for key, tree in self.state.items() if own[key] != self.first_state.get(key)} | absent
+
     def header(self, slots: Sequence[TensorRange] | None = None) -> bytes:
         """Return the safetensors header of a file with all tensors, or only `slots`."""
         names = {"job": self.job, "iteration": str(self.iteration), "rank": str(self.rank)}
         return fmt.payload_header(self.slots if slots is None else slots, names)
+
+
+def state_digests(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each entry, as JSON, in which 1, 1.0 and true differ."""
+    return {key: fmt.digest(msgspec.json.encode(tree)) for key, tree in state.items()}
+
+
+def manifest_file_of(draft: Draft) -> ManifestFile:
+    """Build the content of the manifest of a checkpoint that one rank wrote."""
+    structure = [list(map(structure_of, draft.tensors))]
+    index = index_of(draft.files, draft.tensors, draft.state)
+    return ManifestFile(**fmt.description_of(draft), structure=structure, index=index)
 
 
 def manifest_of(draft: Draft, ranks: MergedRanks) -> fmt.Manifest:

@@ -7,14 +7,15 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
-from holdfast.format.manifest import raw_bytes, reused_bytes
+from holdfast.format.manifest import File, FileSummary, raw_bytes, reused_bytes
 from holdfast.protocol.wire import RankCheckpointTimes
 from holdfast.save.draft import Draft
 from holdfast.save.run import SETTLED, Run, RunState, WriteResult
+from holdfast.save.structures import KnownStructures
 from holdfast.save.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Store
@@ -40,6 +41,7 @@ class Persister:
     ) -> None:
         self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
         self._make_room = make_room
+        self._known_structures = KnownStructures()
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[Run | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
@@ -115,12 +117,13 @@ class Persister:
             elif self._channel is None:
                 raise problem
             if self._channel is None:
-                files = self._write_alone(draft, write).files
+                files: Sequence[File | FileSummary] = self._write_alone(draft, write).files
             else:
                 files = commit(
                     *(self._channel, run.number, self._store, draft, problem, write),
                     on_durable=spans.extend,
                     make_room=self._make_room,
+                    known=self._known_structures,
                 )
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error)), draft

@@ -21,13 +21,13 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.disabled import is_disabled
 from holdfast.errors import HoldfastError
 from holdfast.format import manifest as fmt
-from holdfast.format import soundness
 from holdfast.format.manifest import TensorRange
 from holdfast.save.draft import Draft
-from holdfast.store import Store, read_manifest
+from holdfast.store import Store
 
 MIN_SHARED_BYTES = 1 << 20
 """Fewer unchanged bytes are not worth a file."""
@@ -108,12 +108,10 @@ def _parent(store: Store, draft: Draft) -> fmt.Manifest | None:
     if draft.parent is None or not draft.may_link:
         return None
     try:
-        manifest = fmt.decode_manifest(read_manifest(store, draft.job, draft.parent))
-        soundness.require_sound(manifest)
+        return read_stored(store, draft.job, draft.parent, only=draft.rank).manifest
     except (HoldfastError, OSError) as error:
         logger.debug("checkpoint %s is written in full: %s", draft.id, error)
         return None
-    return manifest
 
 
 def _is_reusable(file: fmt.File, draft: Draft) -> bool:

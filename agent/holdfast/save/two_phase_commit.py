@@ -7,18 +7,27 @@ dies before that, there is no checkpoint; afterwards the checkpoint is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
+from holdfast.checkpoint import stored_manifest
+from holdfast.checkpoint.stored_manifest import has_copies
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import HoldfastError, IncompleteParts, is_full
 from holdfast.format import manifest as fmt
-from holdfast.format.shards import RankShard, merge_ranks
+from holdfast.format.manifest_files import ManifestFile, RankEntry
+from holdfast.format.shards import RankStructure, require_own_files
 from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
-from holdfast.save.draft import Draft, manifest_of
+from holdfast.save.draft import Draft, state_digests
+from holdfast.save.structures import (
+    CompleteStructure,
+    KnownStructures,
+    digest_of,
+    rank_structure,
+    store_structure,
+)
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
@@ -71,6 +80,8 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Whether files of earlier checkpoints may be linked."""
     compress: bool = False
     """Whether files are encoded."""
+    structure: str = ""
+    """The structure that rank 0 knows: other ranks send their part of another one."""
     reason: str | None = None
     torn: bool = False
     again: bool = False
@@ -80,11 +91,13 @@ class _Begin(msgspec.Struct, frozen=True, kw_only=True):
 class _Vote(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's durable part, or the reason why there is none."""
 
-    part: RankShard | None = None
+    index: RankEntry | None = None
+    structure: str = ""
+    """Digest of the rank's part of the structure."""
+    part: RankStructure | None = None
+    """The part, unless it is that of the structure which rank 0 named."""
     must_match: dict[str, str] = {}
     """Values that must be equal on all ranks that report the same key."""
-    same: list[str] = []
-    """Keys of state entries that equal rank 0's, and are not sent."""
     seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Durations of its snapshot, of the stall, and of writing its part."""
     reason: str | None = None
@@ -94,6 +107,8 @@ class _Vote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    structure: str = ""
+    """The structure of the checkpoint, which rank 0 now knows."""
     reason: str | None = None
     torn: bool = False
     again: bool = False
@@ -109,7 +124,8 @@ def commit(
     write: Callable[[Draft], Draft],
     on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
     make_room: MakeRoom = lambda error: False,
-) -> list[fmt.File]:
+    known: KnownStructures | None = None,
+) -> Sequence[fmt.File | fmt.FileSummary]:
     """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
 
     Args:
@@ -118,6 +134,7 @@ def commit(
         on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
         make_room: called on rank 0 where the store is full on all ranks that failed; if it returns True, all ranks
             write again.
+        known: structures of earlier checkpoints, which need not be sent again.
 
     Returns:
         All files on rank 0, this rank's files on others.
@@ -127,13 +144,14 @@ def commit(
         RanksLost: a rank is lost; the checkpoint may or may not be durable.
         Exception: what `write` or the commit raised on this rank.
     """
+    known = known or KnownStructures()
     if channel.rank == 0:
-        lead = _Lead(channel, number, store, draft, write, make_room)
+        lead = _Lead(channel, number, store, draft, write, make_room, known)
         while (files := lead.run(problem)) is None:
             pass
         on_durable(lead.spans)
         return files
-    while (files := _follow(channel, number, draft, problem, write)) is None:
+    while (files := _follow(channel, number, draft, problem, write, known)) is None:
         pass
     return files
 
@@ -152,7 +170,9 @@ def decline(channel: RankChannel, number: int, reason: str) -> None:
         channel.receive([0], _tag(number, 2))
 
 
-def commit_alone(store: Store, drafts: Sequence[Draft], write: Callable[[Draft], Draft]) -> list[fmt.File]:
+def commit_alone(
+    store: Store, drafts: Sequence[Draft], write: Callable[[Draft], Draft]
+) -> Sequence[fmt.File | fmt.FileSummary]:
     """Write and commit the parts of all ranks, by rank, after the ranks have ended; return their files.
 
     Raises:
@@ -164,10 +184,10 @@ def commit_alone(store: Store, drafts: Sequence[Draft], write: Callable[[Draft],
     try:
         begun = _begin_message(writer, first)
         written = [write(_for_folder(draft, begun)) for draft in drafts]
-        must_match = {draft.rank: draft.must_match for draft in drafts}
         seconds = sum(draft.timings["write_seconds"] for draft in written)
         first = msgspec.structs.replace(written[0], timings=first.timings | {"write_seconds": seconds})
-        return _commit_parts(writer, first, must_match, [draft.part for draft in written])
+        votes = [_vote(draft) for draft in written]
+        return _commit_votes(writer, store, first, votes, begun, KnownStructures())[0].files
     except BaseException:  # also on Ctrl-C: remove the partial checkpoint
         writer.abort()
         raise
@@ -182,31 +202,34 @@ class _Lead:
         draft: Draft,
         write: Callable[[Draft], Draft],
         make_room: MakeRoom,
+        known: KnownStructures,
     ) -> None:
+        self._known = known
         self._channel, self._number, self._store = channel, number, store
         self._draft, self._write, self._make_room = draft, write, make_room
         self._others = range(1, channel.world_size)
         self.spans: list[RankCheckpointTimes] = []
         """Durations of the slowest ranks, once all have voted."""
 
-    def run(self, problem: NotPrepared | None) -> list[fmt.File] | None:
+    def run(self, problem: NotPrepared | None) -> Sequence[fmt.File | fmt.FileSummary] | None:
         """Return all files; None when all ranks write again, since there is room now."""
         try:
             if problem is not None:
                 raise problem
-            draft, digests = self._draft, _digests(self._draft.state)
+            draft = self._draft
             writer = self._store.begin(draft.job, draft.id, draft.attempt, _size_bytes(draft))
         except Exception as error:  # the other ranks wait for a message
             self._fail(0, _Begin, error)
             return None
         try:
-            files = self._commit(writer, digests)
+            manifest, structure = self._commit(writer)
         except BaseException as error:  # also on Ctrl-C: the other ranks wait for a message
             writer.abort()
             self._fail(2, _Outcome, error)
             return None
-        self._send_to_others(2, _Outcome())
-        return files
+        self._known.remember(structure, draft.id)
+        self._send_to_others(2, _Outcome(structure=structure.key))
+        return manifest.files
 
     def _fail(self, stage: int, message: type[_Begin | _Outcome], error: BaseException) -> None:
         """Send the other ranks the reason of a failure, and raise it unless there is room for another try."""
@@ -216,9 +239,9 @@ class _Lead:
         if not again:
             raise error
 
-    def _commit(self, writer: CheckpointWriter, digests: dict[str, str]) -> list[fmt.File]:
+    def _commit(self, writer: CheckpointWriter) -> tuple[ManifestFile, CompleteStructure]:
         draft = self._draft
-        begun = _begin_message(writer, draft, digests)
+        begun = _begin_message(writer, draft, self._known.newest)
         self._send_to_others(0, begun)
         written, error = None, None
         try:
@@ -238,15 +261,8 @@ class _Lead:
         assert written is not None
         seconds = {0: _seconds(written)} | {rank: vote.seconds for rank, vote in votes.items()}
         self.spans = _slowest(seconds)
-        must_match = {0: draft.must_match} | {rank: vote.must_match for rank, vote in votes.items()}
-        parts = [written.part, *(self._with_shared_state(vote) for vote in votes.values())]
-        return _commit_parts(writer, written, must_match, filter(None, parts))
-
-    def _with_shared_state(self, vote: _Vote) -> RankShard | None:
-        if vote.part is None:
-            return None
-        same = {key: self._draft.state[key] for key in vote.same}
-        return msgspec.structs.replace(vote.part, state=same | vote.part.state)
+        ordered = [_vote(written), *votes.values()]
+        return _commit_votes(writer, self._store, written, ordered, begun, self._known)
 
     def _send_to_others(self, stage: int, message: _Begin | _Outcome) -> None:
         try:
@@ -257,8 +273,13 @@ class _Lead:
 
 
 def _follow(
-    channel: RankChannel, number: int, draft: Draft, problem: NotPrepared | None, write: Callable[[Draft], Draft]
-) -> list[fmt.File] | None:
+    channel: RankChannel,
+    number: int,
+    draft: Draft,
+    problem: NotPrepared | None,
+    write: Callable[[Draft], Draft],
+    known: KnownStructures,
+) -> Sequence[fmt.File | fmt.FileSummary] | None:
     """Return the files of this rank; None when all ranks write again."""
     begun = _receive_begin(channel, number)
     if begun.again:
@@ -266,24 +287,18 @@ def _follow(
     if begun.reason is not None:
         raise NotPrepared(begun.reason, torn=begun.torn)
     error: Exception | None = None
-    files: list[fmt.File] = []
     try:
         if problem is not None:
             raise problem
         if begun.id != draft.id:
             raise NotPrepared(f"this rank copied {draft.id}, but rank 0 began {begun.id}")
-        written = write(_for_folder(draft, begun))
-        same = [key for key, found in _digests(draft.state).items() if found == begun.state.get(key)]
-        other = {key: tree for key, tree in draft.state.items() if key not in same}
-        part = msgspec.structs.replace(written.part, state=other)
-        vote = msgspec.msgpack.encode(
-            _Vote(part=part, must_match=draft.must_match, same=same, seconds=_seconds(written))
-        )
-        files = written.files
+        vote = _vote(write(_for_folder(draft, begun)))
+        if known.has_own(begun.structure, vote.structure):
+            vote = msgspec.structs.replace(vote, part=None)
     except Exception as raised:  # rank 0 waits for a vote
         error = raised
-        vote = msgspec.msgpack.encode(_Vote(**_reason_fields(raised), is_full=is_full(raised)))
-    channel.send([0], _tag(number, 1), vote)
+        vote = _Vote(**_reason_fields(raised), is_full=is_full(raised))
+    channel.send([0], _tag(number, 1), msgspec.msgpack.encode(vote))
     end = msgspec.msgpack.decode(channel.receive([0], _tag(number, 2))[0], type=_Outcome)
     if end.again:
         return None
@@ -291,7 +306,20 @@ def _follow(
         raise error
     if end.reason is not None:
         raise NotPrepared(end.reason, torn=end.torn)
-    return files
+    known.remember_own(end.structure, vote.structure)
+    assert vote.index is not None
+    return vote.index.files
+
+
+def _vote(written: Draft) -> _Vote:
+    part = rank_structure(written)
+    return _Vote(
+        index=written.index,
+        structure=digest_of(part),
+        part=part,
+        must_match=written.must_match,
+        seconds=_seconds(written),
+    )
 
 
 def _seconds(written: Draft) -> tuple[float, float, float]:
@@ -331,29 +359,34 @@ def require_agreement(by_rank: Mapping[int, Mapping[str, str]]) -> None:
             )
 
 
-def _commit_parts(
+def _commit_votes(
     writer: CheckpointWriter,
+    store: Store,
     draft: Draft,
-    must_match: Mapping[int, Mapping[str, str]],
-    parts: Iterable[RankShard],
-) -> list[fmt.File]:
-    """Merge and check the parts of all ranks, and commit; return all files."""
-    require_agreement(must_match)
-    merged = merge_ranks(parts, draft.world_size)
-    manifest = manifest_of(draft, merged)
-    data = fmt.encode_manifest(manifest)
-    write_manifest_copies(writer, manifest, data)
-    writer.commit(data, replace=draft.replaces)
-    return merged.files
+    votes: Sequence[_Vote],
+    begun: _Begin,
+    known: KnownStructures,
+) -> tuple[ManifestFile, CompleteStructure]:
+    """Check the parts of all ranks, by rank, and commit."""
+    require_agreement({rank: vote.must_match for rank, vote in enumerate(votes)})
+    structure = known.merge(begun.structure, [(vote.structure, vote.part) for vote in votes])
+    indexes = [vote.index for vote in votes if vote.index is not None]
+    require_own_files([[file.name for file in index.files] for index in indexes], draft.world_size)
+    manifest = ManifestFile(**fmt.description_of(draft), structure=structure.stored, ranks=indexes)
+    source = known.checkpoint_with(structure) if draft.may_link else None
+    store_structure(writer, store, draft.job, structure, source, copied=has_copies(manifest.files))
+    stored_manifest.commit(writer, manifest, replace=draft.replaces)
+    return manifest, structure
 
 
-def _begin_message(writer: CheckpointWriter, draft: Draft, state: dict[str, str] | None = None) -> _Begin:
+def _begin_message(writer: CheckpointWriter, draft: Draft, structure: str = "") -> _Begin:
     return _Begin(
         id=draft.id,
         folder=writer.folder,
         attempt=draft.attempt,
         uid=draft.uid,
-        state=state or {},
+        state=state_digests(draft.state),
+        structure=structure,
         may_link=draft.may_link,
         compress=draft.compress,
     )
@@ -364,6 +397,7 @@ def _for_folder(draft: Draft, begun: _Begin) -> Draft:
     return msgspec.structs.replace(
         draft,
         folder=begun.folder,
+        first_state=begun.state if draft.rank else {},
         attempt=begun.attempt,
         uid=begun.uid,
         may_link=begun.may_link and draft.may_link,
@@ -381,10 +415,6 @@ def _reason_fields(error: BaseException, where: str = "") -> dict[str, Any]:
     """Return the fields of a message about an error, prefixed by `where` unless the error names its rank."""
     where = "" if isinstance(error, (_OtherRankFailed, IncompleteParts)) else where
     return {"reason": where + describe_error(error), "torn": isinstance(error, NotPrepared) and error.torn}
-
-
-def _digests(state: Mapping[str, Any]) -> dict[str, str]:
-    return {key: fmt.digest(msgspec.json.encode(tree)) for key, tree in state.items()}
 
 
 def _tag(number: int, stage: int) -> int:

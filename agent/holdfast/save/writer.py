@@ -8,7 +8,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import errno
-import functools
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -16,15 +15,15 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
+from holdfast.checkpoint.stored_manifest import commit, has_copies, write_part
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.encoding import Encoding, cut_blocks, encode_parts
 from holdfast.format.important import FileContents, PlacedTensor
+from holdfast.format.manifest_files import ManifestFile, encode_index, index_name, index_of, rank_entry
 from holdfast.format.parity_file import ParityCode, ParityFile, build_parity, parity_bytes
-from holdfast.format.shards import MergedRanks
-from holdfast.save.draft import Draft, manifest_of
+from holdfast.save.draft import Draft, manifest_file_of
 from holdfast.save.reuse import Reuse, find_unchanged, stem_of
 from holdfast.store import CheckpointWriter, Store
 from holdfast.system import io_pool
@@ -97,8 +96,7 @@ class _Writing:
         writer = self._store.begin(draft.job, draft.id, draft.attempt, self._stored_bytes(reuse))
         try:
             written = self._write(writer, reuse)
-            ranks = MergedRanks(written.files, written.tensors, written.state, rank_states={})
-            self._commit(writer, manifest_of(written, ranks))
+            self._commit(writer, manifest_file_of(written))
         except BaseException:  # also on Ctrl-C: remove the partial checkpoint
             writer.abort()
             raise
@@ -110,8 +108,10 @@ class _Writing:
         reuse = find_unchanged(self._store, draft, self.tensors)
         writer = self._store.join(draft.job, draft.id, draft.attempt, folder, self._stored_bytes(reuse))
         written = self._write(writer, reuse)
+        index = encode_index(index_of(written.files, written.tensors, written.own_state))
+        write_part(writer, index_name(draft.rank), index, copied=has_copies(written.files))
         writer.make_durable()
-        return written
+        return msgspec.structs.replace(written, index=rank_entry(index, written.files))
 
     def _stored_bytes(self, reuse: Reuse) -> int:
         code = self._draft.parity
@@ -237,11 +237,9 @@ class _Writing:
             for slot in slots
         }
 
-    def _commit(self, writer: CheckpointWriter, manifest: fmt.Manifest) -> None:
-        data = fmt.encode_manifest(manifest)
-        write_manifest_copies(writer, manifest, data)
+    def _commit(self, writer: CheckpointWriter, manifest: ManifestFile) -> None:
         try:
-            writer.commit(data, replace=self._replace)
+            commit(writer, manifest, replace=self._replace)
         except OSError as error:
             # the checkpoint may be visible but not durable: the next try must replace it
             self._replace = self._replace or error.errno in UNKNOWN_CONTENT_ERRORS
@@ -271,7 +269,7 @@ class _Writing:
                     dtype=slot.dtype,
                     shape=slot.shape,
                     global_shape=slot.shape if shard is None else _stored(shard.global_shape, slot.shape),
-                    offsets=_zeros(len(slot.shape)) if shard is None else _stored(shard.offsets, slot.shape, 0),
+                    offsets=fmt.zeros(len(slot.shape)) if shard is None else _stored(shard.offsets, slot.shape, 0),
                     file=self._file,
                     start=opening + slot.start,
                     end=opening + slot.end,
@@ -311,12 +309,6 @@ def _closed_up(slots: Iterable[fmt.TensorRange]) -> tuple[list[fmt.TensorRange],
 def _stored(of_shard: tuple[int, ...], shape: tuple[int, ...], last: int = 2) -> tuple[int, ...]:
     """Add the dimension of a complex tensor that is stored as pairs of real numbers."""
     return of_shard if len(of_shard) == len(shape) else (*of_shard, last)
-
-
-@functools.cache
-def _zeros(dimensions: int) -> tuple[int, ...]:
-    """Return one cached tuple per length: a new one per tensor would trigger the garbage collector more often."""
-    return (0,) * dimensions
 
 
 def write_parity(

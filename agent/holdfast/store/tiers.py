@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.format.manifest import MANIFEST, ManifestSummary, decode_as
+from holdfast.format.manifest import MANIFEST
+from holdfast.format.manifest_files import ManifestSummary, decode_manifest
 from holdfast.protocol.field_types import MAX_ATTEMPT
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store.base import CheckpointWriter, FileReader, FileReplacer, Leftover, Store, read_manifest
@@ -230,7 +231,7 @@ class TieredStore(Store):
         """Return the attempt that wrote a checkpoint in the directory; a damaged one may be of any."""
         try:
             data = read_manifest(self.near, job, checkpoint)
-            return decode_as(ManifestSummary, data, f"{checkpoint}/{MANIFEST}").attempt
+            return decode_manifest(ManifestSummary, data, f"{checkpoint}/{MANIFEST}").attempt
         except HoldfastError:
             return MAX_ATTEMPT
 

@@ -14,6 +14,7 @@ from holdfast.format import manifest as fmt
 from holdfast.protocol import wire
 from holdfast.store import open_store
 from holdfast.telemetry.reporter import Reporter
+from tests.support.edited_manifests import decode_manifest, encode_manifest
 from tests.support.tiny_job import Trainer
 
 NEWEST, BEFORE = "000000000009-1", "000000000006-1"
@@ -203,9 +204,9 @@ def test_the_chunk_of_a_large_tensor_is_told(tmp_path, caplog):
 
 def reseal(manifest_path, change):
     """Change a manifest as somebody who can write to a store can: it verifies."""
-    manifest = fmt.decode_manifest(manifest_path.read_bytes())
+    manifest = decode_manifest(manifest_path.read_bytes())
     change(manifest.state)
-    manifest_path.write_bytes(fmt.encode_manifest(manifest))
+    manifest_path.write_bytes(encode_manifest(manifest))
 
 
 @pytest.mark.parametrize("value", [{"$dtype": "save"}, "save", None], ids=str)

@@ -23,7 +23,7 @@ from holdfast.format.parity_file import ParityCode
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 from tests.faults.agent.test_manifest_fuzz import FIELDS, VALUES, changed_bytes, nest, places
-from tests.support.edited_manifests import fields_of, sealed
+from tests.support.edited_manifests import MANIFEST_COPIES, fields_of, sealed
 from tests.support.persist_job import JOB, running
 
 pytest.importorskip("numpy")
@@ -73,7 +73,7 @@ def plain_payloads(store, checkpoint):
 
 def of_files(rng, fields):
     """Change a field of a file, of its parity or of its encoding."""
-    file = rng.choice(fields["files"])
+    file = rng.choice(fields["index"]["files"])
     holder = rng.choice([file, file.get("parity"), file.get("encoding"), file.get("encoding")])
     if isinstance(holder, dict) and isinstance(holder.get("blocks"), list) and rng.random() < 0.6:
         holder = rng.choice(holder["blocks"])
@@ -124,7 +124,7 @@ def fuzz(written, folder, count, seed):
     store = open_store(shutil.copytree(root, folder / "s"))
     path = store.root / JOB / checkpoint
     payloads, data = plain_payloads(store, checkpoint), (path / fmt.MANIFEST).read_bytes()
-    for name in fmt.MANIFEST_COPIES:
+    for name in MANIFEST_COPIES:
         (path / name).unlink()
     own = next(path / each.name for each in restore.manifest(store, JOB, checkpoint).files if not each.written_by)
     sound = own.read_bytes()

@@ -1,6 +1,7 @@
 """What can be done to a job by writing to its store, and what not; docs/checkpoint-format.md says the same."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from holdfast.checkpoint import restore
 from holdfast.commands.stores.listing import described
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
+from holdfast.format import manifest_files
 from holdfast.store import open_store
 from tests.support.edited_manifests import reseal, sealed
 from tests.support.tiny_job import Trainer
@@ -37,102 +39,147 @@ def at(store, name, checkpoint=NEWEST):
     return store / "job" / checkpoint / name
 
 
+NAME, DTYPE, SHAPE, GLOBAL_SHAPE, OFFSETS, VIEW = range(6)
+"""Places in the entry of a tensor in the structure."""
+
+
+def number(fields, name="model.0.weight"):
+    return [tensor[NAME] for tensor in fields["structure"][0]].index(name)
+
+
 def weight(fields):
-    return next(tensor for tensor in fields["tensors"] if tensor["name"] == "model.0.weight")
+    return fields["structure"][0][number(fields)]
 
 
-def last(fields):
-    return max(fields["tensors"], key=lambda tensor: tensor["end"])
+def with_weight(place, value):
+    return lambda fields: weight(fields).__setitem__(place, value)
 
 
-def shaped(*shape):
-    return lambda fields: weight(fields).update(shape=shape, global_shape=shape, offsets=[0] * len(shape))
+def file(fields):
+    return fields["index"]["files"][0]
+
+
+def placed(*runs):
+    """Say which tensors are in the file; the last number is counted from behind."""
+
+    def change(fields):
+        count = len(fields["structure"][0])
+        fields["index"]["tensors"][PAYLOAD] = [[first, count + last] for first, last in runs]
+
+    return change
+
+
+def named(name):
+    """Give the file another name."""
+
+    def change(fields):
+        file(fields).update(name=name)
+        fields["index"]["tensors"] = {name: fields["index"]["tensors"][PAYLOAD]}
+
+    return change
 
 
 def larger(fields):
     """A file of 400 GB, as its manifest says."""
-    count = 25_000
-    tensor, chunks = last(fields), [fmt.digest(b"")] * count
-    size_bytes = count * fmt.CHUNK_BYTES
-    fields["files"][0]["size_bytes"] = end = tensor["start"] + size_bytes
-    tensor.update(dtype="U8", shape=[size_bytes], global_shape=[size_bytes], offsets=[0], end=end)
-    tensor.update(chunks=chunks, digest=fmt.digest_of_chunks(chunks))
+    count, at = 25_000, len(fields["structure"][0]) - 1
+    chunks, size_bytes = [fmt.digest(b"")] * count, count * fmt.CHUNK_BYTES
+    tensor = fields["structure"][0][at]
+    tensor[DTYPE], tensor[SHAPE] = "U8", [size_bytes]
+    fields["index"]["chunks"][str(at)] = chunks
+    fields["index"]["digests"][at] = fmt.digest_of_chunks(chunks)
+    sizes = sum(fmt.ITEM_BYTES[dtype] * math.prod(shape) for _, dtype, shape, *_ in fields["structure"][0])
+    file(fields)["size_bytes"] = file(fields)["header_bytes"] + sizes
 
 
 def header(fields):
     """A file of 2^52 bytes, nearly all of them a header."""
-    fields["files"][0].update(header_bytes=2**52, size_bytes=2**52)
-    fields["tensors"], fields["state"]["loop"] = [], {}
+    file(fields).update(header_bytes=2**52, size_bytes=2**52)
+    fields["structure"] = [[]]
+    fields["index"].update(tensors={}, digests=[], chunks={})
+    fields["index"]["state"]["loop"] = {}
+
+
+def of_state(change):
+    return lambda fields: change(fields["index"]["state"])
 
 
 CONTRADICTIONS = {
-    "an unknown dtype": lambda fields: weight(fields).update(dtype="F128"),
-    "a shape of too many elements": shaped(2**40),
-    "a shape of no machine's word": shaped(10**300, 0),
-    "a larger shape": shaped(17, 8),
-    "a smaller shape": shaped(15, 8),
-    "a negative side": shaped(-1),
-    "two negative sides": shaped(-16, -8),
-    "a shape without offsets": lambda fields: weight(fields).update(offsets=[]),
-    "a part of a tensor": lambda fields: weight(fields).update(global_shape=[32, 8]),
-    "bytes before the tensors": lambda fields: weight(fields).update(start=0, end=16 * 8 * 4),
-    "bytes behind the end": lambda fields: weight(fields).update(start=10**9, end=10**9 + 16 * 8 * 4),
+    "an unknown dtype": with_weight(DTYPE, "F128"),
+    "a shape of too many elements": with_weight(SHAPE, [2**40]),
+    "a shape of no machine's word": with_weight(SHAPE, [10**300, 0]),
+    "a larger shape": with_weight(SHAPE, [17, 8]),
+    "a smaller shape": with_weight(SHAPE, [15, 8]),
+    "a negative side": with_weight(SHAPE, [-1]),
+    "two negative sides": with_weight(SHAPE, [-16, -8]),
+    "a shape without offsets": with_weight(OFFSETS, []),
+    "a part of a tensor": with_weight(GLOBAL_SHAPE, [32, 8]),
+    "a tensor that is in the file twice": placed([0, -1], [0, -1]),
+    "a tensor in no file": placed([1, -1]),
+    "tensors before the first": placed([-1, -1]),
+    "tensors behind the last": placed([0, 10**12]),
+    "a digest too few": lambda fields: fields["index"]["digests"].pop(),
     "no ranks": lambda fields: fields.update(world_size=0),
     "minus one rank": lambda fields: fields.update(world_size=-1),
-    "a rank beyond the last": lambda fields: weight(fields).update(rank=1),
-    "states of a rank beyond the last": lambda fields: fields.update(rank_states={"1": {}}),
-    "a tensor that is not there": lambda fields: fields["tensors"].remove(weight(fields)),
-    "a tensor without a name": lambda fields: fields["state"].update(loop={"$tensor": ["x"]}),
-    "a state that is a list": lambda fields: fields.update(state=[]),
-    "a state without a position": lambda fields: fields["state"].pop("session"),
-    "a position that is a number": lambda fields: fields["state"].update(session=3),
-    "a state without random numbers": lambda fields: fields["state"].pop("rng"),
+    "a rank beyond the last": lambda fields: fields["structure"].append([]),
+    "an index of a rank beyond the last": lambda fields: fields.update(
+        ranks=[{"size_bytes": 0, "digest": "0" * 32, "files": []}]
+    ),
+    "no index": lambda fields: fields.pop("index"),
+    "a structure elsewhere": lambda fields: fields.update(structure={"size_bytes": 1, "digest": "../../x"}),
+    "a tensor that is not there": lambda fields: fields["structure"][0].remove(weight(fields)),
+    "a tensor without a name": of_state(lambda state: state.update(loop={"$tensor": ["x"]})),
+    "a state that is a list": lambda fields: fields["index"].update(state=[]),
+    "a state without a position": of_state(lambda state: state.pop("session")),
+    "a position that is a number": of_state(lambda state: state.update(session=3)),
+    "a state without random numbers": of_state(lambda state: state.pop("rng")),
     "a parent that is no checkpoint": lambda fields: fields.update(parent="../../etc"),
-    "a file elsewhere": lambda fields: fields["files"][0].update(name="../000000000006-1/rank-0.safetensors"),
-    "a tensor elsewhere": lambda fields: weight(fields).update(file="/etc/passwd"),
-    "the manifest as a file": lambda fields: fields["files"][0].update(name="manifest.json"),
-    "a file that is named twice": lambda fields: fields["files"].append(fields["files"][0]),
+    "a file elsewhere": named("../000000000006-1/rank-0.safetensors"),
+    "tensors elsewhere": lambda fields: fields["index"].update(tensors={"/etc/passwd": [[0, 1]]}),
+    "the manifest as a file": named("manifest.json"),
+    "an index as a file": named("rank-0.index.json"),
+    "a file that is named twice": lambda fields: fields["index"]["files"].append(file(fields)),
     "a file larger than memory": larger,
     "a header larger than memory": header,
-    "one digest for all bytes": lambda fields: (larger(fields), last(fields).update(chunks=None)),
-    "a gap between two tensors": lambda fields: last(fields).update(start=last(fields)["start"] + 1),
+    "one digest for all bytes": lambda fields: (larger(fields), fields["index"]["chunks"].clear()),
+    "a header that is longer": lambda fields: file(fields).update(header_bytes=file(fields)["header_bytes"] + 1),
     "an iteration beyond all names": lambda fields: fields.update(iteration=10**12),
     "a number of no machine's word": lambda fields: fields.update(attempt=-(10**300)),
-    "chunks that are no digests": lambda fields: weight(fields).update(chunks=["zz"]),
+    "chunks that are no digests": lambda fields: fields["index"].update(chunks={number(fields): ["zz"]}),
     "another kind of digests": lambda fields: fields.update(digest="crc32"),
-    "a view of pairs that are none": lambda fields: weight(fields).update(view="complex128"),
-    "a view of bytes that are none": lambda fields: weight(fields).update(view="float8_e5m2"),
+    "a view of pairs that are none": with_weight(VIEW, "complex128"),
+    "a view of bytes that are none": with_weight(VIEW, "float8_e5m2"),
     "a tree of 100,000 levels": None,
 }
 
 
-def groups(fields):
-    return dict(fields["state"]["optimizer"]["$pairs"])["param_groups"]
+def groups(state):
+    return dict(state["optimizer"]["$pairs"])["param_groups"]
 
 
 UNFIT = {
     # what only the objects of a session show
-    "states of modules that are a number": lambda fields: fields["state"]["model"].update(state=3),
-    "metadata of a module that is a word": lambda fields: fields["state"]["model"].update(metadata={"": "x"}),
-    "a parameter that is a number": lambda fields: fields["state"]["model"]["state"].update({"0.weight": 1}),
-    "a frozen parameter that is a number": lambda fields: fields["state"]["model"].update(frozen=[7]),
-    "an optimizer without groups": lambda fields: fields["state"].update(optimizer={"$pairs": []}),
-    "groups of no parameters": lambda fields: groups(fields)[0].pop("params"),
-    "a parameter that no optimizer has": lambda fields: groups(fields)[0]["params"].__setitem__(0, 99),
-    "a state of Python's generator that is none": lambda fields: fields["state"]["rng"].update(python=[3]),
-    "a state of torch's generator that is none": lambda fields: fields["state"]["rng"].update(torch="x"),
-    "a state of NumPy's generator that is none": lambda fields: fields["state"]["rng"].update(numpy=[]),
-    "gradients that are a list": lambda fields: fields["state"].update(gradients=[1]),
-    "a gradient that is a word": lambda fields: fields["state"].update(gradients={"model": {"0.weight": "x"}}),
+    "states of modules that are a number": lambda state: state["model"].update(state=3),
+    "metadata of a module that is a word": lambda state: state["model"].update(metadata={"": "x"}),
+    "a parameter that is a number": lambda state: state["model"]["state"].update({"0.weight": 1}),
+    "a frozen parameter that is a number": lambda state: state["model"].update(frozen=[7]),
+    "an optimizer without groups": lambda state: state.update(optimizer={"$pairs": []}),
+    "groups of no parameters": lambda state: groups(state)[0].pop("params"),
+    "a parameter that no optimizer has": lambda state: groups(state)[0]["params"].__setitem__(0, 99),
+    "a state of Python's generator that is none": lambda state: state["rng"].update(python=[3]),
+    "a state of torch's generator that is none": lambda state: state["rng"].update(torch="x"),
+    "a state of NumPy's generator that is none": lambda state: state["rng"].update(numpy=[]),
+    "gradients that are a list": lambda state: state.update(gradients=[1]),
+    "a gradient that is a word": lambda state: state.update(gradients={"model": {"0.weight": "x"}}),
 }
 
 
 def contradict(store, name):
     if name == "a tree of 100,000 levels":
-        body = b'{"format": 1, "job": "job", "a": ' + b"[" * 100_000
-        at(store, fmt.MANIFEST).write_bytes(body + fmt.DIGEST_ENTRY % fmt.digest(body).encode())
+        body = b'{"format": 2, "job": "job", "a": ' + b"[" * 100_000
+        at(store, fmt.MANIFEST).write_bytes(body + manifest_files.DIGEST_ENTRY % fmt.digest(body).encode())
     else:
-        reseal(at(store, fmt.MANIFEST), (CONTRADICTIONS | UNFIT)[name])
+        change = CONTRADICTIONS[name] if name in CONTRADICTIONS else of_state(UNFIT[name])
+        reseal(at(store, fmt.MANIFEST), change)
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS | UNFIT)
@@ -211,7 +258,7 @@ def test_a_pipe_among_the_reports_for_a_server_is_left_alone(store):
 
     folder = store / "job" / "spool"
     folder.mkdir(exist_ok=True)
-    os.mkfifo(folder / "00000001.uid.0.000000000001.batch")
+    os.mkfifo(folder / "00000001.uid.0.000000000001.2.batch")
     assert Spool(folder).left_by_others("other", 0) == []
 
 
@@ -228,7 +275,7 @@ def test_a_lineage_with_a_parent_that_is_no_checkpoint_ends_no_start(store, pare
 def test_a_checkpoint_that_says_what_can_be_is_taken_at_its_word(store):
     """No digest is a signature: whoever can write to a store chooses what is trained on from there."""
 
-    reseal(at(store, fmt.MANIFEST), lambda fields: fields["state"]["loop"].update(best_loss=-1.5))
+    reseal(at(store, fmt.MANIFEST), lambda fields: fields["index"]["state"]["loop"].update(best_loss=-1.5))
     trainer = Trainer(store)
     assert trainer.session.resume() == 9
     assert trainer.loop.best_loss == -1.5
@@ -251,4 +298,4 @@ def test_what_is_sealed_anew_is_read_as_it_was(store):
     """Else these tests would show nothing."""
     reseal(at(store, fmt.MANIFEST), lambda fields: None)
     assert restore.load(open_store(store), "job", NEWEST).manifest.iteration == 9
-    assert sealed({"format": 1})
+    assert sealed({"format": 2})

@@ -18,6 +18,7 @@ import torch
 from holdfast.checkpoint import restore
 from holdfast.errors import DamagedCheckpoint, IncompatibleCheckpoint, UnknownFormat
 from holdfast.format import manifest as fmt
+from holdfast.format import manifest_files
 from holdfast.store import open_store
 from holdfast.system.host_memory import bytes_of
 from tests.support.edited_manifests import fields_of, sealed
@@ -95,9 +96,11 @@ def nest(rng, fields):
 
 def of_tensors(rng, fields):
     """Where it matters most."""
-    tensor = rng.choice(fields["tensors"])
-    key = rng.choice([*tensor, "chunks", "view", "rank"])
-    tensor[key] = copy.deepcopy(rng.choice(VALUES))
+    index = fields["index"]
+    tensor = rng.choice(fields["structure"][0])
+    holder = rng.choice([tensor, tensor, index["digests"], index["chunks"], *index["tensors"].values()])
+    keys = ["0", "1", "7"] if isinstance(holder, dict) else range(len(holder))
+    holder[rng.choice(keys)] = copy.deepcopy(rng.choice(VALUES))
 
 
 FIELDS = [mutate_value, mutate_value, of_tensors, remove, repeat, exchange]
@@ -105,7 +108,7 @@ FIELDS = [mutate_value, mutate_value, of_tensors, remove, repeat, exchange]
 
 def changed_bytes(rng, data):
     """The same as text: mutated, cut, repeated, and sealed anew more often than not."""
-    body = bytearray(data[: -fmt._ENTRY_BYTES])
+    body = bytearray(data[: -manifest_files._ENTRY_BYTES])
     for _ in range(rng.choice([1, 1, 2, 8])):
         at = rng.randrange(len(body))
         kind = rng.randrange(4)
@@ -117,8 +120,8 @@ def changed_bytes(rng, data):
             body[at:at] = rng.choice(WORDS)
         else:
             body[at:at] = body[at : at + rng.randrange(1, 200)]
-    seal = fmt.DIGEST_ENTRY % fmt.digest(bytes(body)).encode()
-    return bytes(body) + (seal if rng.random() < 0.8 else data[-fmt._ENTRY_BYTES :])
+    seal = manifest_files.DIGEST_ENTRY % fmt.digest(bytes(body)).encode()
+    return bytes(body) + (seal if rng.random() < 0.8 else data[-manifest_files._ENTRY_BYTES :])
 
 
 def mutation(rng, fields, data):

@@ -9,12 +9,12 @@ import shutil
 import pytest
 
 from holdfast.checkpoint import restore
-from holdfast.checkpoint.manifest_copies import write_manifest_copies
 from holdfast.checkpoint.scrub import scrub
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import PARITY_BLOCK_BYTES, ParityCode, build_parity
 from holdfast.store.local import LocalStore
+from tests.support.edited_manifests import MANIFEST_COPIES, encode_manifest
 from tests.support.simulated_files import (
     FailingFiles,
     SimulatedProcessDeath,
@@ -23,7 +23,7 @@ from tests.support.simulated_files import (
 )
 
 JOB, FILE, PARITY, FIRST = "job", "rank-0.safetensors", "rank-0.parity", "000000000001-1"
-COPY = fmt.MANIFEST_COPIES[0]
+COPY = MANIFEST_COPIES[0]
 CODE = ParityCode(2, 1)
 
 
@@ -54,9 +54,9 @@ class Written:
             job=JOB, iteration=1, lineage=1, attempt=1, kind="scheduled", created_at=float(seed), parent=None,
             world_size=1, files=[file], tensors=[tensor], state={},
         )  # fmt: skip
-        data = fmt.encode_manifest(self.manifest)
+        data = encode_manifest(self.manifest)
         self.sound = {FILE: bytes(header) + bytes(payload), PARITY: bytes(parity), fmt.MANIFEST: data}
-        self.sound |= dict.fromkeys(fmt.MANIFEST_COPIES, data)
+        self.sound |= dict.fromkeys(MANIFEST_COPIES, data)
 
     def commit(self, store, attempt, *damaged, **options):
         """Commit it, with the last byte of the files `damaged` changed."""
@@ -64,7 +64,8 @@ class Written:
         writer = store.begin(JOB, FIRST, attempt, 0)
         for name in (FILE, PARITY):
             writer.write(name, [files[name]])
-        write_manifest_copies(writer, self.manifest, files[COPY])
+        for name in MANIFEST_COPIES:
+            writer.write(name, [files[COPY]])
         writer.commit(files[fmt.MANIFEST], **options)
 
     def _flipped(self, data):
@@ -125,7 +126,7 @@ def test_no_power_cut_during_a_repair_loses_what_could_be_repaired(begun, memory
     assert outcome(store) == "repairable"
     found = scrub(store, JOB, FIRST, repair=True)
     assert {each.file: each.state for each in found.files} == dict.fromkeys(
-        (*fmt.MANIFEST_COPIES, FILE, PARITY), "repaired"
+        (*MANIFEST_COPIES, FILE, PARITY), "repaired"
     )
     judge = Judge(memory / "after")
     for point in range(before, len(files.log)):

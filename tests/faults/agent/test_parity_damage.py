@@ -20,6 +20,7 @@ from holdfast.protocol.wire import Notice
 from holdfast.store import LocalStore, open_store
 from holdfast.system.files import Files
 from holdfast.telemetry.reporter import Reporter
+from tests.support.edited_manifests import MANIFEST_COPIES, decode_manifest
 from tests.support.persist_job import JOB, faulty, running
 from tests.support.tiny_job import Trainer
 
@@ -153,7 +154,7 @@ def test_flipped_bits_are_all_found_and_repaired_within_the_strength(written, tm
 def test_flipped_bits_in_all_files_at_once_are_repaired(written, tmp_path):
     for seed in range(5):
         victim, rng = DamagedStore(written, tmp_path / f"{seed}"), random.Random(seed)
-        names = [PAYLOAD, PARITY, rng.choice([fmt.MANIFEST, *fmt.MANIFEST_COPIES])]
+        names = [PAYLOAD, PARITY, rng.choice([fmt.MANIFEST, *MANIFEST_COPIES])]
         for name in names:
             victim.flip(name, 1e-8, rng)
         victim.require_repaired(*names)
@@ -282,7 +283,7 @@ def test_sectors_that_the_disk_cannot_read_are_repaired(victim):
 
 
 def test_impossible_sizes_in_a_manifest_are_refused_without_reading_that_much(victim):
-    manifest = fmt.decode_manifest(victim.sound[fmt.MANIFEST])
+    manifest = decode_manifest(victim.sound[fmt.MANIFEST])
     (file,), size = manifest.files, 1 << 50
     parity = msgspec.structs.replace(file.parity, size_bytes=StripeLayout(CODE, size).end)
     large = msgspec.structs.replace(file, size_bytes=size, parity=parity)
@@ -330,7 +331,7 @@ def test_parity_blocks_count_as_lost_blocks_of_their_stripe(written, tmp_path):
 
 @pytest.mark.parametrize("damaged", [1, 2])
 def test_a_damaged_manifest_is_read_from_a_copy(victim, damaged):
-    names = (fmt.MANIFEST, *fmt.MANIFEST_COPIES)[:damaged]
+    names = (fmt.MANIFEST, *MANIFEST_COPIES)[:damaged]
     for name in names:
         victim.flip(name, 1e-4, random.Random(12))
     assert victim.require_restorable().repaired[0].startswith("manifest.json: it is damaged, and manifest-copy-")
@@ -339,7 +340,7 @@ def test_a_damaged_manifest_is_read_from_a_copy(victim, damaged):
 
 
 def test_a_manifest_without_a_sound_copy_is_refused(victim):
-    for name in (fmt.MANIFEST, *fmt.MANIFEST_COPIES):
+    for name in (fmt.MANIFEST, *MANIFEST_COPIES):
         victim.damage(name, lambda data: data.__setitem__(slice(100, 110), bytes(10)))
     victim.require_refused(fmt.MANIFEST, "there is no sound copy of it")
 

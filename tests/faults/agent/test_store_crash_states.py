@@ -16,6 +16,7 @@ from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.store import Attempt, Lineage
 from holdfast.store.local import LocalStore
+from tests.support.edited_manifests import encode_manifest
 from tests.support.simulated_files import (
     RecordedFiles,
     SimulatedProcessDeath,
@@ -119,7 +120,7 @@ def described(checkpoint, payload):
         job=JOB, iteration=iteration, lineage=lineage, attempt=1, kind="scheduled", created_at=0.0,
         parent=None, world_size=1, files=[file], tensors=[tensor], state={},
     )  # fmt: skip
-    return header, fmt.encode_manifest(manifest)
+    return header, encode_manifest(manifest)
 
 
 def a_jobs_life(life: StoreUser):

@@ -10,6 +10,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format.parity_file import ParityCode
 from holdfast.store import open_store
 from tests.support import handmade_checkpoints, object_servers
+from tests.support.edited_manifests import MANIFEST_COPIES
 
 JOB, FIRST, FILE, PARITY = "job", "000000000001-1", "rank-0.safetensors", "rank-0.parity"
 TENSOR = torch.randn(100_000, generator=torch.Generator().manual_seed(1))
@@ -44,7 +45,7 @@ def bucket(moto, monkeypatch):
     return Bucket(moto.address, monkeypatch)
 
 
-@pytest.mark.parametrize("name", [FILE, PARITY, fmt.MANIFEST, *fmt.MANIFEST_COPIES])
+@pytest.mark.parametrize("name", [FILE, PARITY, fmt.MANIFEST, *MANIFEST_COPIES])
 @pytest.mark.parametrize("how", ["changed", "cut"])
 def test_a_damaged_object_is_repaired_to_the_bit(bucket, name, how):
     data = bucket.sound[name]
@@ -57,7 +58,7 @@ def test_a_damaged_object_is_repaired_to_the_bit(bucket, name, how):
     assert scrub(bucket.store, JOB, FIRST).state == "sound"
 
 
-@pytest.mark.parametrize("name", [PARITY, *fmt.MANIFEST_COPIES])
+@pytest.mark.parametrize("name", [PARITY, *MANIFEST_COPIES])
 def test_a_missing_object_of_the_parity_is_put_again(bucket, name):
     bucket.delete(name)
     assert scrub(bucket.store, JOB, FIRST, repair=True).state == "repaired"

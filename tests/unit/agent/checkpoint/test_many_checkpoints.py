@@ -9,6 +9,7 @@ import torch
 
 from holdfast.checkpoint import garbage_collection, restore
 from holdfast.format import manifest as fmt
+from holdfast.format import manifest_files
 from holdfast.retention import Retention
 from holdfast.store import open_store
 from tests.support import handmade_checkpoints
@@ -18,13 +19,13 @@ from tests.support.edited_manifests import fields_of, sealed
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of what is decoded."""
-    kinds, decode = list[str](), fmt.decode_as
+    kinds, decode = list[str](), manifest_files.decode_manifest
 
     def counted(kind: type, *arguments: object) -> object:
         kinds.append(kind.__name__)
         return decode(kind, *arguments)
 
-    monkeypatch.setattr(fmt, "decode_as", counted)
+    monkeypatch.setattr(manifest_files, "decode_manifest", counted)
     return kinds
 
 
@@ -53,4 +54,4 @@ def test_a_manifest_that_is_laid_out_in_another_way_or_damaged_is_read_as_before
 def test_gc_decodes_what_it_compares_once_and_without_tensors(store: Path, decoded: list[str]) -> None:
     garbage_collection.plan(open_store(store), "job", Retention(last=5))
     assert decoded.count("ManifestSummary") == 30
-    assert decoded.count("Manifest") == 6
+    assert decoded.count("ManifestFile") == 6

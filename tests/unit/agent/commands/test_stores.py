@@ -163,7 +163,7 @@ def test_that_nothing_sound_is_left_is_said_as_it_is(holdfast: Holdfast, store: 
 
 
 def test_a_newer_format_is_not_called_damage(holdfast: Holdfast, store: Path) -> None:
-    payload(store, "gpt", 20).with_name("manifest.json").write_text('{"format": 2}')
+    payload(store, "gpt", 20).with_name("manifest.json").write_text('{"format": 3}')
     result = holdfast("store", "verify", store, "--json")
     assert result.exit_code == 1
     (row,) = [row for row in json.loads(result.stdout) if row["reason"]]

@@ -128,7 +128,7 @@ def spoil(store: Path) -> None:
         fields["versions"] = {f"torch{text}": f"2{text}"}
         fields["timings"] = {f"x{text}": 1.0}
         fields["metrics"] = {f"loss{text}": {"value": 1.0, "iteration": 1}}
-        fields["state"][f"extra{text}"] = {f"value{text}": f"text{text}"}
+        fields["index"]["state"][f"extra{text}"] = {f"value{text}": f"text{text}"}
 
     (manifest,) = (store / "a").glob("*/manifest.json")
     reseal(manifest, change)
@@ -187,7 +187,7 @@ def test_no_command_prints_in_another_way() -> None:
 )  # fmt: skip
 def test_a_malformed_state_is_named_as_damage(holdfast: Holdfast, store: Path, tree: object) -> None:
     (manifest,) = (store / "a").glob("*/manifest.json")
-    reseal(manifest, lambda fields: fields["state"].update(extra={"value": tree}))
+    reseal(manifest, lambda fields: fields["index"]["state"].update(extra={"value": tree}))
     result = holdfast("store", "show", store, "a", "latest")
     assert result.exit_code == 1
     assert "manifest.json: its states are malformed" in result.stderr

@@ -15,6 +15,7 @@ from holdfast.format import manifest as fmt
 from holdfast.format import shards
 from holdfast.format.resharding import Region
 from holdfast.format.shards import merge_ranks, names_in, overlapping, require_complete, shard_error, state_for
+from tests.support.edited_manifests import stored_and_read
 from tests.support.sharded_checkpoints import (
     RankTensors,
     ReplicatedTensor,
@@ -206,7 +207,7 @@ def test_an_entry_that_a_rank_does_not_have_is_not_that_of_the_first():
         job="j", iteration=1, lineage=1, attempt=1, kind="final", created_at=0.0, parent=None, world_size=3,
         files=whole.files, tensors=whole.tensors, state=whole.state, rank_states=whole.rank_states,
     )  # fmt: skip
-    read = fmt.decode_manifest(fmt.encode_manifest(made))
+    read = stored_and_read(made)
     assert [state_for(read, rank) for rank in range(3)] == states
 
 

@@ -17,7 +17,8 @@ from holdfast.format.manifest import TensorRange
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.save.draft import Draft
-from holdfast.save.two_phase_commit import NotPrepared, commit, decline
+from holdfast.save.structures import KnownStructures
+from holdfast.save.two_phase_commit import STAGES, NotPrepared, commit, decline
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
@@ -40,6 +41,8 @@ class Wires:
     def __init__(self, world_size):
         self.world_size, self._changed, self._parted = world_size, threading.Condition(), False
         self._sent = collections.defaultdict(collections.deque)
+        self.sizes = collections.defaultdict(list)
+        """Sizes of the messages by sender, receiver and stage."""
 
     def line(self, rank, breaks=None):
         return RankLink(self, rank, breaks)
@@ -48,6 +51,8 @@ class Wires:
         with self._changed:
             self._require_all()
             self._sent[key].append(data)
+            sender, receiver, tag = key
+            self.sizes[sender, receiver, tag % STAGES].append(len(data))
             self._changed.notify_all()
 
     def take(self, key):
@@ -146,12 +151,15 @@ class StepFailingFiles(Files):
         super().sync_directory(path)
 
 
-def draft_of(rank, world_size, iteration, parity=None, base=False, may_link=True):
-    """With a `base` that does not change, it is that of the checkpoint before as well."""
+def draft_of(
+    rank, world_size, iteration, parity=None, base=False, may_link=True, compress=False, numbers=4, empty=0
+):
+    """With a `base` that does not change, it is that of the checkpoint before as well; `empty` tensors more."""
     parent = checkpoint_id(iteration - 1, 1) if base and iteration > 1 else None
-    slots = [TensorRange("w", "F32", (4,), 0, 16)]
+    slots = [TensorRange("w", "F32", (numbers,), 0, 4 * numbers)]
     if base:
-        slots.append(TensorRange("base", "F32", (8,), 16, 48))
+        slots.append(TensorRange("base", "F32", (2 * numbers,), 4 * numbers, 12 * numbers))
+    slots += [TensorRange(f"empty.{number}", "F32", (0,), slots[-1].end, slots[-1].end) for number in range(empty)]
     return Draft(
         job=JOB,
         iteration=iteration,
@@ -164,8 +172,9 @@ def draft_of(rank, world_size, iteration, parity=None, base=False, may_link=True
         world_size=world_size,
         parity=parity,
         may_link=may_link,
+        compress=compress,
         slots=slots,
-        rank_local={"w", "base"} if base else {"w"},
+        rank_local={slot.name for slot in slots},
         unchanged={"base"} if base else set(),
         state={"model": {"w": {"$tensor": "w"}}, "place": {"rank": rank, "iteration": iteration}},
     )
@@ -177,6 +186,7 @@ class CommitJob:
         self.store = LocalStore(root)
         self.store.acquire_attempt(JOB, "first")
         self.stores = {}
+        self.known = [KnownStructures() for _ in range(world_size)]
         self.spans = []
         self.make_room = lambda error: False
 
@@ -196,9 +206,12 @@ class CommitJob:
     def _part(self, found, rank, iteration, number, case):
         line = self.wires.line(rank, case.get("breaks"))
         store = StepFailingStore(self.root, case.get("step"), case.get("error"))
-        kind = {name: case[name] for name in ("parity", "base", "may_link") if name in case}
+        names = ("parity", "base", "may_link", "compress", "numbers", "empty")
+        kind = {name: case[name] for name in names if name in case}
         draft = draft_of(rank, self.world_size, iteration, **kind)
-        payload = memoryview(bytes([rank, iteration]) * 8 + bytes([rank] * 32 if case.get("base") else []))
+        numbers = case.get("numbers", 4)
+        base = bytes([rank]) * 8 * numbers if case.get("base") else b""
+        payload = memoryview(bytes([rank, iteration]) * 2 * numbers + base)
         if case.get("foreign"):
             draft = draft_of(rank, self.world_size, iteration)
             draft.state["model"]["other"] = {"$tensor": "nowhere"}
@@ -215,6 +228,7 @@ class CommitJob:
                     *(line, number, store, draft, case.get("problem"), write),
                     on_durable=self.spans.extend,
                     make_room=self.make_room,
+                    known=self.known[rank],
                 )
                 found[rank] = None
         except Exception as error:  # a thread's edge: whoever asks looks at it
@@ -468,3 +482,77 @@ def test_a_rank_that_fails_with_shared_files_leaves_the_checkpoint_before(tmp_pa
     for checkpoint in job.store.checkpoints(JOB):
         restore.verify(job.store, JOB, checkpoint)
     assert job.half_done == []
+
+
+def votes(job):
+    """Sizes of the last votes, by rank."""
+    return [job.wires.sizes[rank, 0, 1][-1] for rank in range(1, job.world_size)]
+
+
+def structure_of(job, iteration):
+    (path,) = job.store.path(JOB, checkpoint_id(iteration, 1)).glob("structure-*.json")
+    return path
+
+
+def test_a_structure_is_sent_and_written_once_and_then_named_by_its_digest(tmp_path):
+    job = CommitJob(tmp_path, 3)
+    at = {rank: {"empty": 200, "base": True} for rank in range(3)}
+    assert job.checkpoint(1, at=at) == [None] * 3
+    assert min(votes(job)) > 200 * len("empty.000 F32")
+    assert job.checkpoint(2, at=at, number=2) == [None] * 3
+    assert max(votes(job)) < 600
+    assert structure_of(job, 2).samefile(structure_of(job, 1))
+    job.store.delete(JOB, checkpoint_id(1, 1), 1)
+    assert job.checkpoint(3, at=at, number=3) == [None] * 3
+    assert max(votes(job)) < 600
+    manifest = restore.verify(job.store, JOB, checkpoint_id(3, 1))
+    assert len(manifest.tensors) == 3 * 202
+
+
+def test_only_a_rank_whose_part_has_changed_sends_it_again(tmp_path):
+    job = CommitJob(tmp_path, 3)
+    at = {rank: {"empty": 200} for rank in range(3)}
+    job.checkpoint(1, at=at)
+    job.checkpoint(2, at=at | {2: {"empty": 201}}, number=2)
+    assert [size < 600 for size in votes(job)] == [True, False]
+    assert structure_of(job, 2).name != structure_of(job, 1).name
+    job.checkpoint(3, at=at | {2: {"empty": 201}}, number=3)
+    assert [size < 600 for size in votes(job)] == [True, True]
+    job.assert_whole(1, 2, 3)
+
+
+def test_a_part_that_no_longer_makes_a_whole_is_found_when_it_changes(tmp_path):
+    job = CommitJob(tmp_path, 3)
+    assert job.checkpoint(1) == [None] * 3
+    error, *_ = job.checkpoint(2, at={1: {"foreign": True}}, number=2)
+    assert "tensor nowhere: 'model' of rank 1 refers to it, but it is not stored" in str(error)
+    assert job.checkpoint(3, number=3) == [None] * 3
+    job.assert_whole(1, 3)
+
+
+LOSSES = {
+    "short": lambda job, patch: structure_of(job, 1).write_bytes(b"[]"),
+    "gone": lambda job, patch: structure_of(job, 1).unlink(),
+    "no links": lambda job, patch: patch.setattr(Files, "link", refused),
+}
+
+
+def refused(*_):
+    raise OSError(errno.EPERM, "no links here")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_structure_that_cannot_be_linked_is_written_again(tmp_path, monkeypatch, loss):
+    job = CommitJob(tmp_path, 2)
+    job.checkpoint(1)
+    LOSSES[loss](job, monkeypatch)
+    assert job.checkpoint(2, number=2) == [None] * 2
+    assert restore.verify(job.store, JOB, checkpoint_id(2, 1)).world_size == 2
+    assert structure_of(job, 2).stat().st_nlink == 1
+
+
+def test_after_damage_a_structure_is_written_again(tmp_path):
+    job = CommitJob(tmp_path, 2)
+    job.checkpoint(1)
+    job.checkpoint(2, at={0: {"may_link": False}}, number=2)
+    assert structure_of(job, 2).stat().st_nlink == 1

@@ -5,6 +5,7 @@ import random
 import msgspec
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from holdfast.checkpoint import restore
@@ -22,6 +23,7 @@ from holdfast.save.two_phase_commit import commit_alone
 from holdfast.save.writer import write_checkpoint
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store
+from tests.support.edited_manifests import encode_manifest
 from tests.support.persist_job import JOB, copied, running
 
 pytest.importorskip("numpy")
@@ -123,6 +125,12 @@ def test_a_dense_state_takes_less_room_and_comes_back_to_the_bit(store):
     assert path_of(store, checkpoint).stat().st_size == file.size_bytes
     assert bytes_of(loaded(store, checkpoint)) == bytes_of(tensors)
     restore.verify(store, JOB, checkpoint)
+
+
+def test_safetensors_refuses_a_compressed_file_by_its_first_bytes(store):
+    path = path_of(store, taken(store, dense()))
+    with pytest.raises(SafetensorError, match=r"(?i)header ?too ?large"):
+        load_file(path)
 
 
 def round_trip(store, seed, monkeypatch):
@@ -247,7 +255,7 @@ def with_encoding(store, checkpoint, change):
     (file,) = manifest.files
     file = msgspec.structs.replace(file, encoding=change(file.encoding))
     path_of(store, checkpoint, fmt.MANIFEST).write_bytes(
-        fmt.encode_manifest(msgspec.structs.replace(manifest, files=[file]))
+        encode_manifest(msgspec.structs.replace(manifest, files=[file]))
     )
 
 
@@ -295,7 +303,7 @@ def test_blocks_that_decode_to_another_state_are_found_by_the_digests_of_the_ten
     manifest = restore.manifest(store, JOB, checkpoint)
     file = msgspec.structs.replace(manifest.files[0], size_bytes=there.size_bytes, encoding=there.encoding)
     path_of(store, checkpoint, fmt.MANIFEST).write_bytes(
-        fmt.encode_manifest(msgspec.structs.replace(manifest, files=[file]))
+        encode_manifest(msgspec.structs.replace(manifest, files=[file]))
     )
     with pytest.raises(DamagedCheckpoint, match="tensor w does not match its digest"):
         restore.load(store, JOB, checkpoint)

@@ -20,6 +20,7 @@ from holdfast.save.saver import Saver
 from holdfast.save.snapshotter import Snapshotter
 from holdfast.store import open_store, read_manifest
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
+from tests.support.edited_manifests import decode_manifest
 from tests.support.faulty_store import hear, tell
 from tests.support.persist_job import (
     JOB,
@@ -83,7 +84,7 @@ def test_the_manifest_says_all_there_is_to_say(store):
     with running(store) as job:
         parent = job.checkpoint()
         snapshot = job.checkpoint(parent=parent.id, versions={"torch": "2"})
-    manifest = fmt.decode_manifest(read_manifest(store, JOB, snapshot.id))
+    manifest = decode_manifest(read_manifest(store, JOB, snapshot.id))
     assert (manifest.job, manifest.iteration, manifest.lineage, manifest.attempt) == (JOB, 2, 1, 1)
     assert (manifest.kind, manifest.parent, manifest.versions) == ("scheduled", parent.id, {"torch": "2"})
     assert manifest.state == {"model": {"w": 1}}

@@ -251,7 +251,7 @@ def test_a_state_without_unchanged_tensors_reads_no_manifest_and_compares_no_dig
         def refuse(*_):
             raise AssertionError
 
-        monkeypatch.setattr("holdfast.save.reuse.read_manifest", refuse)
+        monkeypatch.setattr("holdfast.save.reuse.read_stored", refuse)
         second = take(job, first)
     assert files_of(store, second.id).keys() == {MAIN}
 

@@ -5,11 +5,11 @@ import pytest
 
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.forking import fork
-from holdfast.format import manifest as fmt
 from holdfast.protocol import wire
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import Desired, RestoreOrder
 from holdfast.store import Lineage, open_store
+from tests.support.edited_manifests import decode_manifest, encode_manifest
 from tests.support.fake_server_connection import FakeServerConnection
 from tests.support.session_fixtures import linked as linked
 from tests.support.session_fixtures import store as store
@@ -131,6 +131,6 @@ def test_a_degraded_order_of_a_sound_checkpoint_restores_it_exactly(store, linke
 def test_an_exact_manifest_has_no_word_of_it(store):
     Trainer(store).run(until=4).crash()
     manifest = restore.manifest(open_store(store), "job", checkpoint_id(3, 1))
-    assert b"inexact" not in fmt.encode_manifest(manifest)
+    assert b"inexact" not in encode_manifest(manifest)
     marked = msgspec.structs.replace(manifest, inexact=NEWEST)
-    assert fmt.decode_manifest(fmt.encode_manifest(marked)).inexact == NEWEST
+    assert decode_manifest(encode_manifest(marked)).inexact == NEWEST

@@ -17,7 +17,6 @@ from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.engine import boundary, startup
 from holdfast.engine.operator import MAX_TRIES
-from holdfast.format import manifest as fmt
 from holdfast.protocol import wire as protocol
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.protocol.wire import Desired, RestoreOrder
@@ -29,6 +28,7 @@ from holdfast.server_link.http_client import RequestFailed
 from holdfast.store import Lineage, Pins, newest_pins, open_store
 from holdfast.store.local import LocalStore, LocalWriter
 from holdfast.system import supervisor_channel
+from tests.support.edited_manifests import decode_manifest, encode_manifest
 from tests.support.eventually import eventually
 from tests.support.fake_server_connection import FakeAgentClient, FakeServerConnection
 from tests.support.session_fixtures import linked as linked
@@ -1243,9 +1243,9 @@ def test_the_way_back_from_a_restore_survives_a_restart(store):
 def test_an_order_to_a_checkpoint_that_does_not_fit_fails_and_the_job_starts_all_the_same(store, linked):
     Trainer(store).run(until=7).crash()
     manifest = store / "job" / "000000000003-1" / "manifest.json"
-    changed = fmt.decode_manifest(manifest.read_bytes())
+    changed = decode_manifest(manifest.read_bytes())
     del changed.state["scheduler"]
-    manifest.write_bytes(fmt.encode_manifest(changed))
+    manifest.write_bytes(encode_manifest(changed))
     FakeServerConnection.first = Desired(
         version=5, restore=RestoreOrder(id="o", checkpoint="000000000003-1", fence=1)
     )
