@@ -40,7 +40,7 @@ class IncompleteParts(HoldfastError):
 
 
 class UnknownFormat(HoldfastError):
-    """A checkpoint written by a newer Holdfast."""
+    """A checkpoint written by another version of Holdfast, in a format that this one does not read."""
 
 
 class IncompatibleCheckpoint(HoldfastError):

@@ -9,6 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.stored_manifest import has_other_format
 from holdfast.retention import Retention, checkpoints_to_delete
 from holdfast.store import Attempt, Lineage, Store, newest_attempt, newest_pins
 from holdfast.store.records import ASKED_FOR, held_checkpoints, protected_checkpoints
@@ -61,6 +62,8 @@ def plan(
     never |= held_checkpoints(store, job) | {*wanted, *([head] if head is not None else [])}
     pins = noted.checkpoints if (noted := newest_pins(store, job)) is not None else ()
     sizes, metrics = restore.RetentionFacts(store, job).read(committed)
+    # what another version of Holdfast wrote is removed only by name
+    never |= {each for each in committed if each not in sizes and has_other_format(store, job, each)}
     named = [each for each in committed if each in drop]
     gone = {each: "selected with --drop" + (", although pinned" if each in pins else "") for each in named}
     rest = [checkpoint for checkpoint in committed if checkpoint not in gone]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from holdfast.checkpoint import restore
+from holdfast.checkpoint.stored_manifest import has_other_format
 from holdfast.errors import Fenced, HoldfastError, StoreFull
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import Desired
@@ -177,7 +178,7 @@ class RetentionQueue:
         self._requested_loaded = False
         """Requested checkpoints of earlier attempts are loaded."""
         self._not_removable: set[str] = set()
-        """Checkpoints that this process may not remove, or that are mounted."""
+        """Checkpoints that this process may not remove, that are mounted, or of another version of Holdfast."""
         self._has_made_room = self._full_reported = False
         self._removed_in_vain = 0
         """Number of checkpoints removed to make room since one became durable, or since free space last grew."""
@@ -388,17 +389,22 @@ class RetentionQueue:
                 is_wanted = checkpoint in self._protected_by.values()
             if is_wanted or checkpoint in self.pinned.checkpoints:
                 continue
+            if has_other_format(self._store, self._job, checkpoint):
+                self._keep(checkpoint, f"another version of Holdfast wrote {checkpoint}: it is kept")
+                continue
             try:
                 self._store.delete(self._job, checkpoint, self._head().attempt)
             except OSError as error:
                 if error.errno not in NOT_REMOVABLE:
                     raise
-                self._not_removable.add(checkpoint)
-                message = f"{checkpoint} cannot be removed, and stays until the next start: {error}"
-                self._reporter.notice("warning", "retention", message)
+                self._keep(checkpoint, f"{checkpoint} cannot be removed, and stays until the next start: {error}")
             else:
                 self._has_removed = True
                 yield checkpoint
+
+    def _keep(self, checkpoint: str, reason: str) -> None:
+        self._not_removable.add(checkpoint)
+        self._reporter.notice("warning", "retention", reason)
 
     def protected(self) -> set[str]:
         """Return checkpoints that no rule deletes: lineage starts, safety checkpoints, restore targets.

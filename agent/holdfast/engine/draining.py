@@ -22,6 +22,7 @@ import msgspec
 from holdfast.checkpoint.draining import DrainResult
 from holdfast.checkpoint.restore import RetentionFacts
 from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
+from holdfast.checkpoint.stored_manifest import has_other_format
 from holdfast.errors import HoldfastError
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.retention import Retention, checkpoints_to_delete
@@ -213,6 +214,7 @@ class DrainQueue:
                 protected=self._retention.protected() | {newest}, pinned=self._retention.pinned.checkpoints,
                 damaged=(), sizes=sizes, metrics=metrics,
             )  # fmt: skip
+            gone = {each: why for each, why in gone.items() if not has_other_format(store.far, job, each)}
             for checkpoint in gone:
                 store.far.delete(job, checkpoint, store.near.latest_attempt(job))
                 store.note_copied(job, checkpoint, copied=False)

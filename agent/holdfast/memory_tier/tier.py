@@ -21,7 +21,7 @@ from holdfast.distributed.ranks import Ranks
 from holdfast.errors import DamagedCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.protocol.ids import parse_checkpoint_id
-from holdfast.save.completion_marker import mapped, markers_of, read_marker, verify
+from holdfast.save.completion_marker import has_other_version, mapped, markers_of, read_marker, verify
 from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena, free_slot_pages
 from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
@@ -85,7 +85,7 @@ class MemoryTier:
         Args:
             folder: that of the supervisor; `None` without one that holds memory for all ranks.
             private: number of further arenas, of private memory.
-            unused_reason: why the tier is not used although there is a supervisor.
+            unused_reason: why the tier, or a snapshot in it, is not used although there is a supervisor.
             earlier: what earlier attempts under the supervisor have left.
         """
         self._job, self._uid, self._ranks, self._reporter = job, uid, ranks, reporter
@@ -254,6 +254,11 @@ def open_memory_tier(job: str, uid: str, max_in_flight: int, ranks: Ranks, repor
             supervisor_channel.published_uids(folder) - {uid},
             complete_snapshots_in(folder, job),
         )
+        if reason is None and any(map(has_other_version, slots_in(folder))):
+            reason = (
+                "another version of Holdfast left snapshots in the supervisor's memory: they are kept and not "
+                "used; the job resumes from the store"
+            )
     private = max_in_flight - len(slots)
     return MemoryTier(
         job, uid, ranks, reporter,

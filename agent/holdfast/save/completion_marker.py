@@ -35,6 +35,10 @@ class CompletionMarker:
 
 
 _drafts = msgspec.msgpack.Decoder(Draft)
+_MAGIC = b"HFmark02"
+"""First bytes of a marker, with the version of its content."""
+_DATA_AT = len(_MAGIC) + 16
+"""The digest is in between."""
 
 
 def write_marker(path: Path, draft: Draft) -> None:
@@ -42,7 +46,7 @@ def write_marker(path: Path, draft: Draft) -> None:
     data = msgspec.msgpack.encode(draft)
     written = path.with_suffix(f".{os.getpid()}")
     try:
-        written.write_bytes(bytes.fromhex(fmt.digest(data)) + data)
+        written.write_bytes(_MAGIC + bytes.fromhex(fmt.digest(data)) + data)
         written.rename(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -51,15 +55,24 @@ def write_marker(path: Path, draft: Draft) -> None:
 
 
 def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
-    """Read the marker; None if it is missing or damaged."""
+    """Read the marker; None if it is missing or damaged, or another version of Holdfast wrote it."""
     try:
         content = slot.marker.read_bytes()
-        digest, data = content[:16], content[16:]
-        if bytes.fromhex(fmt.digest(data)) != digest:
+        digest, data = content[len(_MAGIC) : _DATA_AT], content[_DATA_AT:]
+        if not content.startswith(_MAGIC) or bytes.fromhex(fmt.digest(data)) != digest:
             return None
         return CompletionMarker(_drafts.decode(data), slot.number)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def has_other_version(slot: SharedBuffer) -> bool:
+    """Return whether another version of Holdfast wrote the marker of a slot, whose memory is kept."""
+    try:
+        content = slot.marker.read_bytes()
+    except OSError:
+        return False
+    return bool(content) and not content.startswith(_MAGIC)
 
 
 def markers_of(folder: Path, job: str) -> list[CompletionMarker]:

@@ -9,7 +9,9 @@ from concurrent.futures import Future
 import msgspec
 
 from holdfast.checkpoint.retention_queue import TrainingHead
+from holdfast.checkpoint.stored_manifest import has_other_format, read_root
 from holdfast.distributed.ranks import Ranks
+from holdfast.format.manifest_files import ManifestFile
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.reports import CheckpointEvents, not_writable
 from holdfast.store import Lineage, Store
@@ -61,7 +63,8 @@ class History:
     def acquire_attempt(self, at_least: int, *, latest_lineage: int = 0, order: str | None = None) -> None:
         """Fence all earlier attempts, and record the open order; rank 0 does it for all ranks.
 
-        Where the store cannot be written to, no checkpoints are taken for now.
+        Where the store cannot be written to, no checkpoints are taken for now. UnknownFormat, and nothing is
+        changed, where another version of Holdfast wrote the newest checkpoint.
         """
         self._minimum_attempt, self._latest_lineage, self._open_order = at_least, latest_lineage, order
         try:
@@ -110,11 +113,20 @@ class History:
         return attempt, lineage
 
     def _acquire_number(self) -> int:
+        self._require_known_format()
         at_least = self._minimum_attempt
         if at_least > 1:
             newest = self.store.latest_attempt(self.job)
             at_least = self._reports.plausible_number("attempt", at_least - 1, newest) + 1
         return self.store.acquire_attempt(self.job, self.uid, at_least, order=self._open_order).number
+
+    def _require_known_format(self) -> None:
+        """Raise UnknownFormat when another version of Holdfast wrote the newest checkpoint, before any change."""
+        newest = max(
+            self.store.checkpoints(self.job), key=lambda each: parse_checkpoint_id(each)[::-1], default=None
+        )
+        if newest is not None and has_other_format(self.store, self.job, newest):
+            read_root(ManifestFile, self.store, self.job, newest)
 
     # The lineage
 

@@ -18,7 +18,9 @@ from holdfast.system.files import Files
 log = logging.getLogger("holdfast")
 
 LIMIT_BYTES = 64 * 1024 * 1024
-SUFFIX = ".batch"
+SUFFIX = ".2.batch"
+"""Of the files of this version of Holdfast; those of others are kept and not sent."""
+ANY_SUFFIX = ".batch"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,6 +90,12 @@ class Spool:
             if name.endswith(f"{SUFFIX}.tmp") and f".{uid}." not in name:
                 with contextlib.suppress(OSError):
                     self._files.unlink(self._directory / name)
+        others = [name for name in self._names() if name.endswith(ANY_SUFFIX) and not name.endswith(SUFFIX)]
+        if others:
+            log.info(
+                "%d unsent reports in %s are from another version of Holdfast: they are kept and not sent",
+                *(len(others), self._directory),
+            )
         return sorted(key for key, _ in self._batches() if key.uid != uid)
 
     def _names(self) -> list[str]:

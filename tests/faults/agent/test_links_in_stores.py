@@ -54,8 +54,8 @@ def outside(tmp_path: Path) -> Path:
         directory.mkdir(exist_ok=True)
         for name in (*RECORDS.values(), ".000001.json-0a", ".repair-0a", "manifest.json", FILE, OTHER_FILE):
             (directory / name).write_text("precious")
-        (directory / "00000001.other.0.000000000001.batch").write_text("precious")
-        (directory / "00000001.other.0.000000000001.batch.tmp").write_text("precious")
+        (directory / "00000001.other.0.000000000001.2.batch").write_text("precious")
+        (directory / "00000001.other.0.000000000001.2.batch.tmp").write_text("precious")
     return outside
 
 
@@ -74,8 +74,8 @@ def replace_by_link(path: Path, target: Path) -> None:
 
 PLACES = [
     "", LEFTOVER, f"{LEFTOVER}/link", f"{LEFTOVER}/inside/link", DAMAGED, FIRST, THIRD, f"{FIRST}/manifest.json",
-    f"{FIRST}/{FILE}", f"{FIRST}/.repair-0a", ".lock", "spool", "spool/00000001.mine.0.000000000001.batch.tmp",
-    "spool/00000001.mine.0.000000000001.batch", *FOLDERS.values(),
+    f"{FIRST}/{FILE}", f"{FIRST}/.repair-0a", ".lock", "spool", "spool/00000001.mine.0.000000000001.2.batch.tmp",
+    "spool/00000001.mine.0.000000000001.2.batch", *FOLDERS.values(),
     *(f"{FOLDERS[kind]}/{name}" for kind, name in RECORDS.items()),
 ]  # fmt: skip
 TARGETS: dict[str, Callable[[Path], Path]] = {

@@ -848,8 +848,8 @@ def test_a_spool_that_cannot_be_written_costs_a_warning_only(
 def test_a_damaged_spool_file_is_removed_when_the_server_refuses_it(
     server: IngestServer, links: Callable[..., ServerConnection], tmp_path: Path
 ) -> None:
-    (tmp_path / "00000001.old.0.000000000001.batch").write_bytes(b"\xc1 rubbish")
-    (tmp_path / "00000001.old.0.000000000002.batch.tmp").write_bytes(b"torn")
+    (tmp_path / "00000001.old.0.000000000001.2.batch").write_bytes(b"\xc1 rubbish")
+    (tmp_path / "00000001.old.0.000000000002.2.batch.tmp").write_bytes(b"torn")
     (tmp_path / "what is this").write_text("left alone")
     link = links(server, spool=tmp_path, attempt=2)
     link.start()
