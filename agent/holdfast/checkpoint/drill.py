@@ -99,7 +99,7 @@ def _load_all(
     for rank, names in _tensors_of_ranks(manifest):
         loaded = restore.load(
             store, job, checkpoint,
-            only=names, rank=rank, known=manifest, from_disk=True, pace=pace, progress=progress,
+            only=names, rank=rank, known=stored, from_disk=True, pace=pace, progress=progress,
         )  # fmt: skip
         repaired += loaded.repaired
         result.tensors += len(loaded.tensors)

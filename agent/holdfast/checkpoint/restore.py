@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.checkpoint import reading
 from holdfast.checkpoint.reading import FileRange, Progress, assign_buffer, ranges_to_load, ranges_to_verify
-from holdfast.checkpoint.stored_manifest import head_of, read_root, read_stored
+from holdfast.checkpoint.stored_manifest import StoredManifest, head_of, read_root, read_stored
 from holdfast.errors import DamagedCheckpoint, HoldfastError, NoSuchCheckpoint
 from holdfast.format import manifest as fmt
 from holdfast.format.manifest_files import ManifestFile, ManifestSummary
@@ -255,7 +255,7 @@ def load(
     rank: int = 0,
     regions: Regions | None = None,
     buffer: memoryview | None = None,
-    known: fmt.Manifest | None = None,
+    known: StoredManifest | None = None,
     from_disk: bool = False,
     pace: Pace | None = None,
     degraded: bool = False,
@@ -279,10 +279,8 @@ def load(
         degraded: replace lost bytes where the important ones are left; the result then has `lost` set.
         progress: called between blocks; by default a long load is logged.
     """
-    found, repaired = known, list[str]()
-    if found is None:
-        stored_manifest = read_stored(store, job, checkpoint)
-        found, repaired = stored_manifest.manifest, stored_manifest.damage
+    known = known or read_stored(store, job, checkpoint)
+    found, repaired = known.manifest, known.damage
     saved = saved_rank(found, rank)
     wanted = _wanted(found, saved, only, regions)
     ranges = _ranges(found, wanted)

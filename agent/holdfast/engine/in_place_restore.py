@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable
 
-from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint
 from holdfast.checkpoint.retention_queue import Protector
+from holdfast.checkpoint.stored_manifest import StoredManifest, read_stored
 from holdfast.distributed.ranks import Ranks, RanksLost
 from holdfast.engine.training import Training
 from holdfast.errors import HoldfastError, RestoreFailed
 from holdfast.format.manifest import Manifest
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.protocol.wire import RestoreMode, RestoreOrder
+from holdfast.save.history import History
 from holdfast.save.saver import Saver
 from holdfast.system import supervisor_channel
 from holdfast.telemetry.reporter import Reporter, TrainingPosition
@@ -28,6 +30,21 @@ RESTART_ADVICE = "restart the script, or run it under `holdfast run`, which does
 ORDER_ADVICE = "run `holdfast restore`, which the next start carries out"
 WRITE_SECONDS = 600.0
 """How long a restore waits for the checkpoint of the current state."""
+
+
+class CheckpointToRestore:
+    """The checkpoint to restore. Its manifest is read and checked once on each rank."""
+
+    def __init__(self, history: History, checkpoint: str) -> None:
+        self.id, self._history = checkpoint, history
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.stored.manifest
+
+    @functools.cached_property
+    def stored(self) -> StoredManifest:
+        return read_stored(self._history.store, self._history.job, self.id)
 
 
 class InPlaceRestore:
@@ -74,18 +91,18 @@ class InPlaceRestore:
             RestoreFailed: applying failed half-way, and so did going back.
             RanksLost: another rank is gone, and nothing has changed on this one.
         """
-        started = time.perf_counter()
+        started, target = time.perf_counter(), CheckpointToRestore(self._history, checkpoint)
         # even if its order is cancelled meanwhile
         self._saver.retention.protect(Protector.RESTORE, checkpoint)
         try:
-            reason = self._ranks.decide(lambda: self._why_not_in_place(checkpoint), str | None)
+            reason = self._ranks.decide(lambda: self._why_not_in_place(target), str | None)
             if reason is not None:
-                return self._at_next_start(checkpoint, order, reason, degraded)
+                return self._at_next_start(target, order, reason, degraded)
             self._reporter.order(order, "restoring")
-            safety = self._save_current_state(checkpoint)
+            safety = self._save_current_state(target)
             # read into a free snapshot buffer: a restore then allocates no memory
             with self._saver.snapshots.borrowed_memory() as room:
-                loaded, restored = self._take_back(checkpoint, safety, order, room, degraded)
+                loaded, restored = self._take_back(target, safety, order, room, degraded)
         except (RanksLost, RestoreFailed):  # the order stays open for the next start
             raise
         except Exception as error:  # a failed restore leaves training as it was
@@ -109,12 +126,17 @@ class InPlaceRestore:
         return False
 
     def _take_back(
-        self, checkpoint: str, safety: str, order: str | None, room: memoryview | None, degraded: bool
+        self,
+        target: CheckpointToRestore,
+        safety: str,
+        order: str | None,
+        room: memoryview | None,
+        degraded: bool,
     ) -> tuple[LoadedCheckpoint, bool]:
         """Load, record the new lineage, apply; return whether it was applied, not reverted."""
-        loaded = self._ranks.run_on_all(lambda: self._load(checkpoint, room, degraded=degraded))
+        loaded = self._ranks.run_on_all(lambda: self._load(target, room, degraded=degraded))
         inexact, before = self._training.inexact(loaded), self._history.lineage.inexact
-        self._history.begin_lineage(loaded.manifest.iteration, checkpoint, order, left=safety, inexact=inexact)
+        self._history.begin_lineage(loaded.manifest.iteration, target.id, order, left=safety, inexact=inexact)
         self.half_applied = True  # also where Ctrl-C interrupts it
         restored = self._apply_or_return(loaded, safety, order, inexact_before=before)
         if loaded.repaired or loaded.lost:  # in memory: its files are still damaged
@@ -123,21 +145,21 @@ class InPlaceRestore:
         self.half_applied = False
         return loaded, restored
 
-    def _at_next_start(self, checkpoint: str, order: str | None, reason: str, degraded: bool) -> bool:
+    def _at_next_start(self, target: CheckpointToRestore, order: str | None, reason: str, degraded: bool) -> bool:
         """Under a supervisor, save the current state and end; without one, leave the order for the next start."""
         if order is None:
             raise HoldfastError(f"{reason}; {ORDER_ADVICE}")
         if not self._ranks.decide(supervisor_channel.is_supervised, bool):
-            message = f"the requested restore of {checkpoint} waits for the next start: {reason}; {RESTART_ADVICE}"
+            message = f"the requested restore of {target.id} waits for the next start: {reason}; {RESTART_ADVICE}"
             self._reporter.notice("warning", "restore", message)
             return False
-        safety = self._save_current_state(checkpoint)
+        safety = self._save_current_state(target)
         with self._saver.snapshots.borrowed_memory() as room:
-            self._ranks.run_on_all(lambda: self._load(checkpoint, room, degraded=degraded))
+            self._ranks.run_on_all(lambda: self._load(target, room, degraded=degraded))
         attempt = self._history.attempt
-        wanted = RestoreOrder(id=order, checkpoint=checkpoint, fence=attempt, degraded=degraded)
+        wanted = RestoreOrder(id=order, checkpoint=target.id, fence=attempt, degraded=degraded)
         self._ranks.decide(lambda: supervisor_channel.request_relaunch(wanted), str)
-        message = f"restarting the script to restore {checkpoint}: {reason}"
+        message = f"restarting the script to restore {target.id}: {reason}"
         self._reporter.notice("info", "relaunch", f"{message}. The current state is kept as {safety}")
         return True
 
@@ -146,30 +168,29 @@ class InPlaceRestore:
             self._reporter.order(order, "failed", reason=str(error))
         self._reporter.notice("error", "restore", f"restore of {checkpoint} refused: {error}")
 
-    def _why_not_in_place(self, checkpoint: str) -> str | None:
+    def _why_not_in_place(self, target: CheckpointToRestore) -> str | None:
         loader = None
         with contextlib.suppress(OSError, HoldfastError):  # loading it will say what is wrong with it
-            loader = self._manifest(checkpoint).state["session"]["loader"]
+            loader = target.manifest.state["session"]["loader"]
         return self._training.obstacle_to_restore(loader)
 
-    def _save_current_state(self, checkpoint: str) -> str:
+    def _save_current_state(self, target: CheckpointToRestore) -> str:
         """Make the current state durable, and return its checkpoint.
 
         Nothing is written if the target does not fit. Damage of its bytes shows later, when they are read.
         """
-        self._differing = self._ranks.run_on_all(lambda: self._training.check(self._manifest(checkpoint)))
+        self._differing = self._ranks.run_on_all(lambda: self._training.check(target.manifest))
         self._ranks.run_on_all(self._await_settled)
         self._history.update_lineage()
         return self._ranks.run_on_all(self._take_safety)
 
-    def _manifest(self, checkpoint: str) -> Manifest:
-        return restore.manifest(self._history.store, self._history.job, checkpoint)
-
     def _load(
-        self, checkpoint: str, room: memoryview | None = None, *, degraded: bool = False
+        self, target: CheckpointToRestore, room: memoryview | None = None, *, degraded: bool = False
     ) -> LoadedCheckpoint:
         history = self._history
-        return self._training.load(history.store, history.job, checkpoint, room, degraded=degraded)
+        return self._training.load(
+            history.store, history.job, target.id, room, degraded=degraded, known=target.stored
+        )
 
     def _await_settled(self) -> None:
         if not self._saver.wait_settled(WRITE_SECONDS):
@@ -193,9 +214,9 @@ class InPlaceRestore:
             return True  # it is applied on this rank, and the lineage is recorded
         except Exception as error:  # a user's load_state_dict may raise anything
             try:
-                iteration = parse_checkpoint_id(safety)[0]
+                iteration, back = parse_checkpoint_id(safety)[0], CheckpointToRestore(self._history, safety)
                 self._history.begin_lineage(iteration, safety, None, left=loaded.id, inexact=inexact_before)
-                self._ranks.run_on_all(lambda: self._training.apply(self._load(safety)))
+                self._ranks.run_on_all(lambda: self._training.apply(self._load(back)))
             except Exception as worse:  # the state is a mixture: no rank may train on it
                 raise RestoreFailed(
                     f"restoring {loaded.id} failed ({error}), and so did going back to {safety} ({worse}); "

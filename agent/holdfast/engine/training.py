@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from holdfast import accelerators
 from holdfast.checkpoint import restore
 from holdfast.checkpoint.restore import LoadedCheckpoint, Regions
+from holdfast.checkpoint.stored_manifest import StoredManifest
 from holdfast.data.cursor import Cursor, cursor_over
 from holdfast.data.loader import DataLoader
 from holdfast.data.reachable import given_within
@@ -371,11 +372,18 @@ class Training:
         return self.registry.regions if self._ranks.world_size > 1 else None
 
     def load(
-        self, store: Store, job: str, checkpoint: str, room: memoryview | None = None, *, degraded: bool = False
+        self,
+        store: Store,
+        job: str,
+        checkpoint: str,
+        room: memoryview | None = None,
+        *,
+        degraded: bool = False,
+        known: StoredManifest | None = None,
     ) -> LoadedCheckpoint:
         """Read and verify what this rank needs of a checkpoint, into `room` if given.
 
-        Raises the errors of `restore.load`, which says what `degraded` does.
+        Raises the errors of `restore.load`, which says what the other arguments do.
         """
         return restore.load(
             *(store, job, checkpoint),
@@ -383,6 +391,7 @@ class Training:
             regions=self.regions,
             buffer=room,
             degraded=degraded,
+            known=known,
         )
 
     def inexact(self, loaded: LoadedCheckpoint | None) -> str | None:

@@ -12,7 +12,6 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
-from holdfast.errors import HoldfastError
 from tests.support.recording_datasets import RandomNumberDataset
 
 EPOCHS = 3
@@ -480,13 +479,13 @@ def test_a_step_after_the_loop_makes_it_a_pass_of_training():
     assert len({str(order) for order in orders}) == 3
 
 
-def test_a_restore_of_the_script_names_the_way_out(tmp_path):
+def test_a_restore_of_the_script_names_the_way_out(tmp_path, caplog):
     session = holdfast.Session("job", store=tmp_path, every=1, model=torch.nn.Linear(1, 1))
     next(session.batches(numbers()))
     session.step()
     session.wait(300)
-    with pytest.raises(HoldfastError, match="a generator, which can be iterated once: it cannot go back"):
-        session._boundary.in_place_restore._at_next_start(
-            "1", None, session._training.obstacle_to_restore(), False
-        )
+    session.restore(1)
+    session.step()
+    assert "refused: this script draws batches from a generator, which can be iterated once" in caplog.text
+    assert "run `holdfast restore`, which the next start carries out" in caplog.text
     session._close("SIGKILL")

@@ -16,6 +16,7 @@ from holdfast.checkpoint import reading, restore
 from holdfast.checkpoint.forking import fork
 from holdfast.checkpoint.retention_queue import Protector
 from holdfast.engine import boundary, startup
+from holdfast.engine.in_place_restore import CheckpointToRestore
 from holdfast.engine.operator import MAX_TRIES
 from holdfast.protocol import wire as protocol
 from holdfast.protocol.ids import checkpoint_id
@@ -1286,8 +1287,10 @@ def test_a_script_that_trains_on_two_loaders_goes_on_in_the_right_one(store):
     assert [name for name, _ in before] == ["a"] * 12 + ["b"] * 3
     assert [name for name, _ in after] == ["b"] * 3
     assert not {tuple(y) for _, y in before[12:]} & {tuple(y) for _, y in after}
-    assert "used another loader" in second.session._boundary.in_place_restore._why_not_in_place("000000000005-1")
-    assert second.session._boundary.in_place_restore._why_not_in_place("000000000015-1") is None
+    history, in_place = second.session._saver.history, second.session._boundary.in_place_restore
+    early, late = (CheckpointToRestore(history, each) for each in ("000000000005-1", "000000000015-1"))
+    assert "used another loader" in in_place._why_not_in_place(early)
+    assert in_place._why_not_in_place(late) is None
     second.crash()
 
 
