@@ -21,7 +21,6 @@ from holdfast.checkpoint.retention_queue import Protector, RetentionQueue
 from holdfast.config import SETTINGS, Config, named_objects
 from holdfast.data.cursor import Cursor
 from holdfast.distributed import ranks
-from holdfast.distributed.ranks import SideGroup
 from holdfast.engine import optional_parts
 from holdfast.engine.boundary import Boundary
 from holdfast.engine.coordination import CollectiveCall, Requests
@@ -236,7 +235,7 @@ class Session:
             Persister(
                 store,
                 max_in_flight=options.max_in_flight,
-                channel=ranks if isinstance(ranks, SideGroup) else None,
+                ranks=optional_parts.rank_commit(ranks, store, retention),
                 make_room=retention.make_room,
             ),
             retention,

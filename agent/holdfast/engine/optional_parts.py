@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.checkpoint.retention_queue import RetentionQueue
 from holdfast.config import Config
-from holdfast.distributed.ranks import Ranks
+from holdfast.distributed.ranks import Ranks, SideGroup
 from holdfast.pacing import Controller
 from holdfast.save.saver import Saver
 from holdfast.store import Store, open_store, open_tiers
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.engine.earlier_start import EarlierStart
     from holdfast.memory_tier.tier import MemoryTier
     from holdfast.save.compression import Compression
+    from holdfast.save.two_phase_commit import RankCommit
 
 
 def open_stores(job: str, options: Config) -> tuple[Store, EarlierStart | None]:
@@ -45,6 +47,15 @@ def compression(options: Config, ranks: Ranks, controller: Controller, reporter:
     from holdfast.save.compression import Compression
 
     return Compression(controller, reporter)
+
+
+def rank_commit(ranks: Ranks, store: Store, retention: RetentionQueue) -> RankCommit | None:
+    """Return what commits checkpoints together with the other ranks, if there are any."""
+    if not isinstance(ranks, SideGroup):
+        return None
+    from holdfast.save.two_phase_commit import RankCommit
+
+    return RankCommit(ranks, store, retention.make_room)
 
 
 def drain_queue(

@@ -8,27 +8,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.distributed.error_transport import describe_error
 from holdfast.errors import Fenced, HoldfastError, is_full
 from holdfast.format.manifest import File, FileSummary, raw_bytes, reused_bytes
 from holdfast.protocol.wire import RankCheckpointTimes
 from holdfast.save.draft import Draft
-from holdfast.save.run import SETTLED, Run, RunState, WriteResult
-from holdfast.save.structures import KnownStructures
-from holdfast.save.two_phase_commit import MakeRoom, NotPrepared, RankChannel, commit, decline
+from holdfast.save.run import SETTLED, NotPrepared, Run, RunState, WriteResult
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Store
 from holdfast.system.io_pool import lower_cpu_priority
 
+if TYPE_CHECKING:
+    from holdfast.save.two_phase_commit import RankCommit
+
 logger = logging.getLogger("holdfast")
+MakeRoom = Callable[[Exception], bool]
+"""Makes room in a full store, given the error; returns whether it did."""
 
 
 class Persister:
     """Writes up to `max_in_flight` runs at the same time, in the order submitted, on threads of lower priority.
 
-    `channel` exchanges messages with the other ranks of the job. `make_room` is called when the store is full; if
-    it returns True, the run is written again.
+    `ranks` commits with the other ranks of the job, if there are any. `make_room` is called when the store is
+    full; if it returns True, the run is written again.
     """
 
     def __init__(
@@ -36,12 +40,11 @@ class Persister:
         store: Store,
         *,
         max_in_flight: int = 1,
-        channel: RankChannel | None = None,
+        ranks: RankCommit | None = None,
         make_room: MakeRoom = lambda error: False,
     ) -> None:
-        self._store, self._max_in_flight, self._channel = store, max_in_flight, channel
+        self._store, self._max_in_flight, self._ranks = store, max_in_flight, ranks
         self._make_room = make_room
-        self._known_structures = KnownStructures()
         self._threads: list[threading.Thread] = []
         self._work: queue.SimpleQueue[Run | tuple[int, str] | None] = queue.SimpleQueue()
         """Runs to write, and (number, reason) of those to decline; `None` ends one thread."""
@@ -114,17 +117,12 @@ class Persister:
         try:
             if problem is None:
                 draft = run.begin_write()
-            elif self._channel is None:
+            elif self._ranks is None:
                 raise problem
-            if self._channel is None:
+            if self._ranks is None:
                 files: Sequence[File | FileSummary] = self._write_alone(draft, write).files
             else:
-                files = commit(
-                    *(self._channel, run.number, self._store, draft, problem, write),
-                    on_durable=spans.extend,
-                    make_room=self._make_room,
-                    known=self._known_structures,
-                )
+                files = self._ranks.commit(run.number, draft, problem, write, on_durable=spans.extend)
         except NotPrepared as error:
             return RunState.TORN if error.torn else RunState.FAILED, WriteResult(reason=str(error)), draft
         except Exception as error:  # training continues; the event reports the error
@@ -150,9 +148,9 @@ class Persister:
                     raise
 
     def _decline(self, number: int, reason: str) -> None:
-        assert self._channel is not None
+        assert self._ranks is not None
         try:
-            decline(self._channel, number, reason)
+            self._ranks.decline(number, reason)
         except Exception as error:  # the next exchange with the other ranks fails the same way
             logger.debug("checkpoint %d was not declined: %s", number, error)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from holdfast.errors import HoldfastError
 from holdfast.pacing.profile import Profile, SnapshotMode
 from holdfast.protocol.wire import RankCheckpointTimes
 from holdfast.retention import LoggedMetric
@@ -74,6 +75,14 @@ class CheckpointOutcome:
     @property
     def is_durable(self) -> bool:
         return self.state is RunState.DURABLE
+
+
+class NotPrepared(HoldfastError):
+    """A rank has nothing to commit; `torn` when tensors changed while they were copied."""
+
+    def __init__(self, reason: str, *, torn: bool = False) -> None:
+        super().__init__(reason)
+        self.torn = torn
 
 
 class IllegalTransition(RuntimeError):

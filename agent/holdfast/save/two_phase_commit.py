@@ -15,12 +15,13 @@ import msgspec
 from holdfast.checkpoint import stored_manifest
 from holdfast.checkpoint.stored_manifest import has_copies
 from holdfast.distributed.error_transport import describe_error
-from holdfast.errors import HoldfastError, IncompleteParts, is_full
+from holdfast.errors import IncompleteParts, is_full
 from holdfast.format import manifest as fmt
 from holdfast.format.manifest_files import ManifestFile, RankEntry
 from holdfast.format.shards import RankStructure, require_own_files
 from holdfast.protocol.wire import MOST_RANK_SPANS, RankCheckpointTimes
 from holdfast.save.draft import Draft, state_digests
+from holdfast.save.run import NotPrepared
 from holdfast.save.structures import (
     CompleteStructure,
     KnownStructures,
@@ -31,8 +32,6 @@ from holdfast.save.structures import (
 from holdfast.store import CheckpointWriter, Store
 
 STAGES = 3
-MakeRoom = Callable[[Exception], bool]
-"""Makes room in a full store, given the error; returns whether it did."""
 
 
 class RankChannel(Protocol):
@@ -47,14 +46,6 @@ class RankChannel(Protocol):
     def send(self, to: Sequence[int], tag: int, data: bytes) -> None: ...
 
     def receive(self, sources: Sequence[int], tag: int) -> list[bytes]: ...
-
-
-class NotPrepared(HoldfastError):
-    """A rank has nothing to commit; `torn` when tensors changed while they were copied."""
-
-    def __init__(self, reason: str, *, torn: bool = False) -> None:
-        super().__init__(reason)
-        self.torn = torn
 
 
 class _OtherRankFailed(NotPrepared):
@@ -115,59 +106,71 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """As in `_Begin`."""
 
 
-def commit(
-    channel: RankChannel,
-    number: int,
-    store: Store,
-    draft: Draft,
-    problem: NotPrepared | None,
-    write: Callable[[Draft], Draft],
-    on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
-    make_room: MakeRoom = lambda error: False,
-    known: KnownStructures | None = None,
-) -> Sequence[fmt.File | fmt.FileSummary]:
-    """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
+class RankCommit:
+    """Commits the checkpoints of this rank together with the other ranks. For any thread.
 
     Args:
-        number: number of the checkpoint, the same on all ranks.
-        problem: why this rank has nothing to write, if so; the checkpoint then fails on all ranks.
-        on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
         make_room: called on rank 0 where the store is full on all ranks that failed; if it returns True, all ranks
             write again.
         known: structures of earlier checkpoints, which need not be sent again.
-
-    Returns:
-        All files on rank 0, this rank's files on others.
-
-    Raises:
-        NotPrepared: another rank failed or had nothing to write.
-        RanksLost: a rank is lost; the checkpoint may or may not be durable.
-        Exception: what `write` or the commit raised on this rank.
     """
-    known = known or KnownStructures()
-    if channel.rank == 0:
-        lead = _Lead(channel, number, store, draft, write, make_room, known)
-        while (files := lead.run(problem)) is None:
+
+    def __init__(
+        self,
+        channel: RankChannel,
+        store: Store,
+        make_room: Callable[[Exception], bool] = lambda error: False,
+        known: KnownStructures | None = None,
+    ) -> None:
+        self._channel, self._store, self._make_room = channel, store, make_room
+        self._known = known or KnownStructures()
+
+    def commit(
+        self,
+        number: int,
+        draft: Draft,
+        problem: NotPrepared | None,
+        write: Callable[[Draft], Draft],
+        on_durable: Callable[[list[RankCheckpointTimes]], None] = lambda _: None,
+    ) -> Sequence[fmt.File | fmt.FileSummary]:
+        """Write this rank's part of a checkpoint and commit it with the other ranks. Returns when it is durable.
+
+        Args:
+            number: number of the checkpoint, the same on all ranks.
+            problem: why this rank has nothing to write, if so; the checkpoint then fails on all ranks.
+            on_durable: called on rank 0 with the durations of the slowest ranks, slowest first.
+
+        Returns:
+            All files on rank 0, this rank's files on others.
+
+        Raises:
+            NotPrepared: another rank failed or had nothing to write.
+            RanksLost: a rank is lost; the checkpoint may or may not be durable.
+            Exception: what `write` or the commit raised on this rank.
+        """
+        channel, known = self._channel, self._known
+        if channel.rank == 0:
+            lead = _Lead(channel, number, self._store, draft, write, self._make_room, known)
+            while (files := lead.run(problem)) is None:
+                pass
+            on_durable(lead.spans)
+            return files
+        while (files := _follow(channel, number, draft, problem, write, known)) is None:
             pass
-        on_durable(lead.spans)
         return files
-    while (files := _follow(channel, number, draft, problem, write, known)) is None:
-        pass
-    return files
 
-
-def decline(channel: RankChannel, number: int, reason: str) -> None:
-    """Fail checkpoint `number` on all ranks, because this rank has no snapshot for it."""
-    problem = NotPrepared(reason)
-    if channel.rank == 0:
-        message = msgspec.msgpack.encode(_Begin(**_reason_fields(problem, "rank 0: ")))
-        channel.send(range(1, channel.world_size), _tag(number, 0), message)
-        return
-    while (begun := _receive_begin(channel, number)).again:
-        pass
-    if begun.reason is None:
-        channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
-        channel.receive([0], _tag(number, 2))
+    def decline(self, number: int, reason: str) -> None:
+        """Fail checkpoint `number` on all ranks, because this rank has no snapshot for it."""
+        channel, problem = self._channel, NotPrepared(reason)
+        if channel.rank == 0:
+            message = msgspec.msgpack.encode(_Begin(**_reason_fields(problem, "rank 0: ")))
+            channel.send(range(1, channel.world_size), _tag(number, 0), message)
+            return
+        while (begun := _receive_begin(channel, number)).again:
+            pass
+        if begun.reason is None:
+            channel.send([0], _tag(number, 1), msgspec.msgpack.encode(_Vote(**_reason_fields(problem))))
+            channel.receive([0], _tag(number, 2))
 
 
 def commit_alone(
@@ -201,7 +204,7 @@ class _Lead:
         store: Store,
         draft: Draft,
         write: Callable[[Draft], Draft],
-        make_room: MakeRoom,
+        make_room: Callable[[Exception], bool],
         known: KnownStructures,
     ) -> None:
         self._known = known

@@ -24,8 +24,9 @@ from holdfast.memory_tier.complete_snapshot import CompleteSnapshot, complete_sn
 from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import mapped, verify
 from holdfast.save.draft import Draft
+from holdfast.save.run import NotPrepared
 from holdfast.save.shared_buffers import SharedBuffer
-from holdfast.save.two_phase_commit import NotPrepared, commit_alone
+from holdfast.save.two_phase_commit import commit_alone
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import Attempt, Lineage, Store, open_store
 from holdfast.system.processes import become_background_process

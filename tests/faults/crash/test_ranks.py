@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from holdfast.checkpoint import restore
+from holdfast.checkpoint.stored_manifest import read_stored
 from holdfast.store import Lineage, open_store
 from tests.support.multi_rank import Rank, RankLauncher
 from tests.support.store_invariants import safe, violations
@@ -118,10 +118,11 @@ def not_whole(root: Path) -> list[str]:
     """What is listed and lacks something that a rank wrote."""
     found, store = [], open_store(root)
     for checkpoint in store.checkpoints("job"):
-        manifest = restore.manifest(store, "job", checkpoint)
+        stored = read_stored(store, "job", checkpoint)
+        manifest = stored.manifest
         files = {path.name for path in (root / "job" / checkpoint).iterdir()}
         parts = {f"rank-{rank}.safetensors" for rank in range(WORLD)}
-        if files != {"manifest.json", *parts}:
+        if files != {*stored.files, *parts}:
             found.append(f"{checkpoint} consists of {sorted(files)}")
         if {tensor.file for tensor in manifest.tensors} != parts:
             found.append(f"{checkpoint} has nothing of some ranks")

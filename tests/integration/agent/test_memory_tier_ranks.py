@@ -15,9 +15,9 @@ from holdfast.memory_tier.complete_snapshot import complete, complete_snapshots_
 from holdfast.memory_tier.tier import open_memory_tier
 from holdfast.save.completion_marker import markers_of
 from holdfast.save.host_buffers import Arena
+from holdfast.save.run import NotPrepared
 from holdfast.save.shared_buffers import SLOT_COUNT, SharedBuffer, SupervisorMemory, claim
 from holdfast.save.snapshotter import Snapshotter
-from holdfast.save.two_phase_commit import NotPrepared
 from holdfast.save.writer import _Writing
 from holdfast.state.registry import CapturedState
 from holdfast.store import open_store

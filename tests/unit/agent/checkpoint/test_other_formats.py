@@ -77,7 +77,7 @@ def test_gc_removes_it_only_by_name(tmp_path: Path) -> None:
 
 
 def test_retention_keeps_it_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = Trainer(tmp_path / "s", retention="2")
+    trainer = Trainer(tmp_path / "s", retention="last 2")
     others = ["000000000003-1"]
 
     def write_once(trainer: Trainer) -> None:

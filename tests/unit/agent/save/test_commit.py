@@ -17,8 +17,9 @@ from holdfast.format.manifest import TensorRange
 from holdfast.format.parity_file import ParityCode
 from holdfast.protocol.ids import checkpoint_id
 from holdfast.save.draft import Draft
+from holdfast.save.run import NotPrepared
 from holdfast.save.structures import KnownStructures
-from holdfast.save.two_phase_commit import STAGES, NotPrepared, commit, decline
+from holdfast.save.two_phase_commit import STAGES, RankCommit
 from holdfast.save.writer import write_checkpoint
 from holdfast.store import LocalStore
 from holdfast.system.files import Files
@@ -220,16 +221,12 @@ class CommitJob:
             return write_checkpoint(store, draft, payload)
 
         try:
+            ranks = RankCommit(line, store, self.make_room, self.known[rank])
             if "declined" in case:
-                decline(line, number, case["declined"])
+                ranks.decline(number, case["declined"])
                 found[rank] = NotPrepared(case["declined"])
             else:
-                commit(
-                    *(line, number, store, draft, case.get("problem"), write),
-                    on_durable=self.spans.extend,
-                    make_room=self.make_room,
-                    known=self.known[rank],
-                )
+                ranks.commit(number, draft, case.get("problem"), write, on_durable=self.spans.extend)
                 found[rank] = None
         except Exception as error:  # a thread's edge: whoever asks looks at it
             found[rank] = error

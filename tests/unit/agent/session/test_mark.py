@@ -2,7 +2,7 @@
 
 import torch
 
-from holdfast.protocol.jobs import MAX_ANNOTATION
+from holdfast.protocol.field_types import MAX_ANNOTATION
 from holdfast.protocol.wire import AnnotationReport
 from holdfast.telemetry import reporter
 from tests.support.session_fixtures import linked as linked
