@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import Future
@@ -122,11 +123,11 @@ class History:
 
     def _require_known_format(self) -> None:
         """Raise UnknownFormat when another version of Holdfast wrote the newest checkpoint, before any change."""
-        newest = max(
-            self.store.checkpoints(self.job), key=lambda each: parse_checkpoint_id(each)[::-1], default=None
-        )
-        if newest is not None and has_other_format(self.store, self.job, newest):
-            read_root(ManifestFile, self.store, self.job, newest)
+        with contextlib.suppress(OSError):  # a store that does not answer now may still take an attempt
+            names = self.store.checkpoints(self.job)
+            newest = max(names, key=lambda each: parse_checkpoint_id(each)[::-1], default=None)
+            if newest is not None and has_other_format(self.store, self.job, newest):
+                read_root(ManifestFile, self.store, self.job, newest)
 
     # The lineage
 
