@@ -77,12 +77,13 @@ def parse_rate(text: str, name: str) -> float:
 
     A bare number is in bytes per second.
     """
-    amount, _, unit = str(text).partition("/")
-    unit_seconds = _TIMES.get(unit.strip().lower() or "s")
-    if unit_seconds is None:
-        raise ValueError(f"{name} {text!r} is not an amount per time: write 2TB/day, 500GB/h or 30MB/s")
     what = "an amount per time: write 2TB/day, 500GB/h or 30MB/s"
-    return _positive(_parse(amount, name, _SIZES | {"": 1.0}, what, typed=text), text, name) / unit_seconds
+    amount, slash, unit = str(text).partition("/")
+    unit_seconds = _TIMES.get(unit.strip().lower()) if slash else 1.0
+    if unit_seconds is None or (slash and not unit.strip()):
+        raise ValueError(f"{name} {text!r} is not {what}")
+    units = _SIZES | {"": 1.0} if slash else {"": 1.0}  # 2TB without a time is hardly meant per second
+    return _positive(_parse(amount, name, units, what, typed=text), text, name) / unit_seconds
 
 
 def format_rate(bytes_per_second: float) -> str:

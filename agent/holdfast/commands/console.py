@@ -136,7 +136,7 @@ def seconds(value: float | None) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 @contextlib.contextmanager

@@ -96,12 +96,13 @@ class RecordedFaults:
         trace = self.trace
         runs = "" if result.runs == 1 else f", in {result.runs} runs with nodes chosen at random"
         unused = f" Not used: {'; '.join(trace.unused)}." if trace.unused else ""
+        faults, cluster = counted(len(trace.faults), "fault"), counted(self.cluster_nodes, "node")
         return (
-            f"Simulated with {self.name}: {len(trace.faults):,} faults of {self.cluster_nodes:,} nodes "
-            f"in {trace.seconds / DAY:,.3g} days (one in {duration(trace.mtbf_seconds)}, coefficient of variation "
-            f"{trace.gap_variation:.2f}). The job needs {counted(self.job_nodes(ranks), 'node')} and has "
-            f"{counted(self.spares, 'spare')}{runs}: {counted(round(result.failures), 'failure')}. Policies "
-            f"learn the rate, starting from the one below.{unused}"
+            f"Simulated with {self.name}: {faults} of {cluster} in {trace.seconds / DAY:,.3g} days (one in "
+            f"{duration(trace.mtbf_seconds)}, coefficient of variation {trace.gap_variation:.2f}). The job needs "
+            f"{counted(self.job_nodes(ranks), 'node')} and has {counted(self.spares, 'spare')}{runs}: "
+            f"{counted(round(result.failures), 'failure')}. Policies learn the rate, starting from the one "
+            f"below.{unused}"
         )
 
 

@@ -8,7 +8,6 @@ object a line or as CSV with a header, and times as dates in ISO 8601.
 
 from __future__ import annotations
 
-import bisect
 import csv
 import itertools
 import json
@@ -97,44 +96,51 @@ def parse_trace(text: str | bytes, *, unit_seconds: float = DAY, level: str | No
     unused: Counter[str] = Counter()
     read = [_event(number, event, unit_seconds, unused) for number, event in enumerate(_decoded(text))]
     faults = _paired(sorted(_used(read, level, unused), key=lambda event: event[0]), unused)
+    left_out = tuple(f"{count:,} × {reason}" for reason, count in unused.items())
     if not faults:
         which = f" of the level {level!r}" if level is not None else ""
-        raise ValueError(f"the trace has no fault_start{which}")
+        raise ValueError("; ".join((f"the trace has no fault_start{which}", *left_out)))
     earliest, latest = min(time for time, *_ in read), max(time for time, *_ in read)
     first = min(0.0, earliest)
     if earliest > EPOCH_FACTOR * (latest - earliest):  # times since 1970, most of them without the cluster
         first = earliest
-        unused["the time before the first event, much longer than the rest"] += 1
+        left_out += ("1 × the time before the first event, much longer than the rest",)
     if latest <= first:
         raise ValueError("all events of the trace are at the same time: a trace needs a duration")
     return FaultTrace(
         faults=tuple(NodeFault(start - first, end - first, node) for start, end, node in sorted(faults)),
         seconds=latest - first,
-        unused=tuple(f"{count:,} × {reason}" for reason, count in unused.items()),
+        unused=left_out,
     )
 
 
 def _decoded(text: str | bytes) -> list[Any]:
     """Return the events of a JSON list, of lines with an object each, or of CSV with a header."""
     try:
-        text = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        if text.lstrip()[:1] == "{" and len(lines := [line for line in text.splitlines() if line.strip()]) > 1:
+        text = (text.decode("utf-8-sig") if isinstance(text, bytes) else text).lstrip()
+        if text[:1] == "{" and len(lines := [line for line in text.splitlines() if line.strip()]) > 1:
             return [json.loads(line) for line in lines]
-        if text.lstrip()[:1] not in ("[", "{", '"'):
-            rows = csv.DictReader(text.splitlines())
-            if set(FIELDS) <= set(rows.fieldnames or ()):
-                return list(rows)
-        events = json.loads(text)
+        is_table = text[:1] not in ("[", "{", "")
+        events = _rows(text.splitlines()) if is_table else json.loads(text)
     except RecursionError:
         raise ValueError("the trace is not JSON that can be read: it is nested too deeply") from None
     except (ValueError, csv.Error) as error:
         raise ValueError(
-            f"the trace is not JSON: {error}. Give a JSON list of events, one JSON object a line, or CSV with the "
-            f"columns {', '.join(FIELDS)}"
+            f"the trace cannot be read: {error}. Give a JSON list of events, one JSON object a line, or CSV with "
+            f"the columns {', '.join(FIELDS)}"
         ) from None
     if not isinstance(events, list):
         raise ValueError("the trace is not a JSON list of events with node_id, event_time and event_type")
     return events
+
+
+def _rows(lines: list[str]) -> list[dict[str, Any]]:
+    separator = max(",;\t", key=lines[0].count)
+    rows = csv.DictReader(lines, delimiter=separator, skipinitialspace=True)
+    rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+    if missing := [name for name in FIELDS if name not in rows.fieldnames]:
+        raise ValueError(f"neither JSON, nor CSV whose first line has {', '.join(missing)}")
+    return list(rows)
 
 
 _Event = tuple[float, str, str, str | None]
@@ -245,10 +251,12 @@ class TraceFailures:
         self.seconds = trace.seconds
         """Length of the trace."""
         self._faults = [fault for fault in trace.faults if fault.node in own]
-        self._starts = [fault.start_seconds for fault in self._faults]
-        self._pool = sorted(own, key=str)
-        self._needed = nodes
-        self._in_use: set[str | int] = set(self._pool[:nodes])
+        self._begun = 0
+        """How many of them have begun."""
+        self._out: dict[str | int, float] = {}
+        """Nodes that are out of service, with the end of the fault."""
+        pool = sorted(own, key=str)
+        self._in_use, self._idle = set(pool[:nodes]), pool[nodes:]
         self._next = math.inf
         self.failed(0.0)
 
@@ -262,20 +270,26 @@ class TraceFailures:
     def failed(self, now: float) -> float:
         """Replace the nodes that are out of service; return how long the job waits until enough are healthy."""
         ready_at = now
-        while len(out := self._out_at(ready_at)) > len(self._pool) - self._needed:
-            ready_at = min(end for end in out.values())
+        self._pass_to(ready_at)
+        while len(self._out) > len(self._idle):
+            ready_at = min(self._out.values())
             if ready_at == math.inf:
                 self._next = math.inf
                 return math.inf
-        healthy = sorted(
-            (node for node in self._pool if node not in out), key=lambda node: node not in self._in_use
-        )
-        self._in_use = set(healthy[: self._needed])  # the sort is stable: healthy nodes in use stay
-        later = self._faults[bisect.bisect_right(self._starts, ready_at) :]
+            self._pass_to(ready_at)
+        lost = self._in_use & self._out.keys()
+        replacing = [node for node in self._idle if node not in self._out][: len(lost)]
+        self._in_use -= lost
+        self._in_use.update(replacing)
+        self._idle = sorted({*self._idle, *lost} - {*replacing}, key=str)
+        later = (self._faults[number] for number in range(self._begun, len(self._faults)))
         self._next = next((fault.start_seconds for fault in later if fault.node in self._in_use), math.inf)
         return ready_at - now
 
-    def _out_at(self, now: float) -> dict[str | int, float]:
-        """Return the end of the fault of each node that is out of service."""
-        begun = self._faults[: bisect.bisect_right(self._starts, now)]
-        return {fault.node: fault.end_seconds for fault in begun if fault.end_seconds > now}
+    def _pass_to(self, now: float) -> None:
+        """Begin and end the faults up to this time, which never goes back."""
+        while self._begun < len(self._faults) and self._faults[self._begun].start_seconds <= now:
+            fault = self._faults[self._begun]
+            self._out[fault.node] = fault.end_seconds
+            self._begun += 1
+        self._out = {node: end for node, end in self._out.items() if end > now}

@@ -76,7 +76,9 @@ def test_a_rate_is_an_amount_per_time(text: str, rate: float) -> None:
     assert parse_rate(text, "write_budget") == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["", "2TB/fortnight", "fast", "0/day", "-1GB/h", "nan", "2TB//day", "2h/day"])
+@pytest.mark.parametrize(
+    "text", ["", "2TB/fortnight", "fast", "0/day", "-1GB/h", "nan", "2TB//day", "2h/day", "2TB", "2TB/"]
+)
 def test_what_is_no_rate_is_refused_with_the_way_out(text: str) -> None:
     with pytest.raises(ValueError, match=r"^write_budget "):
         parse_rate(text, "write_budget")

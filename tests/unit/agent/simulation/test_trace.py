@@ -82,11 +82,17 @@ def test_what_cannot_be_used_is_named():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("node_id,event_time", "not JSON"),
+        ("node_id,event_time", "neither JSON, nor CSV whose first line has event_type"),
+        ("a 1 fault_start", "neither JSON, nor CSV whose first line has node_id, event_time, event_type"),
+        (json.dumps("a"), "neither JSON, nor CSV"),
+        (json.dumps([event("a", 1, "START")]), "no fault_start; 1 × an event_type other than .* \\('START'\\)"),
         ("{}", "not a JSON list"),
         ("[]", "no fault_start"),
-        ("", "not JSON: .* Give a JSON list of events, one JSON object a line, or CSV with the columns node_id"),
-        (b"\xff\xfe", "not JSON: 'utf-8' codec"),
+        (
+            "",
+            "cannot be read: .* Give a JSON list of events, one JSON object a line, or CSV with the columns",
+        ),
+        (b"\xff\xfe", "cannot be read: 'utf-8' codec"),
         ("node_id,event_time,event_type\na,,fault_start", "event 0 of the trace has no event_time"),
         (json.dumps([event(None, 1, "fault_start")]), "event 0 of the trace has no node_id"),
         (json.dumps([event("a", 5, "fault_start")]), "all events of the trace are at the same time"),
@@ -183,6 +189,58 @@ def test_a_healthy_spare_takes_over_at_once_and_its_fault_counts_from_then_on():
     assert first in (100, 200)
     assert failures.failed(first) == 0
     assert failures.seconds_left(first) == (100 if first == 100 else math.inf)
+
+
+def failures_by_definition(recorded: FaultTrace, nodes: int, spares: int) -> list[tuple[float, float]]:
+    """The failures of a job on all nodes of a cluster, and how long each waits; looks at every fault each time."""
+    pool = sorted(recorded.nodes)[: nodes + spares]
+    in_use: set[str] = set(pool[:nodes])
+    now, found = 0.0, []
+    while True:
+        ready_at = now
+        while (
+            len(out := {each.node: each.end_seconds for each in recorded.faults if is_out(each, ready_at)})
+            > spares
+        ):
+            if (ready_at := min(out.values())) == math.inf:
+                return found
+        if found:
+            found[-1] = found[-1][0], ready_at - now
+        kept = [node for node in pool if node in in_use and node not in out]
+        others = [node for node in pool if node not in in_use and node not in out]
+        in_use = {*kept, *others[: nodes - len(kept)]}
+        later = [
+            each.start_seconds for each in recorded.faults if each.start_seconds > ready_at and each.node in in_use
+        ]
+        if not later:
+            return found
+        now = min(later)
+        found.append((now, math.inf))
+
+
+def is_out(fault: NodeFault, now: float) -> bool:
+    return fault.start_seconds <= now < fault.end_seconds
+
+
+@given(
+    strategies.lists(strategies.tuples(*[strategies.integers(0, 3)] * 3), min_size=4, max_size=30),
+    strategies.integers(0, 2),
+)
+def test_failures_and_waits_are_those_of_the_definition(steps, spares):
+    ends, faults = dict.fromkeys("abcd", 0.0), []
+    for number, (node, gap, length) in enumerate(steps):
+        name = "abcd"[node if number >= 4 else number]  # each node has a fault
+        start = ends[name] + gap + 1
+        ends[name] = start + length
+        faults.append((name, start, ends[name]))
+    recorded = trace(*faults)
+    failures = TraceFailures(recorded, nodes=4 - spares, spares=spares)
+    now, found = 0.0, []
+    while (left := failures.seconds_left(now)) < math.inf:
+        waited = failures.failed(now + left)
+        found.append((now + left, waited))
+        now += left + waited
+    assert found == failures_by_definition(recorded, 4 - spares, spares)
 
 
 def test_nodes_that_fail_together_are_one_failure():
