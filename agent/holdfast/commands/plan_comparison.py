@@ -47,7 +47,7 @@ class PlanReport:
 def print_report(report: PlanReport) -> None:
     comparison = report.comparison
     for sentence in _sentences(report):
-        say(*_wrapped(sentence).splitlines())
+        say(*_wrapped(sentence))
     say()
     header = ("", "EVERY", "TIME", "OVERHEAD", "ETTR", "AT RISK", "GPU-HOURS A DAY")
     print_table(header, [_row(each) for each in _rows(comparison)])
@@ -60,14 +60,14 @@ def print_report(report: PlanReport) -> None:
     print_plot(comparison)
     say()
     if report.simulated is not None:
-        say(_wrapped(report.simulated_jobs))
+        say(*_wrapped(report.simulated_jobs))
         say()
         columns = ("", "ETTR", "QUARTILES", "CHECKPOINTS", "STALL", "LOST WORK", "RESTART", "WAITING")
         print_table(columns, [_simulated_row(each) for each in report.simulated])
         say()
     if report.placement is not None:
         for sentence in _placement_sentences(report.placement):
-            say(*_wrapped(sentence).splitlines())
+            say(*_wrapped(sentence))
         say()
     width = max(len(line.value) for line in report.inputs)
     for line in report.inputs:
@@ -85,10 +85,11 @@ def _placement_sentences(found: PlacementComparison) -> Iterator[str]:
     )
 
 
-def _wrapped(sentence: str) -> str:
+def _wrapped(sentence: str) -> list[str]:
     """Wrap to the width of the plot, with no number separated from its unit."""
     bound = re.sub(r"(\d) (?=(?:\w?s|min|h)\b)", "\\1\N{NO-BREAK SPACE}", sentence)
-    return textwrap.fill(bound, WIDTH, break_on_hyphens=False).replace("\N{NO-BREAK SPACE}", " ")
+    lines = textwrap.wrap(bound, WIDTH, break_on_hyphens=False)
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
 def _rows(comparison: IntervalComparison) -> Iterator[IntervalForecast]:

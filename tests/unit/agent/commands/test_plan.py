@@ -225,6 +225,7 @@ def test_simulated_runs_are_shown_below_the_plot(holdfast: Holdfast) -> None:
     asked = ["plan", "--state", "80GB", "--ranks", "64", "--mtbf", "3h"]
     shown = holdfast(*asked, "--simulate").stdout
     assert "20 runs of each policy" in shown
+    assert "\\n" not in shown, "a line that is wrapped is printed as lines"
     assert "LOST WORK" in shown
     assert "LOST WORK" not in holdfast(*asked).stdout
 
