@@ -61,8 +61,9 @@ IGNORED_WORDS = _names("""
     timestamp elapsed clock t0 tic fps throughput lock thread pbar tqdm writer
     warned warn warning warnings printed verbose debug hook hooks handle handles profiler
     dataset datasets dataloader dataloaders loader loaders sampler samplers device dtype mode training
-    compiled pid closed
+    compiled pid closed radam
 """)
+"""`radam_buffer`: optimizers of the script with rectified Adam keep factors there that follow from the step."""
 RESULT_WORDS = _names("""
     loss losses acc accuracy perplexity metric metrics output outputs logits attn
     attention attentions activation activations feature features grad grads pred preds prediction

@@ -315,6 +315,7 @@ def test_results_caches_logs_and_parts_of_torch_are_not_named(named, tmp_path):
         loop.optimizer.step()
         model.last_loss, model.elapsed_time, model.max_seq_len_cached = 1.0 / iteration, iteration, iteration
         model.attention, model.log = torch.rand(4), [iteration]
+        loop.optimizer.radam_buffer = [[iteration, 4.5 + iteration, 1.0 / iteration]]
         model.of_autograd = model[0].weight.sum()
         model.eval() if iteration % 2 else model.train()
 
