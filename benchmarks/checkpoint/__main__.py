@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import signal
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from .scale import TrainingScale
 
 SIZES_GB = (0.1, 0.3, 1.0, 3.0, 10.0)
 BESIDE_FORK = (PLAIN, TORCH_SAVE, OURS)
+BRIEF_STARTS = 4
 AFTER_ROUNDS_SECONDS = 120
 """Approximate duration of everything after the rounds."""
 
@@ -43,9 +45,10 @@ def _run(options: argparse.Namespace, scale: TrainingScale, only: list[str]) -> 
             scale=scale,
             folder=folder,
             only=only,
-            k=5,
-            every_iterations=3,
-            rounds=1 if options.quick else options.rounds,
+            k=3 if options.brief else 5,
+            every_iterations=0 if options.brief else 3,
+            rounds=1 if options.quick or options.brief else options.rounds,
+            starts=BRIEF_STARTS if options.brief else 2 if options.device == "cpu" else 1,
             until=until,
             idle_pairs=6 if options.quick else 60,
             growth_checkpoints=60 if options.quick else 1000,
@@ -58,7 +61,8 @@ def _scale(options: argparse.Namespace) -> TrainingScale:
         return TrainingScale.small(options.device)
     if options.state_gb is None and options.device == "cpu":
         return TrainingScale()
-    return TrainingScale.of_state(options.state_gb or 10.0, options.device)
+    scale = TrainingScale.of_state(options.state_gb or 10.0, options.device)
+    return dataclasses.replace(scale, batch=max(1, scale.batch // 3)) if options.brief else scale
 
 
 def _options() -> argparse.Namespace:
@@ -84,6 +88,11 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", type=float, nargs="+", default=SIZES_GB, metavar="GB", help="sizes for --crum")
     parser.add_argument("--quick", action="store_true", help="a small model and one round, as a smoke test")
+    parser.add_argument(
+        "--brief",
+        action="store_true",
+        help="one round with short iterations, for a machine that is lent for minutes",
+    )
     return parser.parse_args()
 
 

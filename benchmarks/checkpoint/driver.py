@@ -67,7 +67,7 @@ class CheckpointBenchmark:
 
     def _start(self, entries: list[ContenderEntry]) -> list[ContenderEntry]:
         """Start contenders, unmeasured; return those that do not fit into memory."""
-        with ThreadPoolExecutor(2 if self.plan.scale.device == "cpu" else 1) as pool:
+        with ThreadPoolExecutor(self.plan.starts) as pool:
             no_room = [
                 entry for entry, room in zip(entries, pool.map(self._start_one, entries), strict=True) if not room
             ]
@@ -126,9 +126,10 @@ class CheckpointBenchmark:
         order = [*self._order, "limits"]
         random.Random(number).shuffle(order)
         # These figures vary less: every second round is enough.
-        turns = [("pair", self.plan.k)]
+        turns: list[tuple[Any, ...]] = [("pair", self.plan.k)]
         if number % 2:
-            turns += [("every", self.plan.every_iterations), ("restore",)]
+            turns += [("every", self.plan.every_iterations)] if self.plan.every_iterations else []
+            turns.append(("restore",))
         for name in order:
             if name == "limits":
                 self._note(self.results.limits, self._limits_turn("measure") or {})

@@ -15,7 +15,10 @@ class BenchmarkOptions:
     only: list[str]
     k: int
     every_iterations: int
+    """Iterations with a checkpoint after each; 0 leaves that measurement out."""
     rounds: int
+    starts: int
+    """Contenders that start at the same time."""
     until: float
     """`time.monotonic()` by which the last round must end."""
     idle_pairs: int
