@@ -1,12 +1,14 @@
 import contextlib
 import random
+import types
 from unittest import mock
 
 import numpy
 import pytest
 import torch
 
-from holdfast.state.rng import StatefulGenerator, branch_rng, restore_rng, rng_state
+from holdfast import accelerators
+from holdfast.state.rng import StatefulGenerator, branch_rng, require_rng, restore_rng, rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -152,3 +154,21 @@ def test_a_branch_of_a_generator_follows_from_where_it_is_and_from_the_key(kind)
     every = [unbranched, branched(1), branched(2), branched(1, before=3), branched(1, before=0)]
     for values in zip(*every, strict=True):
         assert len(set(values)) == len(every)
+
+
+def test_the_state_of_an_accelerator_of_another_kind_comes_back(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    module = types.SimpleNamespace(
+        is_initialized=lambda: True, is_available=lambda: True, device_count=lambda: 1, current_device=lambda: 0,
+        get_rng_state_all=lambda: [generator.get_state()], set_rng_state=generator.set_state,
+        set_rng_state_all=lambda states: generator.set_state(states[0]), default_generators=(generator,),
+    )  # fmt: skip
+    real = accelerators.module_of
+    monkeypatch.setattr(accelerators, "module_of", lambda kind: module if kind == "xpu" else real(kind))
+    state = rng_state()
+    require_rng(state)
+    first = torch.rand(3, generator=generator)
+    restore_rng(state)
+    assert torch.equal(torch.rand(3, generator=generator), first)
+    branch_rng(1, {"xpu"})
+    assert generator.initial_seed() != 3
