@@ -199,6 +199,12 @@ class Config:
         "how many snapshots may be in flight, each in host memory of the state's size",
         _count("max_in_flight", "snapshots in flight"),
     )
+    peers: int = setting(
+        0,
+        "on how many other hosts the newest snapshot of each rank is "
+        "[held in memory](ranks.md#memory-of-other-hosts) as well: 0 or 1",
+        _number("peers", int, 0, 1, "0 or 1"),
+    )
     parity: ParityCode | None = setting(
         None,
         "[parity](parity.md) with which damaged checkpoints are repaired: data and parity blocks, as in `10+2`, "
@@ -279,6 +285,7 @@ class Config:
             compress=compress,
             parity=None if is_disabled("parity") else self.parity,
             drain=None if is_disabled("drain") else self.drain,
+            peers=0 if is_disabled("peers") else self.peers,
         )
 
     @property

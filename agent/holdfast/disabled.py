@@ -16,6 +16,7 @@ STRATEGIES = {
     "links": "unchanged files are written again instead of linked",
     "memory-tier": "the supervisor's memory neither keeps snapshots nor completes them after a crash",
     "parity": "checkpoints have no parity, whatever the setting parity says",
+    "peers": "no snapshot is sent to another host, whatever the setting peers says",
     "planes": "checkpoints are not compressed, whatever the setting compress says",
 }
 """What each name means. The names of policies can be given as well: checkfreq then decides in their place."""

@@ -86,6 +86,8 @@ class Session:
             size 200GB, per lineage". Default: HOLDFAST_RETENTION.
         max_in_flight: how many snapshots may be in flight, each in host memory of the state's size. Default:
             HOLDFAST_MAX_IN_FLIGHT, else 1.
+        peers: on how many other hosts the newest snapshot of each rank is held in memory as well: 0 or 1. Needs
+            `holdfast run` on each host. Default: HOLDFAST_PEERS, else 0.
         parity: data and parity blocks, "10+2": files are written with which up to that many damaged blocks of each
             stripe are repaired. "important 10+2" protects the important bytes of numbers alone, in less space.
             Default: HOLDFAST_PARITY, else off.
@@ -136,6 +138,7 @@ class Session:
         keep: int | None = None,
         retention: str | Retention | None = None,
         max_in_flight: int | None = None,
+        peers: int | None = None,
         parity: str | None = None,
         compress: bool | None = None,
         debug: bool | None = None,
@@ -191,7 +194,7 @@ class Session:
             self._training, self._saver, self._operator, self._reporter, self._ranks, self._meter, earlier,
             self._memory, server=options.server, token=options.token,
         )  # fmt: skip
-        self._progress = supervisor_channel.open_progress_file() if self._ranks.leads else None
+        self._progress = supervisor_channel.open_progress_file(self._ranks.leads)
         self._preemption = PreemptionHandler(options.grace)
         self._lifecycle = Lifecycle()
         self._reported: str | None = None
@@ -229,9 +232,9 @@ class Session:
         reports = CheckpointEvents(reporter, store, options.parity, options.compress)
         history = History(store, self.job, uid, ranks=ranks, reporter=reporter, reports=reports)
         retention = RetentionQueue(store, self.job, options.retention_rules, reporter, history.training_head)
-        return Saver(
+        saver = Saver(
             history,
-            Snapshotter(debug=options.debug, arenas=arenas),
+            Snapshotter(debug=options.debug, arenas=arenas, kept=len(arenas) - options.max_in_flight),
             Persister(
                 store,
                 max_in_flight=options.max_in_flight,
@@ -246,6 +249,9 @@ class Session:
             read_metrics=self._meter.newest_metrics if ranks.leads else lambda: None,  # for the manifest
             compresses=compression.begin if compression is not None else lambda: False,
         )
+        if self._memory is not None and self._memory.sender is not None:
+            saver.observe(self._memory.sender)
+        return saver
 
     # What a loop uses
 

@@ -35,6 +35,10 @@ def open_memory(job: str, uid: str, options: Config, ranks: Ranks, reporter: Rep
     """Open memory that outlives this process; without a supervisor, there is none."""
     if ranks.world_size == 1 and not supervisor_channel.is_supervised():
         return None
+    if options.peers:
+        from holdfast.peers.tier import open_peer_memory_tier
+
+        return open_peer_memory_tier(job, uid, options.max_in_flight, ranks, reporter)
     from holdfast.memory_tier.tier import open_memory_tier
 
     return open_memory_tier(job, uid, options.max_in_flight, ranks, reporter)

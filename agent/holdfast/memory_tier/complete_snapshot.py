@@ -46,14 +46,17 @@ def complete(markers: Iterable[CompletionMarker]) -> list[CompleteSnapshot]:
     """Group markers into complete snapshots, the newest lineage's latest iteration first.
 
     Parts of one checkpoint share the folder in which rank 0 began it: one attempt may try an iteration twice, and
-    two attempts may both reach it. Markers of checkpoints that lack a rank are ignored.
+    two attempts may both reach it. Markers of checkpoints that lack a rank are ignored. A supervisor may hold the
+    same part twice: the rank's own, and the copy that it held for the rank while that ran on another host.
     """
     groups: dict[object, list[CompletionMarker]] = {}
     for marker in markers:
         draft = marker.draft
         alone = marker.number if draft.world_size == 1 else None
         key = draft.id, draft.uid, draft.attempt, draft.world_size, draft.folder, alone
-        groups.setdefault(key, []).append(marker)
+        group = groups.setdefault(key, [])
+        if all(other.draft != draft for other in group):
+            group.append(marker)
     found = [
         CompleteSnapshot(tuple(sorted(group, key=lambda marker: marker.draft.rank)))
         for group in groups.values()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from holdfast.protocol.ids import parse_checkpoint_id
 from holdfast.save.completion_marker import has_other_version, mapped, markers_of, read_marker, verify
 from holdfast.save.draft import Draft
 from holdfast.save.host_buffers import Arena, free_slot_pages
+from holdfast.save.run import RunListener
 from holdfast.save.shared_buffers import SharedBuffer, claim, slots_in
 from holdfast.store import Attempt, Lineage, Store
 from holdfast.system import supervisor_channel
@@ -41,7 +42,9 @@ class MemoryCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     numbers: list[int]
-    """Slot numbers, by rank."""
+    """Slot numbers, by rank; empty if several hosts hold the parts."""
+    folder: str = ""
+    """Folder in the store in which its ranks began it, if several hosts hold the parts."""
 
 
 class _Claimed(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,9 @@ class EarlierSnapshots:
 
 class MemoryTier:
     """The arenas of a session, one per snapshot in flight; private memory without a supervisor that holds any."""
+
+    sender: RunListener | None = None
+    """Sends snapshots to other hosts, if this tier does."""
 
     def __init__(
         self,
@@ -105,24 +111,34 @@ class MemoryTier:
 
         `durable` are the checkpoints that `restore.candidates` yields. OSError when the store cannot be read.
         """
-        if self._previous is None or not self._found or not (lineages := store.records(self._job, Lineage)):
+        if self._previous is None or not self._found:
             return []
-        others = [attempt.uid for attempt in store.records(self._job, Attempt) if attempt.uid != self._uid]
-        if not others or others[-1] not in {self._previous.uid, *self._published_uids}:
-            return []
-        newest = next(
-            (parse_checkpoint_id(checkpoint)[::-1] for checkpoint, continues in durable if continues), (0, 0)
-        )
+        is_usable = self._usable(store, durable, {self._previous.uid, *self._published_uids})
         here = {arena.slot.number for arena in self.arenas if arena.slot is not None}
         return [
             MemoryCheckpoint(id=each.draft.id, numbers=each.numbers)
             for each in self._found
             if each.numbers[0] in here
             and len(each.markers) == self._ranks.world_size
-            and each.draft.uid in others
-            and each.position >= newest
-            and each.position[0] == lineages[-1].number
+            and is_usable(each.draft.uid, each.position)
         ]
+
+    def _usable(
+        self, store: Store, durable: Sequence[tuple[str, bool]], known: Collection[str]
+    ) -> Callable[[str, tuple[int, int]], bool]:
+        """Return what decides, by the uid of its attempt and its position, whether to resume from a snapshot.
+
+        `known` are the uids of the attempts under the supervisors that hold snapshots.
+        """
+        lineages = store.records(self._job, Lineage)
+        others = [attempt.uid for attempt in store.records(self._job, Attempt) if attempt.uid != self._uid]
+        if not lineages or not others or others[-1] not in known:
+            return lambda uid, position: False
+        newest = next(
+            (parse_checkpoint_id(checkpoint)[::-1] for checkpoint, continues in durable if continues), (0, 0)
+        )
+        current = lineages[-1].number
+        return lambda uid, position: uid in others and position >= newest and position[0] == current
 
     @property
     def may_hold_snapshots(self) -> bool:
@@ -164,6 +180,11 @@ class MemoryTier:
         return self._loaded is not None and self._loaded.draft.id not in committed
 
     @property
+    def is_sending(self) -> bool:
+        """A snapshot is being sent to another host."""
+        return False
+
+    @property
     def parent(self) -> str | None:
         """The parent of the loaded snapshot."""
         return self._loaded.draft.parent if self._loaded is not None else None
@@ -199,7 +220,11 @@ class MemoryTier:
 
     def free_unclaimed(self) -> None:
         """Free snapshots that no rank has claimed, once earlier attempts are fenced and cannot commit them."""
-        if self._folder is None or not self._ranks.leads:
+        if self._ranks.leads:
+            self._free_unclaimed_slots()
+
+    def _free_unclaimed_slots(self) -> None:
+        if self._folder is None:
             return
         marked = [marker.number for marker in markers_of(self._folder, self._job)]
         for slot in claim(self._folder, marked, len(marked), unmarked=False):
@@ -239,9 +264,14 @@ class MemoryTier:
         self._reporter.notice("warning", NOTICE_CODE, message)
 
 
-def open_memory_tier(job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter) -> MemoryTier:
-    """Claim slots for this rank, and find what earlier attempts left. Collective over all ranks."""
-    folder = _supervisor_folder()
+def open_memory_tier(
+    job: str, uid: str, max_in_flight: int, ranks: Ranks, reporter: Reporter, note: str | None = None
+) -> MemoryTier:
+    """Claim slots for this rank, and find what earlier attempts left. Collective over all ranks.
+
+    `note` is what to report at the start if there is no reason why the tier is not used.
+    """
+    folder = supervisor_folder()
     slots, reason = _claim(folder, job, max_in_flight, ranks)
     if ranks.world_size > 1 and not slots:
         folder = None
@@ -262,7 +292,7 @@ def open_memory_tier(job: str, uid: str, max_in_flight: int, ranks: Ranks, repor
     private = max_in_flight - len(slots)
     return MemoryTier(
         job, uid, ranks, reporter,
-        folder=folder, slots=slots, private=private, unused_reason=reason, earlier=earlier,
+        folder=folder, slots=slots, private=private, unused_reason=reason or note, earlier=earlier,
     )  # fmt: skip
 
 
@@ -279,7 +309,7 @@ def _claim(
         claimed = claim(folder, own, max_in_flight)
     if world_size == 1:
         return claimed, None
-    supervisor = f"{_boot_id()} {folder}" if folder is not None else None
+    supervisor = f"{machine_id()} {folder}" if folder is not None else None
     result = _Claimed(supervisor=supervisor, has_all=len(claimed) == max_in_flight)
     gathered = ranks.gather(msgspec.msgpack.encode(result))
     by_rank = [msgspec.msgpack.decode(each, type=_Claimed) for each in gathered]
@@ -291,7 +321,7 @@ def _claim(
     return [], reason
 
 
-def _supervisor_folder() -> Path | None:
+def supervisor_folder() -> Path | None:
     """Return the folder of this process's supervisor; None if there is none that holds memory."""
     folder = os.environ.get(supervisor_channel.VARIABLE)
     return Path(folder) if folder and not is_disabled("memory-tier") and slots_in(Path(folder)) else None
@@ -307,7 +337,7 @@ def _read_snapshot(folder: Path, found: MemoryCheckpoint) -> CompleteSnapshot:
     return snapshots[0]
 
 
-def _boot_id() -> str:
+def machine_id() -> str:
     """Identify this machine: supervisors on two machines may have folders of the same name."""
     try:
         return _BOOT_ID.read_text().strip()

@@ -44,9 +44,14 @@ _DATA_AT = len(_MAGIC) + 16
 def write_marker(path: Path, draft: Draft) -> None:
     """Mark a shared buffer as complete: it holds the tensors of `draft`. OSError if that fails."""
     data = msgspec.msgpack.encode(draft)
+    put_marker(path, _MAGIC + bytes.fromhex(fmt.digest(data)) + data)
+
+
+def put_marker(path: Path, content: bytes) -> None:
+    """Write the content of a marker, as another one has it. OSError if that fails."""
     written = path.with_suffix(f".{os.getpid()}")
     try:
-        written.write_bytes(_MAGIC + bytes.fromhex(fmt.digest(data)) + data)
+        written.write_bytes(content)
         written.rename(path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -57,12 +62,19 @@ def write_marker(path: Path, draft: Draft) -> None:
 def read_marker(slot: SharedBuffer) -> CompletionMarker | None:
     """Read the marker; None if it is missing or damaged, or another version of Holdfast wrote it."""
     try:
-        content = slot.marker.read_bytes()
-        digest, data = content[len(_MAGIC) : _DATA_AT], content[_DATA_AT:]
+        return decode_marker(slot.marker.read_bytes(), slot.number)
+    except OSError:
+        return None
+
+
+def decode_marker(content: bytes, number: int) -> CompletionMarker | None:
+    """Decode the content of the marker of a slot; None if it is damaged, or of another version."""
+    digest, data = content[len(_MAGIC) : _DATA_AT], content[_DATA_AT:]
+    try:
         if not content.startswith(_MAGIC) or bytes.fromhex(fmt.digest(data)) != digest:
             return None
-        return CompletionMarker(_drafts.decode(data), slot.number)
-    except (OSError, msgspec.MsgspecError):
+        return CompletionMarker(_drafts.decode(data), number)
+    except msgspec.MsgspecError:
         return None
 
 

@@ -46,6 +46,10 @@ class SnapshotMemory(Protocol):
     """Memory for snapshots that outlives this process, with those that an earlier attempt left there."""
 
     @property
+    def is_sending(self) -> bool:
+        """Return whether a snapshot is being sent to another host."""
+
+    @property
     def parent(self) -> str | None:
         """The parent of the snapshot that this attempt resumed from."""
 
@@ -109,8 +113,8 @@ class Saver:
 
     @property
     def active(self) -> bool:
-        """A copy or a write is under way."""
-        return not self.snapshots.idle
+        """A copy or a write is under way, or a snapshot is being sent to another host."""
+        return not self.snapshots.idle or (self._memory is not None and self._memory.is_sending)
 
     @property
     def under_way(self) -> int:

@@ -54,6 +54,7 @@ class Snapshotter:
         max_in_flight: how many snapshots may be held at the same time, each in host memory of the state's size.
         debug: digest every tensor before and after it is copied, while training waits.
         arenas: memory to use instead of the process's own.
+        kept: how many of these keep the newest complete snapshots while a later one is taken.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class Snapshotter:
         *,
         debug: bool = False,
         arenas: Sequence[Arena] | None = None,
+        kept: int = 0,
     ) -> None:
-        self._debug = debug
+        self._debug, self._kept = debug, kept
         self._layouts = [Layout(arena) for arena in arenas or [Arena() for _ in range(max_in_flight)]]
         self._free = list(self._layouts)
         self._lock = threading.RLock()
@@ -79,12 +81,12 @@ class Snapshotter:
     @property
     def free(self) -> bool:
         """A snapshot can begin: an arena is free, and the previous copy is complete."""
-        return bool(self._free) and not self.copying
+        return self.has_room and not self.copying
 
     @property
     def has_room(self) -> bool:
         """An arena is free: a snapshot can begin when the previous copy is complete."""
-        return bool(self._free)
+        return len(self._free) > self._kept
 
     @property
     def idle(self) -> bool:
@@ -248,8 +250,11 @@ class Snapshotter:
             self._thread.join(timeout=60)
 
     def _release(self, layout: Layout) -> None:
+        marker = layout.arena.marker if self._kept else None
         with self._lock:
-            self._free.append(layout)
+            # the next snapshot overwrites the first: one that did not become complete, else the oldest
+            at = len(self._free) if marker is None or marker.exists() else 0
+            self._free.insert(at, layout)
             self._changed.notify_all()
 
     def _start_thread(self) -> None:

@@ -358,10 +358,13 @@ class ProgressFile:
         self._memory.close()
 
 
-def open_progress_file() -> ProgressFile | None:
-    """Open the file of the progress for rank 0; `None` without a supervisor, or if it cannot be used."""
+def open_progress_file(leads: bool) -> ProgressFile | None:
+    """Open the file of the progress for one rank of each host, `leads` for rank 0.
+
+    `None` for other ranks, without a supervisor, or if it cannot be used.
+    """
     path = os.environ.get(PROGRESS_VARIABLE)
-    if not path:
+    if not path or not (leads or os.environ.get("LOCAL_RANK") == "0"):
         return None
     try:
         with open(path, "r+b") as handle:

@@ -40,7 +40,7 @@ logger = logging.getLogger("holdfast")
 
 MOST_MARKS = 2000
 """Marks that an attempt reports: a script may mark every iteration."""
-PER_RANK_NOTICES = ("internal", "ranks", "repaired", "inexact")
+PER_RANK_NOTICES = ("internal", "ranks", "repaired", "inexact", "peers")
 """Codes of notices that every rank logs; others are logged by rank 0 alone."""
 LOGGED_RATIO = 1.2
 """Factor above which a change of the interval is logged at INFO; the first checkpoints may change it less."""

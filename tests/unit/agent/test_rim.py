@@ -35,6 +35,7 @@ RIM = {
     ],
     "object-stores": ["store.bucket", "store.object_keys", "store.objects", "store.s3", "store.s3_connection"],
     "drain": ["checkpoint.draining", "engine.draining", "store.tiers"],
+    "peers": ["peers"],
     "simulation": ["simulation", "pacing.what_if"],
     "supervisor": ["supervisor", "engine.earlier_start", "system.published_imports"],
     "testing": ["testing"],
