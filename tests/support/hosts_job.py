@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from tests.support.eventually import PATIENCE_SECONDS, eventually
 from tests.support.hosts import Host, Hosts
@@ -15,19 +17,25 @@ from tests.support.restore_faults import HERE, TrainingLedgerLine, read
 RANKS_OF_HOSTS = (2, 1, 1)
 RANKS = sum(RANKS_OF_HOSTS)
 PORT = 29500
+SECONDS = 120.0
+"""Limit of a start and a few iterations on a busy machine."""
 
 
 class HostsJob:
-    """Runs `holdfast run -- torchrun` on each host; a host that was lost starts anew, without memory or disk."""
+    """Runs `holdfast run -- torchrun` on each host; a host that was lost starts anew, without memory or disk.
 
-    def __init__(self, folder: Path, iterations: int, **settings: str) -> None:
-        self._folder, self._iterations, self._settings = folder, iterations, settings
+    The store takes no checkpoint from iteration `full_from` on.
+    """
+
+    def __init__(self, folder: Path, iterations: int, full_from: int = sys.maxsize, **settings: str) -> None:
+        self._folder, self._arguments, self._settings = folder, [str(iterations), str(full_from)], settings
         self._hosts = Hosts(folder)
         self._held = contextlib.ExitStack()
         self._running: dict[int, tuple[Host, subprocess.Popen[bytes]]] = {}
 
-    def __enter__(self) -> HostsJob:
+    def __enter__(self) -> Self:
         self._held.enter_context(self._hosts)
+        self.train_to(0)
         for number in range(len(RANKS_OF_HOSTS)):
             self.start(number)
         return self
@@ -42,7 +50,7 @@ class HostsJob:
             "--node-rank", str(number), "--nproc-per-node", str(RANKS_OF_HOSTS[number]),
             "--master-addr", "10.77.0.1", "--master-port", str(PORT),
         ]  # fmt: skip
-        trainer = [str(HERE / "hosts_trainer.py"), str(self._folder), str(self._iterations)]
+        trainer = [str(HERE / "hosts_trainer.py"), str(self._folder), *self._arguments]
         env = environment(self._folder / "store") | {
             "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TMPDIR": str(self._hosts.disk),
         }  # fmt: skip
@@ -55,20 +63,34 @@ class HostsJob:
         host, process = self._running.pop(number)
         host.take_away()
         process.wait(PATIENCE_SECONDS)
+        (self._folder / "strike").unlink(missing_ok=True)
+        (self._folder / "struck").unlink(missing_ok=True)
         self.start(number)
 
-    def wait_for(self, iteration: int, attempt: int) -> None:
-        """Wait until every rank has trained so far in this attempt, or a supervisor has ended."""
+    def train_to(self, iteration: int) -> None:
+        """Let all ranks train to an iteration, and wait there."""
+        written = self._folder / "leash.new"
+        written.write_text(str(iteration))
+        written.rename(self._folder / "leash")
 
-        def is_there() -> bool:
-            ended = [number for number, (_, process) in self._running.items() if process.poll() is not None]
-            assert not ended, f"the supervisors of hosts {ended} ended"
-            return all(
+    def strike(self, rank: int, moment: str, iteration: int = 0) -> None:
+        """Have a rank stop at a moment of the first checkpoint from `iteration` on."""
+        written = self._folder / "strike.new"
+        written.write_text(f"{rank},{moment},{iteration}")
+        written.rename(self._folder / "strike")
+
+    def wait_until_struck(self) -> None:
+        self._wait((self._folder / "struck").exists, "the moment")
+
+    def wait_for(self, iteration: int, attempt: int) -> None:
+        """Wait until every rank has trained so far in this attempt."""
+        self._wait(
+            lambda: all(
                 any(line.iteration >= iteration and line.attempt >= attempt for line in self.ledger(rank))
                 for rank in range(RANKS)
-            )
-
-        eventually(is_there, f"iteration {iteration} of attempt {attempt}")
+            ),
+            f"iteration {iteration} of attempt {attempt}",
+        )
 
     def wait(self) -> list[int]:
         """Wait for the end, and return the exit statuses by host."""
@@ -78,9 +100,48 @@ class HostsJob:
         path = self._folder / f"ledger-{rank}"
         return read(path) if path.exists() else []
 
+    @property
+    def attempt(self) -> int:
+        """The newest attempt that has trained."""
+        return max(line.attempt for line in self.ledger(0))
+
+    def resumed_at(self, attempt: int) -> int:
+        """The iteration that all ranks went on from in an attempt."""
+        firsts = {
+            min(line.iteration for line in self.ledger(rank) if line.attempt == attempt) - 1
+            for rank in range(RANKS)
+        }
+        (first,) = firsts
+        return first
+
+    def sent(self) -> int:
+        """The newest iteration that every rank has sent to another host; 0 before the first."""
+        notes = [self._notes("sent", rank) for rank in range(RANKS)]
+        return min(max(each, default=0) for each in notes)
+
+    def store_reads(self) -> int:
+        """How often a rank has loaded a checkpoint from the store."""
+        return sum(len(self._notes("read", rank)) for rank in range(RANKS))
+
     def log(self) -> str:
         """The output of the first host, which has rank 0."""
         return self._log(0).read_text()
 
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        def is_fulfilled() -> bool:
+            ended = [number for number, (_, process) in self._running.items() if process.poll() is not None]
+            assert not ended, f"the supervisors of hosts {ended} ended"
+            return condition()
+
+        eventually(is_fulfilled, what, SECONDS)
+
+    def _notes(self, what: str, rank: int) -> list[int]:
+        path = self._folder / f"{what}-{rank}"
+        return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
     def _log(self, number: int) -> Path:
         return self._folder / f"host-{number}.log"
+
+
+def host_of(rank: int) -> int:
+    return next(number for number in range(len(RANKS_OF_HOSTS)) if rank < sum(RANKS_OF_HOSTS[: number + 1]))
