@@ -66,16 +66,13 @@ format: setup  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# A Python that is named with CUDA_PYTHON needs torch with CUDA, pytest, pytest-xdist and hypothesis; with BENCH_PYTHON,
-# the other libraries. In the environment of `make setup`, torch is a CUDA build unless TORCH_INDEX names another one.
-CUDA_PYTHON ?= $(BIN)/python
-CUDA_TESTS := test_device_copies.py exact/test_kills.py exact/test_in_place_restores.py exact/test_omitted_state.py \
-  exact/test_no_interference.py
-CUDA_ARGS ?= --state-gb 2 --rounds 1 --minutes 5
-cuda-check: $(if $(filter $(BIN)/python,$(CUDA_PYTHON)),setup) $(BENCH_READY)  ## on a machine with a GPU: exact resume, copies during updates, bandwidth, stalls, other libraries
-	HOLDFAST_TEST_DEVICE=cuda $(CUDA_PYTHON) -m pytest -m "not long" -n 8 $(addprefix tests/end_to_end/,$(CUDA_TESTS))
-	$(BENCH_PYTHON) -m benchmarks.cuda $(ARGS)
-	$(BENCH_PYTHON) -m benchmarks.checkpoint --device cuda $(CUDA_ARGS)
+# A Python that is named with CUDA_PYTHON is used as it is, without a download; docs/cuda.md says what it needs. In the
+# environment of the benchmarks, torch is a CUDA build unless TORCH_INDEX names another one.
+CUDA_PYTHON ?= $(BENCH_PYTHON)
+CUDA_MINUTES ?= 9
+CUDA_RESULTS ?= cuda.jsonl
+cuda-check: $(if $(filter $(BENCH)/bin/python,$(CUDA_PYTHON)),$(BENCH)/.installed)  ## on a machine with a GPU: exact resume, copies, stalls, other libraries, in CUDA_MINUTES; RESUME=cuda.jsonl goes on
+	$(CUDA_PYTHON) -m benchmarks.cuda --minutes $(CUDA_MINUTES) $(if $(RESUME),--resume $(RESUME),--results $(CUDA_RESULTS)) $(ARGS)
 
 bench-checkpoint: $(BENCH_READY)  ## Holdfast and other libraries, interleaved; DEVICE=cuda, ARGS='--quick'
 	$(BENCH_PYTHON) -m benchmarks.checkpoint --device $(DEVICE) $(ARGS)

@@ -1,49 +1,44 @@
-"""`python -m benchmarks.cuda`: copies from a CUDA device, by state size, beside a bare copy into pinned memory.
+"""Stage `copy`: copies from a device, by state size, beside a bare copy into pinned memory.
 
 The training is the one of `benchmarks.checkpoint`: a GPT with fused AdamW. Mode "cpu" copies to host memory, and
 the update waits for what does not fit into the forward and backward pass; mode "gpu" copies within the memory of
-the device first. Each size has a process of its own. `--device cpu` tests the script.
+the device first. Each size has a process of its own, whose memory is free afterwards.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import holdfast
+from benchmarks.checkpoint.scale import TrainingScale
+from benchmarks.checkpoint.training import BenchmarkTraining
 from holdfast.pacing.profile import SnapshotMode
 from holdfast.save.run import Run, RunState
 
-from .checkpoint.scale import TrainingScale
-from .checkpoint.training import BenchmarkTraining
+from .stages import CaseResult, Context
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SIZES_GB = (1.0, 4.0, 16.0)
 CHECKPOINTS, SPACING = 3, 3
-"""Checkpoints per size, each with so many iterations until the next."""
+"""Checkpoints per mode, each with so many iterations until the next."""
+LARGE_BYTES = 8 << 30
+"""From this size on a state has one checkpoint per mode, and none after each iteration: it takes too long."""
 PIECE_BYTES = 1 << 30
+SMALL_PIECE_BYTES = 1 << 24
 TIMEOUT_SECONDS = 300.0
 MODES: tuple[SnapshotMode, ...] = ("cpu", "gpu")
-HEADING = (
-    f"{'state':>8} {'mode':>5} {'iteration':>10} {'bare copy':>10} {'copy':>10} {'of bare':>8} {'blocked':>9} "
-    f"{'slow-down':>10} {'of iter.':>8} {'every it.':>9} {'on device':>10}"
-)
-LEGEND = """\
-copy        bandwidth of the snapshot into pinned host memory, while the forward and backward pass run
-blocked     time that the training thread waited per checkpoint, in step() and before the update; the median
-slow-down   time that a checkpoint adds to the iterations after it, with waits of the device; also per iteration
-every it.   time with a checkpoint asked for in each iteration ÷ time without; one begins when memory is free
-on device   time of the copy within the memory of the device"""
+GOAL_FROM_GB, GOAL_OF_BARE = 4.0, 0.9
+GOAL_BLOCKED_MS, GOAL_SLOWDOWN = 1.0, 0.02
 
 
 class Runs:
@@ -55,14 +50,10 @@ class Runs:
             self.all.append(run)
 
 
-def scale_of(gigabytes: float, device: str) -> TrainingScale:
-    return TrainingScale.small(device) if device == "cpu" else TrainingScale.of_state(gigabytes, device)
-
-
-def bare_bandwidth(device: str) -> float:
+def bare_bandwidth(device: str, piece_bytes: int) -> float:
     """Return bytes per second of a copy into pinned memory that nothing overlaps."""
-    there = torch.empty(PIECE_BYTES, dtype=torch.uint8, device=device)
-    here = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=device == "cuda")
+    there = torch.empty(piece_bytes, dtype=torch.uint8, device=device)
+    here = torch.empty(piece_bytes, dtype=torch.uint8, pin_memory=device == "cuda")
     seconds = []
     for _ in range(6):
         started = time.perf_counter()
@@ -70,15 +61,18 @@ def bare_bandwidth(device: str) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - started)
-    return PIECE_BYTES / statistics.median(seconds[1:])
+    return piece_bytes / statistics.median(seconds[1:])
 
 
 class Measurement:
     """One state size, with a session attached to the training."""
 
-    def __init__(self, gigabytes: float, device: str, folder: Path) -> None:
-        self._training = BenchmarkTraining(scale_of(gigabytes, device))
-        self._bare = bare_bandwidth(device)
+    def __init__(self, scale: TrainingScale, device: str, folder: Path) -> None:
+        self._training = BenchmarkTraining(scale)
+        is_small = scale == TrainingScale.small(device)
+        self._bare = bare_bandwidth(device, SMALL_PIECE_BYTES if is_small else PIECE_BYTES)
+        self._is_large = self._training.scale.state_bytes >= LARGE_BYTES
+        self._checkpoints = 1 if is_small or self._is_large else CHECKPOINTS
         self._iterate(2)
         self._runs, self._blocked = Runs(), 0.0
         self._training.optimizer.register_step_pre_hook(self._hooks_begin)
@@ -99,7 +93,7 @@ class Measurement:
         self._checkpointed(mode)
         self._runs.all.clear()
         iterations, slowdowns, blocked = [], [], []
-        for _ in range(CHECKPOINTS):
+        for _ in range(self._checkpoints):
             before, waited = self._iterate(SPACING), self._blocked
             with_one = self._checkpointed(mode)
             blocked.append(self._blocked - waited)
@@ -107,7 +101,9 @@ class Measurement:
             iterations.append(plain / SPACING)
             slowdowns.append(with_one - plain)
         copies, state_bytes = [run.copy for run in self._runs.all], self._training.state_bytes
-        every = self._every_iteration(2 * SPACING, mode) / (2 * SPACING * statistics.median(iterations))
+        every = None
+        if not self._is_large:
+            every = self._every_iteration(2 * SPACING, mode) / (2 * SPACING * statistics.median(iterations))
         self._settle()
         on_device = [copy.device_copy_seconds for copy in copies if copy.device_copy_seconds is not None]
         return {
@@ -186,55 +182,46 @@ def line_of(found: dict[str, Any]) -> str:
     )
 
 
-def measured(gigabytes: float, device: str, folder: Path | None) -> list[dict[str, Any]]:
-    """Measure one size in a process of its own, whose memory is free afterwards."""
-    with tempfile.TemporaryDirectory(prefix=".bench-", dir=folder or ROOT) as place:
-        command = [sys.executable, "-m", "benchmarks.cuda", "--device", device, "--one", str(gigabytes), place]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
+    sizes = SIZES_GB[:1] if context.small else SIZES_GB
+    return [(f"{size:g} GB", partial(measured, context, size)) for size in sizes]
+
+
+def measured(context: Context, gigabytes: float) -> CaseResult:
+    """Measure one size in a process of its own."""
+    command = [
+        sys.executable, "-m", "benchmarks.cuda.copying", context.device, str(gigabytes), str(context.folder),
+        *(["--small"] if context.small else []),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{gigabytes:g} GB failed:\n{done.stderr[-3000:]}")
-    return list(json.loads(done.stdout.splitlines()[-1]))
+        raise RuntimeError(f"{gigabytes:g} GB failed: {done.stderr[-400:]}")
+    rows = list(json.loads(done.stdout.splitlines()[-1]))
+    values: dict[str, Any] = {"state_gb": rows[0]["state_gb"], "bare_gb_per_second": rows[0]["bare_gb_per_second"]}
+    for row in rows:
+        mode = row["mode"]
+        values |= {
+            f"{mode}_copy_of_bare": row["copy_gb_per_second"] / row["bare_gb_per_second"],
+            f"{mode}_blocked_ms": row["blocked_seconds"] * 1e3,
+            f"{mode}_slowdown_of_an_iteration": row["slowdown_seconds"] / row["iteration_seconds"],
+            f"{mode}_every_iteration": row["every_iteration"],
+            f"{mode}_torn": row["torn"],
+        }
+    values["iteration_seconds"] = rows[0]["iteration_seconds"]
+    return CaseResult(values, None if context.small else _is_met(gigabytes, values))
 
 
-def figures_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the figures of mode "cpu".
-
-    `pinned_copy_share`: bandwidth of the copy ÷ the bare one, of the largest state. `blocked_ms`: the worst size.
-    `slowdown_of_an_iteration`: the largest share of an iteration that a checkpoint adds.
-    """
-    found = [row for row in rows if row["mode"] == "cpu"]
-    last = found[-1]
-    return {
-        "pinned_copy_share": round(last["copy_gb_per_second"] / last["bare_gb_per_second"], 3),
-        "blocked_ms": round(max(row["blocked_seconds"] for row in found) * 1e3, 3),
-        "slowdown_of_an_iteration": round(max(r["slowdown_seconds"] / r["iteration_seconds"] for r in found), 4),
-        "torn": sum(row["torn"] for row in rows),
-    }
+def _is_met(gigabytes: float, values: dict[str, Any]) -> bool:
+    """Judge mode "cpu", the default where the copy fits into the pass."""
+    is_fast = gigabytes < GOAL_FROM_GB or values["cpu_copy_of_bare"] >= GOAL_OF_BARE
+    slowdown = min(values[f"{mode}_slowdown_of_an_iteration"] for mode in MODES)
+    return is_fast and values["cpu_blocked_ms"] < GOAL_BLOCKED_MS and slowdown <= GOAL_SLOWDOWN
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    parser.add_argument(
-        "--sizes", type=float, nargs="+", default=SIZES_GB, metavar="GB", help="sizes of the state"
-    )
-    parser.add_argument("--folder", type=Path, help="where checkpoints are written")
-    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA device here; --device cpu tests the script")
-    if options.one:
-        print(json.dumps(Measurement(float(options.one[0]), options.device, Path(options.one[1])).run()))
-        return
-    name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
-    print(f"device      {name}, torch {torch.__version__}, {len(os.sched_getaffinity(0))} cores\n")
-    print(HEADING, flush=True)
-    rows = []
-    for size in options.sizes:
-        found = measured(size, options.device, options.folder)
-        print("\n".join(map(line_of, found)), flush=True)
-        rows += found
-    print(f"\n{LEGEND}\nfigures: {json.dumps(figures_of(rows))}")
+    device, gigabytes, folder, *small = sys.argv[1:]
+    scale = TrainingScale.small(device) if small else TrainingScale.of_state(float(gigabytes), device)
+    print(json.dumps(Measurement(scale, device, Path(folder) / "store").run()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,34 @@
+"""Stage `every`: a checkpoint after each iteration, with memory for two snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from .gpt import SessionTraining
+from .stages import CaseResult, Context
+
+GOAL = 0.035
+
+
+def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
+    return [("1 GB", partial(every_iteration, context))]
+
+
+def every_iteration(context: Context) -> CaseResult:
+    training = SessionTraining(context, 1.0, every=10**9, max_in_flight=2)
+    count = 4 if context.small else 12
+    with training.session as session:
+        plain = training.seconds(count)
+        session.every(1)
+        training.seconds(3)  # allocates
+        ours = training.seconds(count)
+        session.every(10**9)
+        session.wait(60)
+        plain = (plain + training.seconds(count)) / 2
+        durable = training.durable
+    overhead = ours / plain - 1
+    return CaseResult(
+        {"overhead": overhead, "iteration_seconds": plain / count, "durable": durable},
+        overhead <= GOAL if not context.small else None,
+    )

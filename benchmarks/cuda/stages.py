@@ -1,0 +1,122 @@
+"""The stages, in the order of their value. Imports no torch: the driver must take nothing from the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class CaseResult(NamedTuple):
+    values: dict[str, Any]
+    met: bool | None = None
+    """Whether the goal is met; `None` where this device or size cannot show it."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where and how a stage runs. `small` is for tests without a device."""
+
+    device: str
+    small: bool
+    folder: Path
+    """A folder of the stage, in memory where the machine has enough: checkpoints are not to wait for a disk."""
+    disk: Path
+    """A folder on a disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    what: str
+    goal: str
+    estimate_seconds: int
+    """Expected duration on one H100 or H200."""
+    limit_seconds: int
+    """After this time the stage is ended; the cases that it has written stay."""
+    module: str | None = None
+    """Module of this package with `cases(context)`; `None` while the product has nothing to run."""
+    missing: str = ""
+    by_name: bool = False
+    """Run only where it is named: the whole takes less than nine minutes without it."""
+
+
+STAGES = (
+    Stage(
+        "exact",
+        "small GPT in bf16 with fused AdamW, dropout and loader workers: 5 SIGKILLs, restore in place, undo, a "
+        "second session in one process",
+        "losses equal bit for bit with deterministic kernels; samples, random state and position equal without",
+        80, 120, "exact",
+    ),
+    Stage(
+        "torn",
+        "updates right after a checkpoint, writes through .data, CUDA graphs with and without wait_copied, "
+        "streams of the script, torch.compile",
+        "every checkpoint holds the state of its iteration, or is detected as torn",
+        40, 80, "torn",
+    ),
+    Stage(
+        "copy",
+        "states of 1, 4 and 16 GB: the copy beside a bare pinned copy, time that training is blocked, slow-down",
+        "at least 0.9 of the bare copy from 4 GB; blocked below 1 ms; slow-down at most 2 % of an iteration",
+        90, 130, "copying",
+    ),
+    Stage(
+        "rivals",
+        "2 GB: DCP async_save (thread, process), torch_checkpointing, nvidia-resiliency-ext, torch.save, in turns",
+        "slow-down at most half of the best; restore at least as fast as the best, with verification",
+        120, 170, "rivals",
+    ),
+    Stage(
+        "budget",
+        "GPT of 2 GB state, one minute with a budget of 3.5 %, with and without by turns",
+        "the overhead is inside the budget",
+        70, 90, "budget",
+    ),
+    Stage(
+        "restore",
+        "8 GB from the memory tier, the page cache and a disk",
+        "at least 0.8 of the bare copy of the slower part",
+        65, 110, "restoring",
+    ),
+    Stage(
+        "every",
+        "a checkpoint after each iteration, with memory for two",
+        "overhead at most 3.5 %",
+        15, 40, "every",
+    ),
+    Stage(
+        "many",
+        "12 processes on one device; two ranks on one device over NCCL, or gloo",
+        "the reason of each failure is known",
+        30, 60, "many",
+    ),
+    Stage(
+        "warm",
+        "SIGKILL to a new iteration on the device, with `holdfast run --warm` and without",
+        "at most 0.5 of a cold start",
+        25, 60, "warm",
+    ),
+    Stage("host", "forked host state beside an initialised device", "exact, no CUDA call in the child", 0, 0,
+          missing="the agent forks no host state"),
+    Stage("hash", "incremental checkpoints: digests of rows on the device", "at least 10 times the host's", 0, 0,
+          missing="digests are computed on the host"),
+    Stage(
+        "managed",
+        "tensors in managed memory, of a pluggable allocator: snapshot and restore",
+        "exact; pages stay where they are",
+        0, 0, missing="a pluggable allocator needs a compiled library, which a common image does not have",
+    ),
+    Stage(
+        "tests",
+        "the tests of exact resume and of copies during updates",
+        "they pass",
+        150, 240, "suites", by_name=True,
+    ),
+)  # fmt: skip
+
+
+def by_name(name: str) -> Stage:
+    return next(stage for stage in STAGES if stage.name == name)
