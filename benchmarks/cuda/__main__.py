@@ -60,7 +60,9 @@ def run_cases(options: argparse.Namespace) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda", help="cuda, xpu, or cpu, which tests the stages themselves")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tests the stages themselves"
+    )
     parser.add_argument("--minutes", type=float, default=9.0, help="all together; the table is printed at the end")
     parser.add_argument("--results", type=Path, default=Path("cuda.jsonl"), help="file for lines of JSON")
     parser.add_argument("--resume", type=Path, help="a file of results: run what is missing in it, and add to it")

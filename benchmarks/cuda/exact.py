@@ -25,7 +25,7 @@ MOST_DELAY_SECONDS = 0.1
 
 
 def cases(context: Context) -> list[tuple[str, Callable[[], CaseResult]]]:
-    found = [
+    found: list[tuple[str, Callable[[], CaseResult]]] = [
         ("SIGKILLs", partial(killed, context, 1 if context.small else KILLS, any_kernels=False)),
         ("one process", partial(one_process, context)),
         ("SIGKILL, any kernels", partial(killed, context, 1, any_kernels=True)),

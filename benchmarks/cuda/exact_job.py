@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class ExactTraining:
             JOB, store=store, server="", every=1, keep=1000, model=self.model, optimizer=self.optimizer
         )
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Generator[Record, None, None]:
         """Train; yield what each iteration was, before it ends."""
         for indices, words in self.session.batches(self.loader, epochs=1000):
             words = words.to(self.device)
@@ -77,7 +77,7 @@ class ExactTraining:
                 "samples": indices.tolist(),
                 "random": self._random_state(),
                 "updates": int(next(iter(self.optimizer.state.values()))["step"]),
-                "loss": loss.item().hex(),
+                "loss": float(loss).hex(),
                 "state": self._digest(),
             }
             self.session.step()

@@ -39,7 +39,7 @@ def processes(context: Context) -> CaseResult:
 
 def ranks(context: Context) -> CaseResult:
     """Run two ranks on the device, over NCCL if it allows that, else over gloo."""
-    notes = []
+    notes: list[str] = []
     for backend in ("nccl", "gloo") if context.device == "cuda" else ("gloo",):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -54,8 +54,8 @@ Each stage is a process with a time limit of its own, and the next one runs what
 are lines of JSON in `cuda.jsonl`, written as they come. The table and the figures are printed at the end, also
 when the time is over. `--device cpu --small` runs the stages without a device, as `make test-full` does.
 
-To publish results, move the file to `benchmarks/results/cuda-DATE.jsonl` and run `python -m
-benchmarks.cuda.page`.
+To publish results, move the file to `benchmarks/results/cuda-DATE.jsonl`, run `python -m benchmarks.cuda.page`,
+and put the first sentence of the page into README.md and install.md: tests compare all three.
 
 A stage is a line in `benchmarks/cuda/stages.py` and a module beside it with `cases(context)`, which returns the
 name of each case and a function that returns its values. A stage that is not built has a line without a module.
@@ -82,7 +82,7 @@ def summary(results: list[ResultFile]) -> str:
     where = f"{newest['name']} with torch {newest['torch']}, {newest['at'][:10]}"
     times = "once" if len(runs) == 1 else f"{len(runs)} times, last"
     counts = collections.Counter(_kind(status_of(together, stage.name)) for stage in STAGES)
-    parts = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    parts = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     return f"CUDA was run {times} on one {where}: of {len(STAGES)} stages, {parts}."
 
 

@@ -56,7 +56,7 @@ class ResultFile:
 
 
 def status_of(results: ResultFile, stage: str) -> str:
-    """Return `not built`, `not run`, `met`, `MISSED` or `no goal judged`, and whether a stage is incomplete."""
+    """Return `not built`, `not run`, `met`, `MISSED` or `without a goal`, and whether a stage is incomplete."""
     entry = next(each for each in STAGES if each.name == stage)
     if entry.module is None:
         return "not built"
@@ -64,7 +64,7 @@ def status_of(results: ResultFile, stage: str) -> str:
     if not cases:
         return f"not run: {end['reason']}" if end and end.get("reason") else "not run"
     verdicts = [False if "error" in row else row["met"] for row in cases]
-    what = "MISSED" if False in verdicts else "met" if True in verdicts else "no goal judged"
+    what = "MISSED" if False in verdicts else "met" if True in verdicts else "without a goal"
     is_whole = end is not None and end["end"] in ("complete", "failed")
     return what if is_whole else f"{what}, incomplete"
 
